@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 import shutil
 import zipfile
-import zlib
-from collections.abc import Callable, Sequence
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess
 from drafts import adjusted, deprecated, search
-from imported import Appending, imported, problems_of
-from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
-from memd.admin.history import log_page, story
+from memd.admin import documents
 from memd.cli.main import main
-from memd.conversation.tokens import TokenCounter
-from memd.embedding.embedder import Embedder, EmbedMany
-from memd.entries import Draft, Status
+from memd.embedding.embedder import Embedder
+from memd.entries import Draft
+from memd.errors import StoreError
 from memd.ingest.imports import parts as import_parts
-from memd.ingest.imports.parts import Sending
-from memd.principals import OWNER
-from memd.recall.corrections import plan_undo
 from memd.store.disk import LocalDisk
 from memd.store.store import ModelId, Store, StoreShared
-from memd.store.tools.export import FORMS, export, shown_text
-from memd.store.tools.verify import verify
+from memd.store.tools.conversations import FORMS
+from memd.store.tools.export import export, shown_text
 
 NEW = {"canonical_id", "digests"}
 """What is not the same after an import."""
@@ -56,35 +50,16 @@ CONVERSATION: list[dict[str, Any]] = [
 ]
 
 
-DIMENSION = 384  # of the bundled model
+def memd(folder: Path, *arguments: str | Path, code: int = 0, given: str | bytes | None = None) -> Result:
+    """Run a command on the log in a folder, within this process."""
+    result = CliRunner().invoke(main, [*map(str, arguments), "--data-dir", str(folder)], input=given)
+    assert result.exit_code == code, result.output
+    return result
 
 
-class StopError(Exception):
-    """The process ends here."""
-
-
-Run = Callable[..., Sending]
-
-
-@pytest.fixture
-def run(embedder: Embedder, counter: TokenCounter) -> Run:
-    """`run(folder, file)` imports within this process; `embed_many` stands in for the model."""
-
-    def run(folder: Path, file: Path, *, topic_id: str | None = None, embed_many: EmbedMany | None = None) -> Sending:
-        store = opened(folder, embedder)
-        try:
-            return imported(file, store, counter, embed_many or embedder.embed_many, topic_id=topic_id)
-        finally:
-            store.close()
-
-    return run
-
-
-def opened(folder: Path, embedder: Embedder, segment_entries_max: int = 20) -> Store:
-    return Store(
-        folder,
-        StoreShared(model=ModelId(embedder.dimension, embedder.fingerprint), segment_entries_max=segment_entries_max),
-    )
+def opened(folder: Path, embedder: Embedder) -> Store:
+    model = ModelId(embedder.dimension, embedder.fingerprint)
+    return Store(folder, StoreShared(model=model, segment_entries_max=20))
 
 
 def exported(folder: Path, *, live_only: bool = False) -> list[dict[str, Any]]:
@@ -100,16 +75,10 @@ def written(path: Path, lines: list[Any]) -> Path:
     return path
 
 
-def hashed(texts: Sequence[str]) -> NDArray[np.float32]:
-    """A unit vector for each text that says nothing about its meaning: far cheaper than the model's."""
-    hashes = [np.random.default_rng(zlib.crc32(text.encode())).standard_normal(DIMENSION) for text in texts]
-    return np.array([vector / np.linalg.norm(vector) for vector in hashes], np.float32)
-
-
-def chunk(embedder: Embedder, number: int, uuid: bytes | None = None) -> Draft:
+def chunk(embedder: Embedder, number: int) -> Draft:
     text = f"user: bicycle {number} has {number + 3} spokes"
     return Draft(
-        uuid=uuid or number.to_bytes(2, "big") * 8,
+        uuid=number.to_bytes(2, "big") * 8,
         content=text,
         vector=embedder.embed(text).tobytes(),
         created_at=1_600_000_000_123_456 + number,
@@ -158,25 +127,25 @@ def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 # Exports
 
 
-def test_an_export_comes_back_with_everything_but_new_canonical_ids_in_the_same_order(
-    run: Run, tmp_path: Path, grown: Path, export_file: Path
+def test_an_export_comes_back_with_everything_but_new_canonical_ids_in_the_same_order_and_once(
+    tmp_path: Path, grown: Path, export_file: Path
 ) -> None:
-    counts = run(tmp_path / "new", export_file).counts
-    before, after = exported(grown), exported(tmp_path / "new")
-    assert counts.entries == len(before)
-    assert without_new(after) == without_new(before)
-    again = run(tmp_path / "new", export_file).counts
-    assert (again.entries, again.entries_known) == (0, len(after)) and exported(tmp_path / "new") == after
-    assert verify(tmp_path / "new", LocalDisk()).ok
-    run(tmp_path / "one", export_file, topic_id="all")
+    new = tmp_path / "new"
+    before = exported(grown)
+    assert f"{len(before)} entries imported, 0 there already" in memd(new, "import", export_file).stdout
+    assert without_new(after := exported(new)) == without_new(before)
+    assert f"0 entries imported, {len(before)} there already" in memd(new, "import", export_file).stdout
+    assert exported(new) == after and memd(new, "verify")
+    memd(tmp_path / "one", "import", export_file, "--topic", "all")
     assert {entry["topic_id"] for entry in exported(tmp_path / "one")} == {"all"}
 
 
 def test_what_was_said_comes_back_with_its_speakers_and_a_line_from_before_them_as_it_was(
-    run: Run, tmp_path: Path, embedder: Embedder
+    tmp_path: Path, embedder: Embedder
 ) -> None:
+    new = tmp_path / "new"
     said = [{"role": "user", "content": "access.yaml:\nuser: alice"}, {"role": "assistant", "content": "I see."}]
-    run(tmp_path / "talk", written(tmp_path / "talk.jsonl", [said]))
+    memd(tmp_path / "talk", "import", written(tmp_path / "talk.jsonl", [said]))
     (line,) = exported(tmp_path / "talk")
     assert line["content"] == "access.yaml:\nuser: alice\nI see."
     assert line["speakers"] == [{"offset": 0, "role": "user"}, {"offset": 25, "role": "assistant"}]
@@ -184,148 +153,106 @@ def test_what_was_said_comes_back_with_its_speakers_and_a_line_from_before_them_
     old = {**line, "uuid": uuid, "id": uuid[:4], "content": "user: Which port?\nassistant: 8765."}
     del old["speakers"]
     lines = [line, old]
-    run(tmp_path / "new", written(tmp_path / "lines.jsonl", lines))
-    assert without_new(exported(tmp_path / "new")) == without_new(lines)
-    assert run(tmp_path / "new", written(tmp_path / "lines.jsonl", lines)).counts.entries == 0
+    memd(new, "import", written(tmp_path / "lines.jsonl", lines))
+    assert without_new(exported(new)) == without_new(lines)
     without_speakers = {name: value for name, value in line.items() if name != "speakers"}
-    assert run(tmp_path / "new", written(tmp_path / "older.jsonl", [without_speakers])).counts.entries == 0
-    snapshot = opened(tmp_path / "new", embedder).topic("default").snapshot()
+    for again in (lines, [without_speakers]):
+        assert "; 0 entries imported" in memd(new, "import", written(tmp_path / "again.jsonl", again)).stdout
+    snapshot = opened(new, embedder).topic("default").snapshot()
     vectors = [snapshot.read(hit.place).vector for hit in search(snapshot, embedder.embed_query("Which port?"), 2)]
     assert vectors == [embedder.embed(text).tobytes() for text in ("Which port?\n8765.", line["content"])]
 
 
-def told_history(folder: Path, embedder: Embedder) -> dict[str, Any]:
-    """What `memd log` and `memd show` tell of each topic."""
-    store = opened(folder, embedder)
-    found: dict[str, Any] = {}
-    for topic_id in store.topic_ids():
-        snapshot = store.topic(topic_id).snapshot()
-        events = log_page([snapshot], OWNER, None, 1000).events
-        stories = {event.uuid: story(snapshot, bytes.fromhex(event.uuid)).replaced_by for event in events}
-        found[topic_id] = [
-            (one.event, one.uuid, one.content, one.reason, one.live, one.multiplier, stories[one.uuid])
-            for one in events
-        ]
-    store.close()
+def events_of(folder: Path, topic: str) -> list[dict[str, Any]]:
+    """What `memd log` tells, newest first."""
+    found: list[dict[str, Any]] = json.loads(memd(folder, "log", "--topic", topic, "--json", "--limit", "500").stdout)[
+        "events"
+    ]
     return found
 
 
+TOLD = ("event", "uuid", "content", "reason", "live", "multiplier", "supersedes")
+
+
 @pytest.mark.usefixtures("groups")
-def test_an_import_tells_the_same_history(
-    run: Run, tmp_path: Path, grown: Path, export_file: Path, embedder: Embedder
+def test_an_import_tells_the_same_history(tmp_path: Path, grown: Path, export_file: Path) -> None:
+    memd(tmp_path / "new", "import", export_file)
+    counted: Counter[str] = Counter()
+    for topic in ("bikes", "boats"):
+        told, before = (
+            [{name: one.get(name) for name in TOLD} for one in events_of(folder, topic)]
+            for folder in (tmp_path / "new", grown)
+        )
+        assert told == before
+        counted.update(str(one["event"]) for one in told)
+    assert counted == {"told": 30, "Helpful": 2, "Unhelpful": 2, "Update": 1, "replacement": 1}
+
+
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize("live_first", [False, True], ids=["all at once", "after live chunks"])
+@pytest.mark.parametrize("number", [1, 77], ids=["the replaced chunk", "its replacement"])
+def test_what_was_imported_is_undone_as_a_whole(
+    tmp_path: Path, grown: Path, export_file: Path, embedder: Embedder, number: int, live_first: bool
 ) -> None:
-    run(tmp_path / "new", export_file)
-    history = told_history(tmp_path / "new", embedder)
-    assert history == told_history(grown, embedder)
-    events = [event[0] for topic in history.values() for event in topic]
-    counts = {"told": 30, "Helpful": 2, "Unhelpful": 2, "Update": 1, "replacement": 1}
-    assert {event: events.count(event) for event in events} == counts
+    new = tmp_path / "new"
+    if live_first:
+        memd(new, "import", written(tmp_path / "live.jsonl", exported(grown, live_only=True)))
+    memd(new, "import", export_file)
+    uuids = {one: chunk(embedder, one).uuid.hex() for one in (0, 1, 2, 77)}
+    newest = {one["uuid"]: one["canonical_id"] for one in reversed(events_of(new, "bikes"))}
+    assert json.loads(memd(new, "show", uuids[1], "--json").stdout)["replaced_by"] == [uuids[77]]
+    memd(new, "undo", str(newest[uuids[number]]), "--topic", "bikes")
+    for told in (0, 2):
+        memd(new, "undo", str(newest[uuids[told]]), "--topic", "bikes")
+    bikes = [one for one in exported(new, live_only=True) if one["topic_id"] == "bikes"]
+    live = {one["uuid"]: one["utility_multiplier"] for one in bikes}
+    assert uuids[1] in live and uuids[77] not in live, "never both"
+    assert live[uuids[0]] == 1 and uuids[2] not in live
 
 
-class TextEncoder:
-    """The part of an encoder that undo needs."""
+def fail_after(monkeypatch: pytest.MonkeyPatch, name: str, count: int) -> None:
+    """Let so many parts of an import be taken, and no more."""
+    real, taken = getattr(documents, name), itertools.count()
 
-    def __init__(self, embedder: Embedder) -> None:
-        self.fingerprint = embedder.fingerprint
-        self.embed_text = embedder.embed
+    def taking(*arguments: Any, **options: Any) -> Any:
+        if next(taken) >= count:
+            raise StoreError("the disk is gone")
+        return real(*arguments, **options)
 
-
-@pytest.mark.usefixtures("groups")
-def test_what_was_imported_can_be_undone(run: Run, tmp_path: Path, export_file: Path, embedder: Embedder) -> None:
-    run(tmp_path / "new", export_file)
-    store = opened(tmp_path / "new", embedder)
-    bikes, encoder = store.topic("bikes"), TextEncoder(embedder)
-
-    def undo(number: int) -> list[Draft]:
-        snapshot = bikes.snapshot()
-        newest = snapshot.history(chunk(embedder, number).uuid)[-1]
-        return plan_undo(snapshot, newest.canonical_id, "undone", encoder)
-
-    [praised] = undo(0)
-    assert (praised.status, praised.utility_steps) == (Status.ACTIVE, 0)
-    for number in (1, 77):  # the chunk that was replaced, and its replacement
-        out, back = undo(number)
-        assert (out.uuid, out.status) == (chunk(embedder, 77).uuid, Status.DEPRECATED)
-        assert (back.uuid, back.content) == (chunk(embedder, 1).uuid, chunk(embedder, 1).content)
-    [told] = undo(2)
-    assert told.status is Status.DEPRECATED
-    store.close()
+    monkeypatch.setattr(documents, name, taking)
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 7, 12])
 def test_an_interrupted_import_is_resumed_without_doubles(
-    run: Run,
-    tmp_path: Path,
-    grown: Path,
-    export_file: Path,
-    embedder: Embedder,
-    monkeypatch: pytest.MonkeyPatch,
-    stop_after: int,
+    tmp_path: Path, grown: Path, export_file: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int
 ) -> None:
     monkeypatch.setattr(import_parts, "GROUP_ENTRIES", 3)
-    appended = 0
-
-    def failing(*arguments: Any) -> bytes:
-        nonlocal appended
-        if appended >= stop_after:
-            raise StopError
-        appended += 1
-        return real(*arguments)
-
-    real = Appending.post
-    monkeypatch.setattr(Appending, "post", failing)
-    with pytest.raises(StopError):
-        run(tmp_path / "new", export_file)
-    monkeypatch.setattr(Appending, "post", real)
-    run(tmp_path / "new", export_file)
+    with monkeypatch.context() as patched:
+        fail_after(patched, "line_drafts", stop_after)
+        memd(tmp_path / "new", "import", export_file, code=1)
+    memd(tmp_path / "new", "import", export_file)
     assert without_new(exported(tmp_path / "new")) == without_new(exported(grown))
 
 
 def test_what_was_corrected_since_the_export_stays_corrected(
-    run: Run, tmp_path: Path, grown: Path, export_file: Path, embedder: Embedder
+    grown: Path, export_file: Path, embedder: Embedder
 ) -> None:
-    store = opened(grown, embedder)
-    entry = store.topic("bikes").snapshot().find(chunk(embedder, 5).uuid)
-    assert entry is not None
-    store.topic("bikes").append([adjusted(entry, 3)])
-    store.close()
+    memd(grown, "correct", chunk(embedder, 5).uuid.hex(), "--helpful")
     before = exported(grown)
-    run(grown, export_file)
+    memd(grown, "import", export_file)
     assert exported(grown) == before
 
 
-@pytest.mark.usefixtures("groups")
-@pytest.mark.parametrize("number", [1, 77], ids=["the replaced chunk", "its replacement"])
-def test_after_live_chunks_and_then_the_full_export_an_update_is_undone_as_a_whole(
-    run: Run, tmp_path: Path, grown: Path, export_file: Path, embedder: Embedder, number: int
-) -> None:
-    run(tmp_path / "new", written(tmp_path / "live.jsonl", exported(grown, live_only=True)))
-    run(tmp_path / "new", export_file)
-    assert run(tmp_path / "new", export_file).counts.entries == 0
-    store = opened(tmp_path / "new", embedder)
-    snapshot = store.topic("bikes").snapshot()
-    replaced, replacement = chunk(embedder, 1).uuid, chunk(embedder, 77).uuid
-    assert story(snapshot, replaced).replaced_by == (replacement.hex(),)
-    newest = snapshot.history(chunk(embedder, number).uuid)[-1]
-    drafts = plan_undo(snapshot, newest.canonical_id, "undone", TextEncoder(embedder))
-    expected = {(replacement, Status.DEPRECATED), (replaced, Status.ACTIVE)}
-    assert {(one.uuid, one.status) for one in drafts} == expected, "never both live"
-    store.close()
-
-
-def test_an_export_from_a_machine_whose_clock_is_ahead_keeps_its_order(
-    run: Run, tmp_path: Path, export_file: Path
-) -> None:
+def test_an_export_from_a_machine_whose_clock_is_ahead_keeps_its_order(tmp_path: Path, export_file: Path) -> None:
     ahead = 5_000_000_000_000_000  # the year 2128
     lines = [json.loads(line) for line in export_file.read_text().splitlines()]
     for line in lines:
         line["canonical_id"] += ahead
         line["origin_id"] += ahead
-    run(tmp_path / "new", written(tmp_path / "ahead.jsonl", lines))
+    memd(tmp_path / "new", "import", written(tmp_path / "ahead.jsonl", lines))
     after = exported(tmp_path / "new")
     assert [entry["origin_id"] for entry in after] == [line["origin_id"] for line in lines]
-    assert all(entry["canonical_id"] >= entry["origin_id"] for entry in after)
-    assert verify(tmp_path / "new", LocalDisk()).ok
+    assert all(entry["canonical_id"] >= entry["origin_id"] for entry in after) and memd(tmp_path / "new", "verify")
 
 
 # Conversations
@@ -360,46 +287,33 @@ def test_a_daemon_does_not_store_an_imported_conversation_again(
     assert sum("cinnamon-42" in content or "217" in content for content in contents[len(before) :]) == 0
 
 
-def test_importing_a_conversation_again_or_one_that_goes_on_adds_only_what_is_new(run: Run, tmp_path: Path) -> None:
-    file = written(tmp_path / "talk.jsonl", [CONVERSATION])
-    run(tmp_path / "new", file)
-    once = exported(tmp_path / "new")
-    assert run(tmp_path / "new", file).counts.chunks == 0
-    assert exported(tmp_path / "new") == once
-    longer = [*CONVERSATION, {"role": "user", "content": "Who painted the tower?"}]
-    assert run(tmp_path / "new", written(tmp_path / "longer.jsonl", [longer])).counts.chunks == 1
-    assert shown_text(exported(tmp_path / "new")[len(once)]) == "user: Who painted the tower?"
-
-
-def test_conversations_that_overlap_add_nothing_when_they_are_imported_again(run: Run, tmp_path: Path) -> None:
+def test_importing_a_conversation_again_or_one_that_goes_on_adds_only_what_is_new(tmp_path: Path) -> None:
     long = long_conversation(40)
     other_ending = [{"role": "user", "content": "Now for something else: the ferry is late, is it not?"}]
-    file = written(tmp_path / "talk.jsonl", [long, long[7:], long[21:50] + other_ending])
-    run(tmp_path / "new", file, embed_many=hashed)
+    overlapping = [long, long[7:], long[21:50] + other_ending]
+    longer = [*CONVERSATION, {"role": "user", "content": "Who painted the tower?"}]
+    for conversations in ([CONVERSATION], overlapping):
+        for imported in (True, False):
+            told = memd(tmp_path / "new", "import", written(tmp_path / "talk.jsonl", conversations)).stdout
+            assert (" imported as 0 chunks" in told) is not imported
     once = exported(tmp_path / "new")
-    assert run(tmp_path / "new", file, embed_many=hashed).counts.chunks == 0
-    assert exported(tmp_path / "new") == once
+    told = memd(tmp_path / "new", "import", written(tmp_path / "longer.jsonl", [longer])).stdout
+    assert " imported as 1 chunk, " in told
+    assert [shown_text(one) for one in exported(tmp_path / "new")[len(once) :]] == ["user: Who painted the tower?"]
 
 
-def test_an_interrupted_import_of_a_long_conversation_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
+def test_an_interrupted_import_of_a_long_conversation_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = written(tmp_path / "long.jsonl", [long_conversation(100)])
-    embedded = 0
-
-    def failing(texts: Sequence[str]) -> NDArray[np.float32]:
-        nonlocal embedded
-        embedded += len(texts)
-        if embedded > 120:  # of about 200
-            raise StopError
-        return hashed(texts)
-
-    with pytest.raises(StopError):
-        run(tmp_path / "new", file, embed_many=failing)
-    assert len(exported(tmp_path / "new")) > 0
-    run(tmp_path / "new", file, embed_many=hashed)
-    run(tmp_path / "whole", file, embed_many=hashed)
+    with monkeypatch.context() as patched:
+        fail_after(patched, "part_drafts", 3)
+        memd(tmp_path / "new", "import", file, code=1)
+    begun = len(exported(tmp_path / "new"))
+    for name in ("new", "whole"):
+        memd(tmp_path / name, "import", file)
     contents = [[entry["content"] for entry in exported(tmp_path / name)] for name in ("new", "whole")]
-    assert contents[0] == contents[1]
-    assert verify(tmp_path / "new", LocalDisk()).ok
+    assert 0 < begun < len(contents[0]) and contents[0] == contents[1] and memd(tmp_path / "new", "verify")
 
 
 # What is wrong
@@ -425,12 +339,12 @@ GOOD = [{"role": "user", "content": "A good line about sailing boats."}]
         "[" * 100_000,
     ],
 )
-def test_a_line_that_is_no_conversation_is_named_and_the_rest_goes_on(run: Run, tmp_path: Path, bad: str) -> None:
+def test_a_line_that_is_no_conversation_is_named_and_the_rest_goes_on(tmp_path: Path, bad: str) -> None:
     file = tmp_path / "mixed.jsonl"
     after = json.dumps([{"role": "user", "content": "Read all the same."}])
     file.write_bytes(f"{json.dumps(GOOD)}\n\n{bad}\n{after}\n".encode("latin-1"))
-    [problem] = problems_of(run(tmp_path / "new", file))
-    assert problem.startswith("mixed.jsonl, line 3")
+    [problem] = memd(tmp_path / "new", "import", file, code=1).stderr.splitlines()
+    assert problem.startswith(f"{file}, line 3")
     contents = [shown_text(entry) for entry in exported(tmp_path / "new")]
     assert contents == ["user: A good line about sailing boats.", "user: Read all the same."]
 
@@ -458,12 +372,13 @@ CONTRADICTIONS: list[tuple[str, object]] = [
 ]
 
 
-def test_an_entry_that_contradicts_itself_is_refused(run: Run, tmp_path: Path, export_file: Path) -> None:
+def test_an_entry_that_contradicts_itself_is_refused(tmp_path: Path, export_file: Path) -> None:
     first, line, last = (json.loads(line) for line in export_file.read_text().splitlines()[:3])
     bad = [{**line, member: value} for member, value in CONTRADICTIONS]
-    problems = problems_of(run(tmp_path / "new", written(tmp_path / "bad.jsonl", [first, *bad, last])))
+    file = written(tmp_path / "bad.jsonl", [first, *bad, last])
+    problems = memd(tmp_path / "new", "import", file, code=1).stderr.splitlines()
     named = [problem.partition(": ")[0] for problem in problems]
-    assert named == [f"bad.jsonl, line {number}" for number in range(2, len(bad) + 2)]
+    assert named == [f"{file}, line {number}" for number in range(2, len(bad) + 2)]
     assert [entry["content"] for entry in exported(tmp_path / "new")] == [first["content"], last["content"]]
 
 
@@ -472,18 +387,14 @@ def test_the_command_counts_what_it_did_and_refuses_to_run_beside_a_daemon(
 ) -> None:
     monkeypatch.setattr("memd.cli.running.START_SECONDS_MAX", 0.1)  # it is not about a daemon that is just starting
     file = written(tmp_path / "talk.jsonl", [CONVERSATION])
-    arguments = ["import", str(file), "--topic", "talk", "--data-dir", str(tmp_path / "new")]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.stderr
-    assert "1 file read; 1 conversation (OpenAI messages 1) imported as " in result.stdout
+    told = memd(tmp_path / "new", "import", file, "--topic", "talk").stdout
+    assert "1 file read; 1 conversation (OpenAI messages 1) imported as " in told
     store = opened(tmp_path / "new", embedder)
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 1
+    result = memd(tmp_path / "new", "import", file, "--topic", "talk", code=1)
     assert "is in use by another memd" in result.stderr and "stop that one" in result.stderr
     store.close()
     file.write_text("what is this?\n")
-    result = CliRunner().invoke(main, ["import", str(file), "--data-dir", str(tmp_path / "other")])
-    assert result.exit_code == 1
+    result = memd(tmp_path / "other", "import", file, code=1)
     assert result.stderr.count("\n") == 1 and f"{file}, line 1: it is no JSON object" in result.stderr
 
 
@@ -495,10 +406,7 @@ def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
     talk = written(folder / "talk.jsonl", [CONVERSATION])
 
     def add(*arguments: str | Path) -> str:
-        where = ["--data-dir", str(tmp_path / "new")]
-        result = CliRunner().invoke(main, ["add", *map(str, arguments), *where], input=talk.read_text())
-        assert result.exit_code == 0, result.output
-        return result.stdout
+        return memd(tmp_path / "new", "add", *arguments, given=talk.read_text()).stdout
 
     assert re.fullmatch(
         r"topic default: 2 files looked at, .*; 2 chunks written, 0 taken out\n"
@@ -517,8 +425,8 @@ def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
     assert "3 files looked at" in add(
         folder, "--as", "notes", "--format", "md", "--format", "json", "--format", "jsonl"
     )
-    refused = CliRunner().invoke(main, ["add", str(folder), "--format", "openai", "--format", "md"])
-    assert refused.exit_code == 2 and "give no other --format" in refused.stderr
+    refused = memd(tmp_path / "new", "add", folder, "--format", "openai", "--format", "md", code=2)
+    assert "give no other --format" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -539,9 +447,8 @@ def test_a_format_that_there_is_not_or_that_is_not_the_files_is_refused(
     folder.mkdir()
     (folder / "conversations.json").write_bytes((EXPORTS / "chatgpt.json").read_bytes())
     given = path if path == "-" else str(folder / path)
-    arguments = ["add", given, "--format", format_, "--data-dir", str(tmp_path / "new")]
-    result = CliRunner().invoke(main, arguments, input="Anything.")
-    assert result.exit_code == 2 and said in result.stderr
+    result = memd(tmp_path / "new", "add", given, "--format", format_, code=2, given="Anything.")
+    assert said in result.stderr
     assert not (tmp_path / "new").exists()
 
 
@@ -551,9 +458,7 @@ def test_a_suffix_that_memd_has_no_reader_of_its_own_for_is_a_format_where_files
     (folder / "log.nautical").write_text("The anchor chain was changed in Bergen.\n")
     (folder / "other.md").write_text("The mast was changed in Turku.\n")
     for path in (folder, folder / "log.nautical"):
-        arguments = ["add", str(path), "--format", "nautical", "--data-dir", str(tmp_path / "new")]
-        result = CliRunner().invoke(main, arguments)
-        assert result.exit_code == 0 and "1 file looked at" in result.stdout
+        assert "1 file looked at" in memd(tmp_path / "new", "add", path, "--format", "nautical").stdout
 
 
 def test_of_a_folder_what_is_of_others_is_passed_over_and_what_was_cut_off_is_named(tmp_path: Path) -> None:
@@ -563,8 +468,8 @@ def test_of_a_folder_what_is_of_others_is_passed_over_and_what_was_cut_off_is_na
     (folder / "package.json").write_text('{"name": "a package"}')
     cut = folder / "conversations.json"
     cut.write_bytes((EXPORTS / "chatgpt.json").read_bytes()[:400])
-    result = CliRunner().invoke(main, ["import", str(folder), "--data-dir", str(tmp_path / "new")])
-    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    result = memd(tmp_path / "new", "import", folder, code=1)
+    assert result.stderr.count("\n") == 1
     assert f"{cut}, element 1 (byte 1): the file ends in the middle of it: it was cut off" in result.stderr
     assert "1 file without conversations passed over; 1 problem, named above" in result.stdout
 
@@ -572,8 +477,7 @@ def test_of_a_folder_what_is_of_others_is_passed_over_and_what_was_cut_off_is_na
 def test_an_export_that_was_cut_off_in_its_first_conversation_is_named_and_is_no_document(tmp_path: Path) -> None:
     cut = tmp_path / "conversations.json"
     cut.write_bytes((EXPORTS / "chatgpt.json").read_bytes()[:400])
-    result = CliRunner().invoke(main, ["add", str(cut), "--data-dir", str(tmp_path / "new")])
-    assert result.exit_code == 1
+    result = memd(tmp_path / "new", "add", cut, code=1)
     assert f"{cut}, element 1 (byte 1): the file ends in the middle of it: it was cut off" in result.stderr
     assert "written" not in result.stdout
 
@@ -585,11 +489,8 @@ def test_a_topic_of_its_own_is_called_as_the_export_or_as_the_folder_that_an_age
     sessions.mkdir()
     (sessions / "lathe.jsonl").write_bytes((EXPORTS / "claude-code.jsonl").read_bytes())
     written(sessions / "talk.jsonl", [CONVERSATION])
-    where = ["--topic", "auto", "--data-dir", str(tmp_path / "new")]
-    result = CliRunner().invoke(main, ["add", str(packed), *where])
-    assert result.exit_code == 0 and "; they are in topic chatgpt-export;" in result.stdout, result.output
-    result = CliRunner().invoke(main, ["add", str(sessions), *where])
-    assert result.exit_code == 0 and "they are in 2 topics" in result.stdout
+    for path, said in ((packed, "; they are in topic chatgpt-export;"), (sessions, "they are in 2 topics")):
+        assert said in memd(tmp_path / "new", "add", path, "--topic", "auto").stdout
     topics = {entry["topic_id"] for entry in export(tmp_path / "new", LocalDisk(), topic_id=None, live_only=True)}
     assert topics == {"chatgpt-export", "lathe", "sessions"}
 
@@ -605,19 +506,16 @@ def test_a_folder_that_is_an_unpacked_export_is_taken_as_one(tmp_path: Path) -> 
         (unpacked / name).write_text('{"email": "ada@example.org"}')
 
     def kinds_after_adding(path: Path, *, into: str) -> list[str]:
-        result = CliRunner().invoke(main, ["add", str(path), "--data-dir", str(tmp_path / into)])
-        assert result.exit_code == 0, result.output
-        assert (
-            f"{unpacked}: an export of ChatGPT, of which the conversations are taken and nothing else" in result.stdout
-        )
-        assert "(left out: chat.html, message_feedback.json, user.json)" in result.stdout
+        told = memd(tmp_path / into, "add", path).stdout
+        assert f"{unpacked}: an export of ChatGPT, of which the conversations are taken and nothing else" in told
+        assert "(left out: chat.html, message_feedback.json, user.json)" in told
         entries = export(tmp_path / into, LocalDisk(), topic_id=None, live_only=True)
         return sorted({entry["kind"] for entry in entries})
 
     assert kinds_after_adding(unpacked, into="one") == ["turn"]
     assert kinds_after_adding(inbox, into="two") == ["document", "turn"]
-    result = CliRunner().invoke(main, ["add", str(unpacked / "user.json"), "--data-dir", str(tmp_path / "three")])
-    assert result.exit_code == 0 and "1 chunk written" in result.stdout, "a file that is named is wanted"
+    told = memd(tmp_path / "three", "add", unpacked / "user.json").stdout
+    assert "1 chunk written" in told, "a file that is named is wanted"
 
 
 def test_of_the_zips_in_a_folder_exports_are_taken_damaged_ones_named_and_others_passed_over(tmp_path: Path) -> None:
@@ -632,8 +530,8 @@ def test_of_the_zips_in_a_folder_exports_are_taken_damaged_ones_named_and_others
     (folder / "odd.zip").write_bytes(b"\0" * 100)
     (folder / "empty.zip").write_bytes(b"")
     for command in ("add", "import"):
-        result = CliRunner().invoke(main, [command, str(folder), "--data-dir", str(tmp_path / command)])
-        assert result.exit_code == 1 and result.stderr.count("\n") == 3
+        result = memd(tmp_path / command, command, folder, code=1)
+        assert result.stderr.count("\n") == 3
         for name in ("broken", "odd", "empty"):
             assert f"{folder / name}.zip, the file: it is no whole zip" in result.stderr
         assert "(Claude " in result.stdout
@@ -645,8 +543,8 @@ def test_of_the_zips_in_a_folder_exports_are_taken_damaged_ones_named_and_others
     "piped", [b"We leave for Turku at nine.\n", b"PK\x03\x04 and more", b"[ ] Oars\n", b"%PDF-1.7\n\xff", b""]
 )
 def test_what_can_be_piped_is_said_where_something_else_was(tmp_path: Path, piped: bytes) -> None:
-    result = CliRunner().invoke(main, ["add", "-", "--data-dir", str(tmp_path / "new")], input=piped)
-    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    result = memd(tmp_path / "new", "add", "-", code=1, given=piped)
+    assert result.stderr.count("\n") == 1
     assert "standard input, all of it: this is no exported conversation (JSON, JSON Lines" in result.stderr
     assert "as - has to be; add others as files" in result.stderr
     assert "`memd remember -` remembers piped text" in result.stdout
@@ -658,7 +556,7 @@ def test_times_that_cannot_be_are_told_and_the_message_is_dated_as_if_it_had_non
     dated = [[message | {"timestamp": at}] for message, at in zip(told, times, strict=True)]
     dated.append([{**CONVERSATION[1], "timestamp": "2024-05-03T10:00:00Z"}, {**CONVERSATION[2], "timestamp": 5e12}])
     file = written(tmp_path / "chats.jsonl", dated)
-    result = CliRunner().invoke(main, ["import", str(file), "--data-dir", str(tmp_path / "new")])
+    result = memd(tmp_path / "new", "import", file)
     assert "; 4 times in the future, before 1980 or unreadable: dated by the message before" in result.stdout
     years = [entry.get("said_at", entry["created_at"])[:4] for entry in exported(tmp_path / "new")]
     now = f"{datetime.now(UTC):%Y}"
@@ -670,18 +568,15 @@ def test_times_that_cannot_be_are_told_and_the_message_is_dated_as_if_it_had_non
 
 @pytest.mark.parametrize("form", list(FORMS))
 def test_conversations_come_back_through_every_form_that_is_written_for_other_programs(
-    run: Run, tmp_path: Path, form: str
+    tmp_path: Path, form: str
 ) -> None:
     long = [{"role": "user", "content": f"Turn {n}: {text}"} for n, text in enumerate(["word " * 900, "short", "end"])]
     answered = [said for one in long for said in (one, {"role": "assistant", "content": f"Re: {one['content'][:20]}"})]
-    run(tmp_path / "new", written(tmp_path / "talk.jsonl", [answered, CONVERSATION]), embed_many=hashed)
-    note = ["remember", "A note is no conversation.", "--data-dir", str(tmp_path / "new")]
-    assert CliRunner().invoke(main, note).exit_code == 0
     output = tmp_path / "out.json"
-    result = CliRunner().invoke(main, ["export", "--as", form, "--output", str(output), "--data-dir", note[-1]])
-    assert result.exit_code == 0, result.output
-    again = run(tmp_path / "newer", output, embed_many=hashed)
-    assert (problems_of(again), again.counts.conversations.total()) == ([], 2)
+    memd(tmp_path / "new", "import", written(tmp_path / "talk.jsonl", [answered, CONVERSATION]))
+    memd(tmp_path / "new", "remember", "A note is no conversation.")
+    memd(tmp_path / "new", "export", "--as", form, "--output", output)
+    assert "; 2 conversations (" in memd(tmp_path / "newer", "import", output).stdout
     texts = [
         ["".join(shown_text(entry).split()) for entry in exported(tmp_path / name) if entry["kind"] == "turn"]
         for name in ("new", "newer")
@@ -700,8 +595,7 @@ def test_turns_of_a_topic_are_one_conversation_until_an_hour_passes(tmp_path: Pa
         said = msgspec.structs.replace(said, source=None, said_at=1_700_000_000_000_000 + seconds * 1_000_000)
         store.topic("bikes").append([said])
     store.close()
-    arguments = ["export", "--as", "openai", "--data-dir", str(tmp_path / "new")]
-    lines = CliRunner().invoke(main, arguments).stdout.splitlines()
+    lines = memd(tmp_path / "new", "export", "--as", "openai").stdout.splitlines()
     assert [len(json.loads(line)["messages"]) for line in lines] == [3, 1]
     assert json.loads(lines[0])["title"] == "user: bicycle 1 has 4 spokes"
 
@@ -746,12 +640,10 @@ def test_every_command_of_the_page_works_beside_a_daemon_and_done_again_adds_not
 ) -> None:
     def ran(command: str) -> str:
         line, _, source = command.partition(" < ")
-        [memd, *arguments] = [str(Path(word).expanduser()) for word in line.split()]
-        assert memd == "memd"
+        [name, *arguments] = [str(Path(word).expanduser()) for word in line.split()]
+        assert name == "memd"
         given = (exports / source).read_text() if source else None
-        result = CliRunner().invoke(main, [*arguments, "--data-dir", str(served.data_dir)], input=given)
-        assert result.exit_code == 0, f"{command}: {result.output}"
-        return result.stdout
+        return memd(served.data_dir, *arguments, given=given).stdout
 
     told = [ran(command) for command in documented()]
     assert "2 conversations (ChatGPT 2) imported as 4 chunks, " in told[0] and "with 1 other branch" in told[0]
