@@ -266,6 +266,7 @@ REFUSED: tuple[tuple[str, Any, int, str], ...] = (
     ("turns/0000000000000000", None, 404, ""),
     ("turns/..%2f..%2fetc", None, 404, ""),
     ("chunks/zzzz", None, 400, ""),
+    ("chunks/b", None, 400, "'b' is no chunk's id: those are four or more hex digits"),
     ("chunks/ffffffffffff", None, 404, ""),
     ("log?limit=0", None, 400, ""),
     ("log?limit=501", None, 400, "the parameter limit: Expected `int` <= 500"),

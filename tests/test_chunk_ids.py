@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -11,18 +10,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from archiver_stage import Stage
 from conftest import MakeDaemon
 from crash_files import CrashFiles
 from daemon_process import DaemonProcess, ask
 from drafts import draft, open_store, seal_all, uuid_of
 from effort import SECONDS_MAX
-from histories import talk
 from recording_upstream import RecordingUpstream
 
 from memd.admin import history
 from memd.entries import digits_of_id
-from memd.errors import BadQuestion, NotFound
+from memd.errors import NotFound
 from memd.store.log.segment import NOTHING_UNSTORED
 from memd.store.store import TopicLog
 
@@ -62,33 +59,6 @@ def test_digits_name_the_chunk_whose_public_id_they_are_or_those_that_begin_so(l
         assert (found.snapshot.topic_id, found.uuid, found.waiting) == (log.topic_id, uuid_, None)
     with pytest.raises(NotFound):
         history.named(topics, "a3fa")
-
-
-def test_one_digit_names_no_chunk_though_a_sixteenth_of_them_begin_with_it(log: TopicLog) -> None:
-    with pytest.raises(BadQuestion, match="four or more hex digits"):
-        history.named([(log, NOTHING_UNSTORED)], "b")
-
-
-@pytest.mark.thorough
-async def test_of_two_topics_in_which_a_chunk_with_the_same_digits_waits_none_is_taken(stage: Stage) -> None:
-    first, second = [await stage.topics.get(name) for name in ("home", "work")]
-    for topic in (first, second):
-        for number in range(600):  # 360,000 pairs, of which one in 65,536 has the same id
-            talk(topic.buffer, f"u:What is on berth {number}?", "a:A boat.", session=str(number))
-
-    def look() -> None:
-        topics = [(topic.log, topic.unstored()) for topic in (first, second)]
-        waiting = [{one.entry.public_id: one.entry for one in text.chunks()} for _, text in topics]
-        digits = min(one for one in waiting[0].keys() & waiting[1].keys() if len(one) == 4)
-        with pytest.raises(
-            BadQuestion, match=r"means 2 chunks: .* \(home\), .* \(work\); give more digits, or the topic"
-        ):
-            history.named(topics, digits)
-        for topic, entries in zip(topics, waiting, strict=True):
-            assert history.named([topic], digits).uuid == entries[digits].uuid
-            assert history.named(topics, entries[digits].uuid.hex()[:12]).uuid == entries[digits].uuid
-
-    await asyncio.to_thread(look)
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
 from memd.embedding.local import FINGERPRINT, PIECES_MAX, PiecewiseEmbedder, readable, tokenizer_in
 from memd.embedding.table import QuestionTable, table_of
-from memd.entries import Vector
 from memd.errors import EmbeddingError
 from memd.recall.question import PART_TOKENS
 from memd.settings.model import EmbeddingSettings
@@ -46,10 +45,6 @@ def embedder(loaded_anew: None) -> PiecewiseEmbedder:
     embedder = load_embedder(EmbeddingSettings(threads=2))
     assert isinstance(embedder, PiecewiseEmbedder)
     return embedder
-
-
-def cosine(one: Vector, other: Vector) -> float:
-    return float(one @ other)
 
 
 def test_the_bundled_model_gives_the_documented_vector(embedder: PiecewiseEmbedder) -> None:
@@ -163,11 +158,6 @@ def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:
         load_embedder(EmbeddingSettings(model="BAAI/bge-smal-en-v1.5"))
 
 
-def test_a_misspelt_model_of_memds_own_is_named() -> None:
-    with pytest.raises(EmbeddingError, match=r"'multilingual', 'http'.*did you mean 'multilingual'\?"):
-        load_embedder(EmbeddingSettings(model="multilingal"))
-
-
 def test_without_fastembed_a_name_of_its_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastembed", None)
     with pytest.raises(EmbeddingError, match=r"pip install 'memd-proxy\[fastembed\]'"):
@@ -181,14 +171,6 @@ def test_a_model_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.Monk
     monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(tmp_path))
     with pytest.raises(EmbeddingError, match=r"set embedding\.model to 'bundled'"):
         load_embedder(EmbeddingSettings(model="BAAI/bge-small-en-v1.5"))
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("module", ["memd.embedding", "memd.embedding.loading", "memd.embedding.encoder"])
-def test_importing_an_embedding_module_does_not_load_the_model_library(module: str) -> None:
-    loaded = "any(name in sys.modules for name in ('fastembed', 'onnxruntime'))"
-    code = f"import sys, {module}; sys.exit({loaded})"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.process

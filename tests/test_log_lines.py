@@ -311,11 +311,6 @@ def console() -> Iterator[io.StringIO]:
 
 
 @pytest.fixture
-def console_with_content() -> Iterator[io.StringIO]:
-    yield from written(ConsoleLines(content=True))
-
-
-@pytest.fixture
 def as_json() -> Iterator[io.StringIO]:
     yield from written(JsonLines(content=False))
 
@@ -355,27 +350,12 @@ def test_of_an_unexpected_error_there_is_where_and_what_kind_but_not_what_it_quo
     assert "raise error from cause" in text
 
 
-def test_with_content_errors_say_all_that_they_have_to_say(console_with_content: io.StringIO) -> None:
-    fail_with(KeyError(SECRET), ValueError(f"cannot read {SECRET}"))
-    assert f"ValueError: cannot read {SECRET}" in console_with_content.getvalue()
-
-
 def test_an_error_of_memd_or_of_the_system_says_what_it_is(console: io.StringIO) -> None:
     log.error("writing failed", extra={"topic": "talk", "error": StoreError("hot.log: cannot be written")})
     log.error("writing failed", extra={"error": OSError(28, "No space left on device")})
     first, second = console.getvalue().splitlines()
     assert first.endswith('ERROR writing failed topic=talk error="hot.log: cannot be written"')
     assert second.endswith('error="OSError: [Errno 28] No space left on device"')
-
-
-def test_content_is_shown_only_where_that_is_asked_for(
-    console: io.StringIO, console_with_content: io.StringIO, as_json: io.StringIO
-) -> None:
-    log.error("heard %s of %d", Content(SECRET), 3, extra={"question": Content(SECRET), "topic": "talk"})
-    assert console.getvalue().endswith("heard (left out, see log.content) of 3 topic=talk\n")
-    assert console_with_content.getvalue().endswith(f"heard {SECRET} of 3 question={SECRET} topic=talk\n")
-    assert "question" not in json.loads(as_json.getvalue())
-    assert repr([Content(SECRET)]) == "[(left out, see log.content)]"
 
 
 def test_what_a_client_sends_cannot_begin_a_line_of_its_own(console: io.StringIO, as_json: io.StringIO) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import REPLY_WITH_MEMORY, MakeDaemon
+from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask
 from ollama_server import ollama_answer
 from recording_upstream import RecordingUpstream, Request, Response
@@ -333,10 +333,3 @@ def test_a_server_that_is_no_memd_is_an_error_that_says_so(
         assert one["told"]["error"].startswith(f"memd-client: {upstream.url} does not answer like memd")
         assert one["told"]["error"].endswith(": give its own address (admin.port) as url")
     assert len(upstream.requests) == 3 * len(ODD)
-
-
-def test_a_flushed_note_is_shown_to_the_model(memd_client: TypeScriptPackage, daemon: DaemonProcess) -> None:
-    memd_client.steps("routes.ts", [{"call": "flush", "notes": [{"content": NOTE}]}], topic="lamp", url=daemon.own_url)
-    asked = {"sdk": "ai compatible", "how": "stream", "base_url": f"{daemon.base_url}/v1", "question": QUESTION}
-    [told] = memd_client.steps("steps.ts", [asked], topic="lamp", session="evening")
-    assert told["reply"].replace(" ", "") == "".join(REPLY_WITH_MEMORY).replace(" ", "")
