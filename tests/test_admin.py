@@ -12,15 +12,8 @@ from typing import Any
 import pytest
 from conftest import MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask, user, wait_until
+from facts import FACTS, QUESTION
 from recording_upstream import RecordingUpstream
-
-FACTS = (
-    "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings of a room.",
-    "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects.",
-    "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine.",
-)
-QUESTION = "Which database does the booking service use?"
-"""Near to the first fact, and not so near that its neighbour in the log is shown with it."""
 
 
 class Admin:
@@ -50,9 +43,7 @@ class Admin:
 @pytest.fixture
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     daemon = make_daemon(upstream.url).start()
-    for fact in FACTS:
-        daemon.chat([user(fact)], memory_in={"topic_id": "work"})
-    wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
+    daemon.tell(*FACTS, topic="work")
     return daemon
 
 
@@ -74,9 +65,7 @@ def test_a_turn_s_receipt_has_what_was_asked_the_block_and_what_it_cost(
     told: DaemonProcess, admin: Admin, upstream: RecordingUpstream
 ) -> None:
     answer = told.chat([user(QUESTION)], memory_in={"topic_id": "work"})
-    turn_id = answer.headers["X-Memory-Turn"]
-    wait_until(lambda: admin.answer(f"turns/{turn_id}").status == 200, lambda: "no receipt")
-    receipt = admin.get(f"turns/{turn_id}")
+    receipt = told.receipt(answer.headers["X-Memory-Turn"])
     assert receipt["question"] == QUESTION and receipt["topic_id"] == "work" and receipt["status"] == "injected"
     [prompt] = json.loads(upstream.prompts[-1])
     assert prompt["content"] == f"{receipt['block']}\n\n{QUESTION}"
@@ -134,7 +123,7 @@ def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(
     while not turns or admin.answer(f"turns/{turns[0]}").status == 200:  # the first goes when they turn over
         assert len(turns) < 500 and sum(file.stat().st_size for file in files if file.exists()) <= 200_000
         turns.append(daemon.chat([user(f"{len(turns)} " + "and so on " * 100)]).headers["X-Memory-Turn"])
-        wait_until(lambda: admin.answer(f"turns/{turns[-1]}").status == 200, lambda: "no receipt")
+        daemon.receipt(turns[-1])
     latest = admin.get("turns", limit=500)["turns"]
     assert 5 < len(latest) < len(turns)
     daemon.kill()
@@ -142,7 +131,7 @@ def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(
         file.truncate(files[0].stat().st_size - 20)
     daemon.start()
     new = daemon.chat([user("One more.")]).headers["X-Memory-Turn"]
-    wait_until(lambda: admin.answer(f"turns/{new}").status == 200, lambda: "no receipt")
+    daemon.receipt(new)
     ids = [turn["turn_id"] for turn in admin.get("turns", limit=500)["turns"]]
     assert ids[0] == new and ids[1:] == [turn["turn_id"] for turn in latest][1 : len(ids)]
 
@@ -158,8 +147,7 @@ def test_without_receipts_nothing_is_kept(make_daemon: MakeDaemon, upstream: Rec
 def test_a_replay_asks_with_the_filter_and_at_the_time_of_its_turn(told: DaemonProcess, admin: Admin) -> None:
     def replayed(memory_in: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
         turn_id = told.chat([user(QUESTION)], memory_in={"topic_id": "work"} | memory_in).headers["X-Memory-Turn"]
-        assert turn_id is not None
-        wait_until(lambda: admin.answer(f"turns/{turn_id}").status == 200, lambda: "no receipt")
+        assert turn_id is not None and told.receipt(turn_id)
         return turn_id, admin.get(f"turns/{turn_id}/replay")["now"]["chunks"]
 
     sources = {"filter": {"to": "2000-01-01", "sources": ["a.md"]}}
@@ -240,7 +228,7 @@ def test_what_was_told_can_be_taken_out_and_brought_back(told: DaemonProcess, ad
 
 def test_a_chunk_s_story_has_its_neighbours_and_the_turns_it_was_in(told: DaemonProcess, admin: Admin) -> None:
     turn_id = told.chat([user(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
-    wait_until(lambda: admin.answer(f"turns/{turn_id}").status == 200, lambda: "no receipt")
+    told.receipt(turn_id)
     story = admin.get(f"chunks/{chunk_of(admin, 'exclusion constraints')['id']}")
     assert turn_id in story["turns"] and story["before"] is None and "ERR_7421" in story["after"]["content"]
 

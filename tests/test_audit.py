@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import hashlib
 import json
 import re
 import subprocess
@@ -16,7 +15,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask, wait_until
+from daemon_process import Answer, DaemonProcess, ask, token_setting, tool_call, wait_until
 from full_disk import FullDisk
 from recording_upstream import RecordingUpstream
 
@@ -43,15 +42,7 @@ def test_every_route_is_an_act_or_has_nothing_that_was_said() -> None:
 
 def settings() -> dict[str, Any]:
     rights = {"ann": ["read", "write", "correct"], "bob": ["read"]}
-    tokens = [
-        {
-            "name": name,
-            "token_sha256": hashlib.sha256(SECRETS[name].encode()).hexdigest(),
-            "topics": ["*"],
-            "rights": given,
-        }
-        for name, given in rights.items()
-    ]
+    tokens = [token_setting(name, SECRETS[name], *given) for name, given in rights.items()]
     return {"auth": {"token": SECRETS["owner"], "tokens": tokens}}
 
 
@@ -70,9 +61,8 @@ class Team:
 
     def call(self, who: str, tool: str, **arguments: str) -> Answer:
         """Call a tool over MCP."""
-        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}
         headers = {"X-Memory-Token": SECRETS[who], "Accept": "application/json, text/event-stream"}
-        return ask(f"{self.daemon.own_url}/mcp", call, headers=headers)
+        return ask(f"{self.daemon.own_url}/mcp", tool_call(tool, **arguments), headers=headers)
 
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.daemon.run(command, "--config", str(self.daemon.config), *arguments)

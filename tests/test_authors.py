@@ -13,11 +13,10 @@ import aiohttp
 import pytest
 from conftest import MakeDaemon
 from daemon_in_process import House, house_in, secret_of
-from daemon_process import ask
+from daemon_process import ask, token_setting, tool_call
 from recording_upstream import RecordingUpstream, chat_answer
 from test_rights import LAMP, QUESTION, VAULT
 
-from memd.principals import digest_of
 from memd.settings.model import BufferSettings, IngestSettings
 
 TOPIC = "/memd/chunks?topic=team-a&all=true"
@@ -32,8 +31,9 @@ async def authors(house: House, path: str = TOPIC, who: str = "owner") -> dict[s
 
 
 async def tool(house: House, name: str, called: str, **arguments: Any) -> str:
-    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": called, "arguments": arguments}}
-    status, answer = await house.ask(name, "/mcp", call, Accept="application/json, text/event-stream")
+    status, answer = await house.ask(
+        name, "/mcp", tool_call(called, **arguments), Accept="application/json, text/event-stream"
+    )
     assert status == 200, answer
     text: str = answer["result"]["content"][0]["text"]
     return text
@@ -263,8 +263,7 @@ async def test_an_author_whose_name_is_redacted_stays_the_same_one(tmp_path: Pat
 def test_who_said_it_is_known_after_a_kill_between_arrival_and_storing(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    rights = {"topics": ["*"], "rights": ["read", "write", "correct"]}
-    tokens = [{"name": name, "token_sha256": digest_of(secret_of(name)).hex(), **rights} for name in ("ann", "bob")]
+    tokens = [token_setting(name, secret_of(name), "read", "write", "correct") for name in ("ann", "bob")]
     never = {"store_after_seconds": 3600, "idle_seconds": 7200}
     daemon = make_daemon(upstream.url, {"auth": {"tokens": tokens}, "buffer": never}).start()
     shown = {name: {"X-Memory-Token": secret_of(name)} for name in ("ann", "bob")}
@@ -290,10 +289,7 @@ def test_who_said_it_is_known_after_a_kill_between_arrival_and_storing(
 def test_all_that_one_author_said_is_erased_and_nothing_else(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, seconds: int
 ) -> None:
-    tokens = [
-        {"name": name, "token_sha256": digest_of(secret_of(name)).hex(), "topics": ["*"], "rights": ["read", "write"]}
-        for name in ("ann", "bob")
-    ]
+    tokens = [token_setting(name, secret_of(name), "read", "write") for name in ("ann", "bob")]
     buffer = {"store_after_seconds": seconds, "idle_seconds": 7200}
     daemon = make_daemon(upstream.url, {"auth": {"tokens": tokens}, "buffer": buffer}).start()
     shown = {name: {"X-Memory-Token": secret_of(name)} for name in ("ann", "bob")}

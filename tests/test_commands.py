@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
+from facts import INODES, POSTGRES, QUESTION
 from recording_upstream import RecordingUpstream, Response, chat_answer
 
 from memd.admin.reads import log_page
@@ -22,21 +23,14 @@ from memd.cli.running import daemon_for
 from memd.settings.model import Config
 from memd.store.store import TopicLog
 
-FACTS = (
-    "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings of a room.",
-    "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects.",
-)
-QUESTION = "Which database does the booking service use?"
-"""Near to the first fact, and not so near that its neighbour in the log is shown with it."""
+FACTS = (POSTGRES, INODES)
 
 
 @pytest.fixture(params=["with a daemon", "without"])
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream, request: pytest.FixtureRequest) -> DaemonProcess:
     """A log with two facts and a turn in which one of them was shown; its daemon runs, or has ended."""
     daemon = make_daemon(upstream.url).start()
-    for fact in FACTS:
-        daemon.chat([user(fact)], memory_in={"topic_id": "work"})
-    wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
+    daemon.tell(*FACTS, topic="work")
     daemon.chat([user(QUESTION)], headers={"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "work"})
     turns = f"{daemon.own_url}/memd/turns?limit=1"
     wait_until(lambda: bool(ask(turns).json["turns"][0]["injected"]), lambda: ask(turns).body.decode())
@@ -149,16 +143,6 @@ def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
 def test_what_was_not_found_is_told_as_it_is(told: DaemonProcess) -> None:
     before = out(told, "log", "--topic", "work", "--before", "2020-01-01")
     assert "Nothing before 2020-01-01" in before and "stored" not in before
-    config = ["--data-dir", str(told.data_dir)]
-    piped = CliRunner().invoke(main, ["add", "-", *config], input="hello\n")
-    assert "no conversation was found" in piped.output and "`memd remember -`" in piped.output
-
-
-def test_a_search_in_an_empty_memory_says_that_nothing_is_stored(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    found = make_daemon(upstream.url).start().run("search", QUESTION)
-    assert found.returncode == 1 and "Nothing is stored yet" in found.stdout and "memd add PATH" in found.stdout
 
 
 def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(

@@ -227,11 +227,9 @@ WRONG = {
     "(tokens of `memd token` are not enough: the last may be revoked), or use 127.0.0.1",
     "listen: 8765": "listen is a group of settings; write them indented below it: host, port",
     "listen:\n  port: eighty": "line 2: listen.port is 'eighty'; give a whole number from 0 to 65535",
-    "listen:\n  port: true": "listen.port is True; give a whole number",
     "listen:\n  port: 1.5": "listen.port is 1.5; give a whole number",
     "listen:\n  port: 65536": "listen.port is 65536; give a whole number from 0 to 65535",
     "listen:\n  port:": "listen.port is empty; give a whole number",
-    "listen:\n  port: {a: 1}": "listen.port is {'a': 1}; give a whole number",
     "admin: {port: lots}": "admin.port is 'lots'; give a whole number from 0 to 65535 or auto",
     "retrieval: {min_score: .nan}": "retrieval.min_score is nan; give a number from 0 to 1",
     "log: {level: loud}": "log.level is 'loud'; give debug or error or info or warning",
@@ -243,17 +241,13 @@ WRONG = {
     "ingest: {redact: maybe}": "ingest.redact is 'maybe'; give true or false",
     "ingest: {redact_builtin: [jwt, cards]}": "ingest.redact_builtin is ['jwt', 'cards']; give a list, each of its",
     "upstream: {window: 100}": "100000000 or auto, or lines `name: value` with such values",
-    "upstream: {window: {qwen: lots}}": "or auto, or lines `name: value`",
     "upstream: {window: none}": "upstream.window is 'none'; give",
     "upstream: {api_key: [hunter2]}": "upstream.api_key is not a text; give one line of text",
     "ingest: {redact_patterns: [a]}": "ingest.redact_patterns is ['a']; give one `name: value` per line",
     "ingest: {redact_patterns: {'a b': c}}": "a name has letters, digits, _ and -",
-    "ingest: {redact_patterns: {7: c}}": "a name has letters, digits, _ and -",
     "ingest:\n  redact_patterns:\n    one: '('": "line 2: ingest.redact_patterns has one: '(', which is no regular",
     "ingest: {redact_patterns: {one: 'a*'}}": "has one: 'a*', which matches the empty string",
-    "ingest: {redact_patterns: {one: '\\b'}}": "which matches the empty string",
     "ingest: {redact_patterns: {one: '(?=x)'}}": "which matches the empty string",
-    "ingest: {redact_patterns: {one: x|}}": "which matches the empty string",
     "ingest: {redact_patterns: {jwt: a}}": "has jwt: 'a', but that is the name of a built-in pattern; give it another",
     "ingest:\n  redact_patterns:\n    a: x\n    a: y": "line 4: ingest.redact_patterns.a is given twice, first in",
     "ingest: {redact: true, redact_persons: [phone], redact_patterns: {phone: a}}": "has phone: 'a', but that is",
@@ -262,7 +256,6 @@ WRONG = {
     "ingest: {redact_words: [a]}": "ingest.redact_words replaces nothing while ingest.redact is false",
     "ingest: {redact_persons: [name]}": "ingest.redact_persons is ['name']; give a list, each of its items email",
     "ingest: {redact_words: [Anna, C++]}": "ingest.redact_words is wrong in item 2; give a list of at most 10000",
-    "ingest: {redact_words: [' ']}": "ingest.redact_words is wrong in item 1; give a list",
     "ingest: {redact_countries: [Poland]}": "ingest.redact_countries is ['Poland']; give a list of at most 10",
     "upstream: {url: 'ftp://h'}": "upstream.url is 'ftp://h': not the address of an HTTP server; give http://HOST:PORT",
     "upstream: {url: 'h:8080'}": "not the address of an HTTP server",
@@ -279,7 +272,6 @@ WRONG = {
     "? [a]\n: 1": "config.yaml, line 1: a key must be a word",
     "listen: [port": "config.yaml, line 1: this is not YAML",
     "listen:\n\tport: 1": "config.yaml, line 2: this is not YAML",
-    "a: 1\n---\nb: 2": "this is not YAML: but found another document",
     "data_dir: !!python/object:os.system {}": "config.yaml, line 1: this is not YAML",
     "injection:\n  dates: 2026-99-99": "config.yaml, line 2: injection.dates cannot be read",
     "listen:\n  port: " + "9" * 5000: "config.yaml, line 2: listen.port cannot be read",
@@ -288,9 +280,7 @@ WRONG = {
     "data_dir: {}": "data_dir is {}; give one line of text",
     "retention: 90": "config.yaml, line 1: retention is 90; give one `name: value` per line: a name is a topic's,",
     "retention: {a/b: 3}": "line 1: retention is {'a/b': 3}; give one `name: value` per line",
-    "retention: {'a*b': 3}": "retention is {'a*b': 3}; give one `name: value` per line",
     "retention: {a: -1}": "a value is a whole number from 0 to 36500",
-    "retention: {a: soon}": "a value is a whole number from 0 to 36500",
     "retention:\n  a: 3\n  a: 4": "line 3: retention.a is given twice, first in line 2; remove one",
     "sources: notes": "config.yaml, line 1: sources is 'notes'; give a list, each of its items `- path: FOLDER`",
     "sources: [{topic: a}]": "sources, item 1: it has no path; give the path of a folder",
@@ -332,18 +322,6 @@ def test_a_wrong_setting_is_named_with_its_place_and_the_remedy(config_file: Pat
 )
 def test_a_wrong_variable_is_named(config_file: Path, name: str, value: str, expected: str) -> None:
     assert expected in complaint(config_file, "", **{name: value})
-
-
-def test_a_setting_of_an_earlier_version_is_told_of_and_stops_nobody(config_file: Path) -> None:
-    config_file.write_text("chunking:\n  similarity: 0.75\n  min_tokens: 40\n")
-    told: list[str] = []
-    config = load_config(config_file, {"MEMD_CHUNKING_BUDGET_MS": "2000"}, {}, tell=told.append)
-    assert config.chunking == ChunkingSettings()
-    assert [line.partition(" has no effect any more: ")[0] for line in told] == [
-        f"{config_file}, line 2: chunking.similarity",
-        f"{config_file}, line 3: chunking.min_tokens",
-        "MEMD_CHUNKING_BUDGET_MS: chunking.budget_ms",
-    ]
 
 
 def test_a_constant_is_what_a_test_sets_it_to(config_file: Path) -> None:

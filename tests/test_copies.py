@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-import msgspec
 import numpy as np
 import pytest
 from archiver_stage import COUNTER, DATA_DIR
@@ -13,9 +12,9 @@ from crash_files import CrashFiles
 from numpy.typing import NDArray
 
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft, Entry
+from memd.entries import Entry
 from memd.ingest.chunking import Utterance
-from memd.ingest.pipeline import ALIKE_COSINE, BatchDraft, Drafter, may_return, standing_for, words_of
+from memd.ingest.pipeline import Drafter, words_of
 from memd.settings.model import Config, EmbeddingSettings
 from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
@@ -52,48 +51,7 @@ def test_numbers_signs_questions_negations_paths_identifiers_and_the_order_do(on
     assert words_of(one) != words_of(other)
 
 
-def standing(*texts: str, angles: Sequence[float] = (), chunks: int = 1) -> list[int | None]:
-    """What stands for each of these texts where the topic has nothing yet; all are alike without `angles`."""
-    batch = [
-        BatchDraft(Draft(uuid=bytes(16), content=text, vector=b"", created_at=1, digests=(bytes([number // chunks]),)))
-        for number, text in enumerate(texts)
-    ]
-    may = may_return([one.draft for one in batch])
-    batch = [msgspec.structs.replace(one, may_return=that) for one, that in zip(batch, may, strict=True)]
-    turned = angles or [0.0] * len(texts)
-    vectors = np.array([[np.cos(angle), np.sin(angle)] for angle in turned], dtype=np.float32).reshape(-1, 2)
-    return standing_for(batch, vectors, 0.99, ALIKE_COSINE)
-
-
-def test_the_same_words_are_the_same_text_where_the_vectors_agree_and_the_very_same_text_always_is() -> None:
-    texts = ["One lamp.", "one lamp", "Two lamps.", "ONE lamp", "one  lamp", "One lamp."]
-    assert standing(*texts, angles=[0, 0.01, 2, 4, 6, 3]) == [0, 0, 2, 3, 4, 0]
-    assert standing() == []
-
-
 MONDAY, TUESDAY = "We deploy on Monday.", "No, we deploy on Tuesday."
-
-
-@pytest.mark.parametrize(
-    ("said", "stored"),
-    [
-        ([MONDAY, TUESDAY, MONDAY], [0, 1, 2]),
-        ([MONDAY, TUESDAY, MONDAY, TUESDAY, MONDAY], [0, 1, 0, 1, 4]),
-        ([MONDAY, MONDAY, TUESDAY], [0, 0, 2]),
-        ([MONDAY, "we  deploy on Monday", MONDAY], [0, 0, 0]),
-        (["Yes.", "No.", "Yes."], [0, 1, 0]),
-    ],
-)
-def test_what_is_said_again_after_something_else_came_in_its_place_is_stored_again_unless_that_is_said_again_too(
-    said: list[str], stored: list[int]
-) -> None:
-    assert standing(*said) == stored
-
-
-def test_what_is_unlike_takes_no_text_s_place_and_neither_does_the_rest_of_its_message() -> None:
-    assert standing(MONDAY, TUESDAY, MONDAY, angles=[0, 1, 0]) == [0, 1, 0]
-    rows = [f"| berth {number} | boat {number * 7} | paid |" for number in range(4)]
-    assert standing(*rows, "Is that all?", *rows[:3], chunks=4) == [0, 1, 2, 3, 4, 0, 1, 2]
 
 
 @pytest.fixture

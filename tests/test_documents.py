@@ -67,16 +67,6 @@ def test_names_and_values_in_front_of_markdown_are_text_and_no_heading() -> None
     assert [one.heading for one in sections_of("a.md", b"---\n\nplain\n---\n\nmore\n")] == [(), ("plain",)]
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [(b"%PDF-1.7\0", "is no text"), (b"a\xff", "no UTF-8 text (byte 1)")],
-)
-def test_what_is_no_text_is_refused_with_the_reason(content: bytes, reason: str) -> None:
-    with pytest.raises(BadDocument) as refused:
-        sections_of("a.md", content)
-    assert reason in str(refused.value)
-
-
 def written(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

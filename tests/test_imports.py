@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from memd.ingest.imports import files as import_files
 from memd.ingest.imports.files import NAMES, Found, closed, files_of, format_in, items, read
 from memd.ingest.imports.parts import stretches, topic_of_folder
 from memd.ingest.imports.threads import NO_PARENT, Dating, Node, Thread, thread_of
@@ -435,7 +434,6 @@ def test_no_more_is_held_than_a_value_and_a_block(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 << 20
-    assert import_files.ITEM_BYTES_MAX == 64 << 20
 
 
 def test_an_export_of_memd_is_entries(tmp_path: Path) -> None:

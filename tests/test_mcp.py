@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, token_setting, wait_until
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from recording_upstream import RecordingUpstream
-
-from memd.principals import digest_of
 
 FACT = "The release word for the lighthouse lamp is cinnamon-42."
 LONG = "The keeper's log has many lines. " * 400
@@ -143,13 +141,9 @@ async def test_a_search_is_not_refused_within_the_bounds_that_its_tool_tells(ser
         assert await called(client, "search_memory", query="lamp", limit=30, offset=offset) == "Nothing was found."
         told = await refused(client, "search_memory", query="lamp", offset=offset + 1)
         assert f"offset is {offset + 1}; give less than {offset + 1}." in told
-
-
-async def test_a_question_that_is_too_long_is_told_to_be_shorter(served: DaemonProcess) -> None:
-    async with over_http(served) as client:
         await called(client, "search_memory", query="lamp " * 20_000)
         told = await refused(client, "search_memory", query="lamp " * 20_001)
-    assert "of length <= 100000" in told and "lamp" not in told
+        assert "of length <= 100000" in told and "lamp" not in told
 
 
 async def test_who_spoke_and_where_cannot_pass_for_words_of_memd(served: DaemonProcess) -> None:
@@ -198,7 +192,7 @@ async def test_each_tool_tells_a_model_what_it_takes_and_whether_it_changes_some
 async def test_it_wants_the_token_and_refuses_pages_of_others(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    ann = {"name": "ann", "token_sha256": digest_of(ANN).hex(), "topics": ["*"], "rights": ["read"]}
+    ann = token_setting("ann", ANN, "read")
     served = make_daemon(upstream.url, {"auth": {"token": TOKEN, "tokens": [ann]}}).start()
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     assert ask(f"{served.own_url}/mcp", body).status == 401

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess
+from daemon_process import DaemonProcess, token_setting
 from page_browser import DESK, PHONE, chromium, tab
 from playwright.sync_api import Browser, Page, expect
 from recording_upstream import RecordingUpstream
 from typescript_client import CLIENTS, NODE, TypeScriptClient
-
-from memd.principals import digest_of
 
 if chromium() is None:
     pytest.skip("there is no Chromium; on Debian and Ubuntu: apt install chromium", allow_module_level=True)
@@ -28,8 +26,7 @@ LIST = {"name": "list_topics", "arguments": {}}
 
 @pytest.fixture
 def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    rights = ["read", "write", "correct"]
-    ann = {"name": "ann", "token_sha256": digest_of(ANN).hex(), "topics": ["team-*"], "rights": rights}
+    ann = token_setting("ann", ANN, "read", "write", "correct", topics=["team-*"])
     return make_daemon(upstream.url, {"auth": {"token": OWNER, "tokens": [ann]}}).start()
 
 

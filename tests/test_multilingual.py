@@ -14,7 +14,6 @@ import threading
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import MakeDaemon
 from daemon_process import wait_until
@@ -181,7 +180,3 @@ def test_a_daemon_says_that_it_was_not_added_and_so_does_check(
     assert removed.returncode == 1 and "set it to another model first" in removed.stderr
     unknown = daemon.run("model", "add", "minilm")
     assert unknown.returncode == 2 and "'multilingual'" in unknown.stderr
-
-
-def test_the_vectors_of_the_same_text_are_the_same(made: PiecewiseEmbedder) -> None:
-    assert np.array_equal(made.embed("the blue key"), made.embed_many(["key", "the blue key"])[1])

@@ -16,7 +16,7 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 from conftest import MakeDaemon
 from crash_files import CrashFiles
-from daemon_process import DaemonProcess, ask
+from daemon_process import DaemonProcess, ask, token_setting, tool_call
 from recording_upstream import RecordingUpstream
 from test_oauth import CHALLENGE, VERIFIER
 from typescript_client import TypeScriptClient
@@ -309,17 +309,13 @@ def test_an_access_token_opens_mcp_and_nothing_else(make_daemon: MakeDaemon, ups
     assert ask(mcp, LIST, headers=shown).status == 401
 
 
-def call(tool: str, **arguments: str) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}
-
-
 def test_a_tool_beyond_the_grant_says_once_where_to_ask_and_then_why_it_fails(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    ann = {"name": "ann", "token_sha256": digest_of(ANN).hex(), "topics": ["*"], "rights": ["read", "write"]}
+    ann = token_setting("ann", ANN, "read", "write")
     daemon = make_daemon(upstream.url, {"auth": {"token": OWNER, "tokens": [ann]}}).start()
     mcp, shown = f"{daemon.own_url}/mcp", bearer(tokens_of(daemon, token=ANN)["access_token"])
-    note = call("remember", content="The keeper is Ada.")
+    note = tool_call("remember", content="The keeper is Ada.")
     refused = ask(mcp, note, headers=shown)
     assert refused.status == 403
     assert refused.headers["WWW-Authenticate"] == (
@@ -329,9 +325,9 @@ def test_a_tool_beyond_the_grant_says_once_where_to_ask_and_then_why_it_fails(
     assert "was allowed read, and this tool needs write" in refused.json["error"]["message"]
     again = ask(mcp, note, headers=shown).json["result"]
     assert again["isError"] and "has no right to write" in again["content"][0]["text"]
-    correction = call("correct_memory", ids="a3f9", action="Helpful")
+    correction = tool_call("correct_memory", ids="a3f9", action="Helpful")
     assert ask(mcp, correction, headers=shown).status == 200, "ann's own token has it not either"
-    assert ask(mcp, call("list_topics"), headers=shown).status == 200
+    assert ask(mcp, tool_call("list_topics"), headers=shown).status == 200
     assert ask(mcp, note, headers=bearer(ANN)).json["result"]["isError"] is False, "it is no grant"
     told = daemon.run("audit", "--act", "refused", "--json", "--config", str(daemon.config)).stdout.splitlines()[1:]
     assert next(json.loads(one).get("what") for one in told if '"ann"' in one) == "POST /mcp"

@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, user
+from facts import POSTGRES, QUESTION
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
-from recording_upstream import RecordingUpstream
 
 from memd.admin.routes import ROUTES
 from memd.admin.routing import document
@@ -24,20 +22,8 @@ def test_it_is_a_valid_document_and_that_of_the_code() -> None:
     """`make openapi` brings the file up to date."""
     validate(DOCUMENT)
     assert json.loads(json.dumps(document(ROUTES))) == DOCUMENT
-
-
-def test_it_has_every_route_and_no_other() -> None:
     described = {(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods}
     assert described == {(route.method, route.path) for route in ROUTES}
-
-
-@pytest.fixture
-def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    daemon = make_daemon(upstream.url).start()
-    fact = {"role": "user", "content": "The release word for the lighthouse lamp is cinnamon-42, on the brass plate."}
-    daemon.chat([fact], memory_in={"topic_id": "work"})
-    wait_until(lambda: daemon.export() != [], lambda: "not stored")
-    return daemon
 
 
 def checked(method: str, path: str, status: int, value: Any) -> None:
@@ -47,17 +33,17 @@ def checked(method: str, path: str, status: int, value: Any) -> None:
     Draft202012Validator(schema | {"components": DOCUMENT["components"]}).validate(value)
 
 
-def test_what_the_routes_answer_fits_it(told: DaemonProcess, tmp_path: Path) -> None:
-    base = told.own_url
-    question = {"role": "user", "content": "What is the release word for the lamp?"}
-    turn = told.chat([question], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
-    wait_until(lambda: ask(f"{base}/memd/turns/{turn}").status == 200, lambda: "no receipt")
+def test_what_the_routes_answer_fits_it(served: DaemonProcess, tmp_path: Path) -> None:
+    base = served.own_url
+    served.tell(POSTGRES, topic="work")
+    turn = served.chat([user(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
+    served.receipt(turn)
     chunk = ask(f"{base}/memd/chunks").json["chunks"][0]["id"]
     for path, real in {
         "/memd/health": "health",
         "/memd/stats": "stats",
         "/memd/topics": "topics",
-        "/memd/search": "search?q=lamp&topic=work",
+        "/memd/search": "search?q=booking&topic=work",
         "/memd/log": "log",
         "/memd/chunks": "chunks",
         "/memd/chunks/{id}": f"chunks/{chunk}",

@@ -13,8 +13,10 @@ from zoneinfo import ZoneInfo
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
+from facts import CAKE, FACTS, INODES, POSTGRES
+from facts import QUESTION as WHY
 from page_browser import PHONE, chromium
-from page_tabs import CAKE, INODES, POSTGRES, WHY, OpenPage, question, rows, tell
+from page_tabs import OpenPage, question, rows
 from playwright.sync_api import Locator, Page, Route, expect
 from recording_upstream import RecordingUpstream
 from reserved_port import reserved_port
@@ -39,7 +41,7 @@ def empty(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
 
 @pytest.fixture
 def told(empty: DaemonProcess) -> DaemonProcess:
-    tell(empty, (POSTGRES, INODES, CAKE))
+    empty.tell(*FACTS, topic="bikes")
     return empty
 
 
@@ -63,7 +65,7 @@ def test_a_fact_is_told_found_seen_injected_corrected_and_the_correction_taken_b
     page = open_page(empty)
     expect(page.get_by_text("No turn yet.")).to_be_visible()
     expect(page.get_by_text("Events live")).to_be_visible()
-    tell(empty, (POSTGRES, CAKE))
+    empty.tell(POSTGRES, CAKE, topic="bikes")
     expect(rows(page)).to_have_count(2)  # it came by itself
     question(empty, WHY)
     expect(rows(page)).to_have_count(3)
@@ -94,9 +96,7 @@ def test_a_fact_is_told_found_seen_injected_corrected_and_the_correction_taken_b
 
 
 def injected_block(daemon: DaemonProcess, turn_id: str) -> str:
-    url = f"{daemon.own_url}/memd/turns/{turn_id}"
-    wait_until(lambda: ask(url).status == 200, lambda: "no receipt")
-    return str(ask(url).json["block"])
+    return str(daemon.receipt(turn_id)["block"])
 
 
 def test_a_chunk_is_marked_helpful_unhelpful_and_taken_out(told: DaemonProcess, open_page: OpenPage) -> None:
@@ -130,7 +130,7 @@ def test_a_turn_tells_its_scores_what_was_left_out_its_timings_and_what_it_would
     told: DaemonProcess, open_page: OpenPage
 ) -> None:
     turn_id = question(told, WHY)
-    wait_until(lambda: ask(f"{told.own_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    told.receipt(turn_id)
     page = open_page(told, f"#/turns/{turn_id}")
     expect(page.get_by_role("heading", name=re.compile(r"Shown to the model \([1-9]"))).to_be_visible()
     for name in ("embed", "search", "upstream"):
@@ -204,10 +204,12 @@ def test_the_timeline_has_the_live_conversations_and_the_log_and_says_when_there
     expect(live).to_contain_text(CAKE)
     entries = page.get_by_role("list", name="Log entries, newest first").locator("> li")
     expect(entries).to_have_count(3)
-    tell(told, ("The spare key hangs behind the blue bicycle.",))
+    told.tell("The spare key hangs behind the blue bicycle.", topic="bikes")
     page.get_by_role("button", name="newer entry").click()
     expect(entries).to_have_count(4)
-    tell(told, ("The ladder is in the shed.",))  # the list that has been drawn again hears of the next one too
+    told.tell(
+        "The ladder is in the shed.", topic="bikes"
+    )  # the list that has been drawn again hears of the next one too
     page.get_by_role("button", name="newer entry").click()
     expect(entries).to_have_count(5)
 
@@ -229,7 +231,7 @@ def test_the_search_explains_its_scores_and_answers_from_the_past(told: DaemonPr
     time.sleep(1.1)  # the form takes whole seconds
     before = datetime.now(ZoneInfo("Europe/Berlin")).strftime("%Y-%m-%dT%H:%M:%S")
     time.sleep(1.1)
-    tell(told, ("Ingrid's cake comes from the bakery in Nygårdsgaten.",))
+    told.tell("Ingrid's cake comes from the bakery in Nygårdsgaten.", topic="bikes")
     page = open_page(told, "#/search")
     page.get_by_label("Question").fill("Where does Ingrid's cake come from?")
     page.get_by_role("button", name="Search", exact=True).click()
@@ -280,7 +282,7 @@ def test_what_was_said_on_a_day_is_chosen_from_the_timeline_and_by_the_filters_o
 def test_the_topics_have_their_sizes_and_choosing_one_narrows_every_view(
     told: DaemonProcess, open_page: OpenPage
 ) -> None:
-    tell(told, ("The garden gate needs oil before winter.",), topic="garden")
+    told.tell("The garden gate needs oil before winter.", topic="garden")
     page = open_page(told, "#/topics")
     expect(page.get_by_role("row")).to_have_count(3)
     expect(page.get_by_role("row", name=re.compile("^bikes"))).to_contain_text("3")
@@ -367,9 +369,9 @@ def test_a_refusal_of_the_wrong_token_that_comes_after_the_right_one_does_not_as
 def test_nothing_that_is_remembered_is_executed_and_what_is_hidden_is_made_visible(
     empty: DaemonProcess, open_page: OpenPage
 ) -> None:
-    tell(empty, HOSTILE)
+    empty.tell(*HOSTILE, topic="bikes")
     turn_id = question(empty, "What is it with the harbour? <b onclick=alert(6)>Tell me.</b>")
-    wait_until(lambda: ask(f"{empty.own_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    empty.receipt(turn_id)
     reason = "<svg onload=alert(7)> \u202ereason"
     for entry in empty.export()[:5]:
         correction = {"topic_id": "bikes", "chunk_ids": [entry["uuid"]], "action": "Helpful", "reason": reason}
@@ -458,9 +460,9 @@ def test_everything_is_reached_by_keyboard(told: DaemonProcess, open_page: OpenP
 def test_at_a_phone_s_width_nothing_is_cut_off_and_every_target_is_large_enough(
     told: DaemonProcess, open_page: OpenPage
 ) -> None:
-    tell(told, ("A" * 300 + " is a word without an end.", "https://example.org/" + "path/" * 60), topic="long")
+    told.tell("A" * 300 + " is a word without an end.", "https://example.org/" + "path/" * 60, topic="long")
     turn_id = question(told, WHY)
-    wait_until(lambda: ask(f"{told.own_url}/memd/turns/{turn_id}").status == 200, lambda: "no receipt")
+    told.receipt(turn_id)
     page = open_page(told, viewport=PHONE, has_touch=True, is_mobile=True)
     views = (
         *VIEWS,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, token_setting, wait_until
 from page_browser import chromium
 from page_tabs import OpenPage
 from playwright.sync_api import Locator, Page, expect
@@ -36,8 +36,7 @@ def secret_of(name: str) -> str:
 
 def token_of(name: str, **changed: Any) -> dict[str, Any]:
     topics, rights = WHO[name]
-    digest = hashlib.sha256(secret_of(name).encode()).hexdigest()
-    return {"name": name, "token_sha256": digest, "topics": topics, "rights": rights, **changed}
+    return {**token_setting(name, secret_of(name), *rights, topics=topics), **changed}
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask, user, wait_until
+from daemon_process import DaemonProcess, ask, token_setting, user, wait_until
+from facts import CAKE, FACTS, INODES, POSTGRES
+from facts import QUESTION as WHY
 from page_browser import DESK, chromium
-from page_tabs import CAKE, INODES, POSTGRES, WHY, OpenPage, question, rows, tell
+from page_tabs import OpenPage, question, rows
 from playwright.sync_api import Locator, Page, Route, expect
 from recording_upstream import RecordingUpstream
 from typescript_client import CLIENTS, TypeScriptClient
-
-from memd.principals import digest_of
 
 if chromium() is None:
     pytest.skip("there is no Chromium; on Debian and Ubuntu: apt install chromium", allow_module_level=True)
@@ -31,7 +31,7 @@ def empty(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
 
 @pytest.fixture
 def told(empty: DaemonProcess) -> DaemonProcess:
-    tell(empty, (POSTGRES, INODES, CAKE))
+    empty.tell(*FACTS, topic="bikes")
     return empty
 
 
@@ -127,10 +127,7 @@ def test_whose_a_chunk_is_and_who_corrected_it_is_told_wherever_it_is_shown(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, open_page: OpenPage
 ) -> None:
     secrets = {name: f"the-secret-of-{name}" for name in ("ann", "bob")}
-    tokens = [
-        {"name": name, "token_sha256": digest_of(secret).hex(), "topics": ["*"], "rights": ["read", "write", "correct"]}
-        for name, secret in secrets.items()
-    ]
+    tokens = [token_setting(name, secret, "read", "write", "correct") for name, secret in secrets.items()]
     daemon = make_daemon(upstream.url, {"auth": {"tokens": tokens}}).start()
     ann, bob = ({"X-Memory-Token": secret} for secret in secrets.values())
     note = {"topic_id": "bikes", "notes": [{"content": INODES}]}

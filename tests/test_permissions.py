@@ -26,10 +26,7 @@ def generous() -> Iterator[None]:
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     """A daemon that has files of every kind: a log, sealed segments, a journal, receipts, indexes."""
     daemon = make_daemon(upstream.url, {"segment": {"max_entries": 2}}).start()
-    facts = [f"The code of locker {number} is {number * 37}." for number in range(5)]
-    for fact in facts:
-        daemon.chat([{"role": "user", "content": fact}])
-    daemon.wait_stored(*facts)
+    daemon.tell(*(f"The code of locker {number} is {number * 37}." for number in range(5)))
     return daemon
 
 

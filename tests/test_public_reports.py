@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from daemon_in_process import Client
 from daemon_process import DaemonProcess, ask, clean_environment, user, wait_until
 from raw_wire import connected, request
 from recording_upstream import COMMON, RecordingUpstream, Response, chat_answer, recording_upstream, streamed
-from reserved_port import reserved_port
 from test_other_apis import response_answer
 
 from memd.proxy import relay
@@ -302,55 +300,3 @@ async def test_thoughts_stay_with_the_step_that_they_belong_to(client: Client) -
     assert json.loads(prompt)[1:] == [thought, result] and "blue barrel" in prompt
     await client.settled()
     assert "I must look" not in (await recalled(client, "What must I look at?"))
-
-
-# caddyserver/caddy 4247: a stream came in one piece at its end; and HTTP/2 is spoken by what stands in front.
-@pytest.mark.process
-def test_behind_caddy_words_come_as_they_are_written(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
-) -> None:
-    program = shutil.which("caddy")
-    if program is None:
-        pytest.skip("there is no caddy; on Debian and Ubuntu: apt install caddy")
-    gate = threading.Event()
-    upstream.answer = lambda _: streamed("It hangs behind the barrel", gate)
-    daemon = make_daemon(upstream.url, {"auth": {"token": "secret-of-the-lighthouse"}}).start()
-    with reserved_port() as port:
-        config = tmp_path / "Caddyfile"
-        config.write_text(
-            f"{{\n admin off\n auto_https off\n}}\nhttp://:{port} {{\n bind 127.0.0.1\n"
-            f" reverse_proxy {daemon.base_url.removeprefix('http://')}\n}}\n"
-        )
-        environment = os.environ | {"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
-        after = ExitStack()
-        caddy = subprocess.Popen(
-            [program, "run", "--config", str(config)],
-            env=environment,
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
-        try:
-            wait_until(lambda: caddy.poll() is not None or listens(port), lambda: "caddy does not listen")
-            body = json.dumps({"model": "tiny", "messages": [user(FACT)], "stream": True}).encode()
-            client = connected(f"http://127.0.0.1:{port}")
-            after.callback(client.close)
-            token = b"X-Memory-Token: secret-of-the-lighthouse"
-            client.send(request(b"POST", b"/v1/chat/completions", b"Content-Type: application/json", token, body=body))
-            assert b"200" in client.read_head()
-            seen = b""
-            while b"barrel" not in seen:
-                seen += client.read_some()
-            assert b"[DONE]" not in seen, "the end is not there yet"
-            gate.set()
-            while b"[DONE]" not in seen:
-                seen += client.read_some()
-        finally:
-            gate.set()
-            after.close()
-            caddy.terminate()
-            caddy.wait(120)
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

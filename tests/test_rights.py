@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from daemon_in_process import House, house_in, secret_of
+from daemon_process import tool_call
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -230,10 +231,8 @@ async def test_the_tools_of_mcp_have_the_rights_of_who_calls_them(house: House) 
     await told(house, "secret", VAULT)
 
     async def called(name: str, tool: str, **arguments: Any) -> str:
-        call = {"name": tool, "arguments": arguments}
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
         accepts = {"Accept": "application/json, text/event-stream"}
-        status, answer = await house.ask(name, "/mcp", body, **accepts)
+        status, answer = await house.ask(name, "/mcp", tool_call(tool, **arguments), **accepts)
         assert status == 200, answer
         text: str = answer["result"]["content"][0]["text"]
         return text

@@ -73,6 +73,13 @@ async def test_what_was_taken_back_and_holds_again_is_the_newest(stage: Stage, t
     assert shown(topic) == told(MONDAY, TUESDAY, MONDAY), "nothing else was said meanwhile"
 
 
+async def test_what_is_too_short_to_tell_anything_is_stored_once(stage: Stage, topic: Topic) -> None:
+    turns = [("u:A server.", "a:Noted."), ("u:No server.", "a:Noted."), ("u:A server.", "a:Noted.")]
+    for end in (1, 2, 3):
+        await store(stage, topic, *turns[:end])
+    assert shown(topic) == told(*turns[:2])
+
+
 async def test_it_is_so_whatever_of_it_is_stored_together_and_for_the_results_of_calls(
     stage: Stage, topic: Topic
 ) -> None:

@@ -14,20 +14,14 @@ import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
+from facts import FACTS, QUESTION
 from recording_upstream import RecordingUpstream
 
 from memd.cli.main import main
 from memd.selection import moment, since, until
 from memd.store.tools.export import shown_text
 
-FACTS = (
-    "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings of a room.",
-    "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects.",
-    "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine.",
-    "A hostile line: \x1b[2J\x1b]0;owned\x07 and \u202etxet desrever, which a terminal must never see as it is.",
-)
-QUESTION = "Which database does the booking service use?"
-"""Near to the first fact, and not so near that its neighbour in the log is shown with it."""
+HOSTILE = "A hostile line: \x1b[2J\x1b]0;owned\x07 and \u202etxet desrever, which a terminal must never see as it is."
 
 
 @pytest.fixture
@@ -35,9 +29,8 @@ def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     """A daemon that was told the facts, each in a conversation of its own, the last one in another topic."""
     # Commands need to know the window of the upstream.
     daemon = make_daemon(upstream.url, {"upstream": {"url": upstream.url}}).start()
-    for number, fact in enumerate(FACTS):
-        daemon.chat([user(fact)], memory_in={"topic_id": "other" if number == 3 else "work"})
-    wait_until(lambda: len(daemon.export()) == len(FACTS), lambda: f"stored: {daemon.export()}")
+    daemon.tell(*FACTS, topic="work")
+    daemon.tell(HOSTILE, topic="other")
     return daemon
 
 
@@ -56,13 +49,6 @@ def test_a_running_daemon_and_the_log_alone_give_the_same_answer(told: DaemonPro
     assert found(told, "--topic", "work", QUESTION) == beside
     assert told.export() == entries
     assert told.run("verify").returncode == 0
-
-
-def test_what_is_shown_is_what_a_prompt_gets(told: DaemonProcess, upstream: RecordingUpstream) -> None:
-    answer = found(told, "--topic", "work", QUESTION)
-    injected = {chunk["id"] for chunk in answer["chunks"] if chunk["verdict"] == "injected"}
-    told.chat([user(QUESTION)], memory_in={"topic_id": "work"})
-    assert set(re.findall(r"\[mem:([0-9a-f]+)\]", upstream.prompts[-1])) == injected != set()
 
 
 def test_a_score_is_made_of_its_parts_and_every_candidate_has_a_reason(told: DaemonProcess) -> None:
@@ -94,7 +80,7 @@ def test_a_person_reads_why(told: DaemonProcess) -> None:
     shown = re.findall(
         r"^\d\.\d{3} .*  (injected|too weak)\n.*meaning .*feedback .*neighbours", explained, re.MULTILINE
     )
-    assert len(shown) == explained.count("meaning ") >= len(FACTS), "every candidate"
+    assert len(shown) == explained.count("meaning ") > len(FACTS), "every candidate"
 
 
 def test_the_best_score_is_shown_first_though_a_shorter_chunk_takes_its_room_first(tmp_path: Path) -> None:
@@ -135,9 +121,10 @@ def test_where_nothing_is_known_nothing_is_shown(told: DaemonProcess) -> None:
 
 
 def test_an_empty_log_has_nothing(served: DaemonProcess) -> None:
-    assert "Nothing is stored" in served.run("search", QUESTION).stdout
-    served.terminate()
-    assert "Nothing is stored" in served.run("search", QUESTION).stdout
+    for end in (served.terminate, lambda: None):
+        found = served.run("search", QUESTION)
+        assert found.returncode == 1 and "Nothing is stored yet" in found.stdout and "memd add PATH" in found.stdout
+        end()
 
 
 def test_the_past_is_searched_as_it_was(told: DaemonProcess) -> None:
@@ -179,19 +166,6 @@ def test_a_search_finds_only_what_was_asked_for(told: DaemonProcess) -> None:
     assert ask(f"{told.own_url}/memd/chunks?to=2020-01-01").json["chunks"] == []
     refused = ask(f"{told.own_url}/memd/chunks?until=2020-01-01")
     assert refused.status == 400 and "'until'; it has" in refused.body.decode()
-
-
-def test_a_request_recalls_only_what_its_filter_lets_through(told: DaemonProcess) -> None:
-    def status(**given: Any) -> str | None:
-        asked = {"topic_id": "work", "filter": given}
-        answer = told.chat([user(QUESTION)], memory_in=asked, headers={"X-Memory-Mode": "readonly"})
-        return answer.headers["X-Memory-Status"]
-
-    assert status() == "injected"
-    assert status(**{"from": "2020-01-01"}) == "injected"
-    assert status(to="2020-01-01") == "none"
-    assert status(kinds=["note"]) == "none"
-    assert status(until="2020-01-01") == "bad-memory-in"
 
 
 def test_a_filter_that_cannot_be_meant_is_refused_on_every_route(told: DaemonProcess) -> None:

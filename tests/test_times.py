@@ -487,28 +487,3 @@ def test_a_clock_that_jumps_over_400_days_and_back_costs_no_order_no_day_and_no_
         if word in one["content"]
     }
     assert days == dict(told), "each on the day that people saw, and none thrown out as old"
-
-
-def test_after_a_leap_second_and_a_week_of_sleep_ids_ascend_and_the_block_has_the_days_that_people_saw(
-    clocked: Callable[[], ClockedDaemon], upstream: RecordingUpstream
-) -> None:
-    memd = clocked()
-    memd.say("The lamp of the hall is green.", "one")
-    memd.wait_in_log("lamp")
-    memd.set_back(1.0)  # as clocks show a leap second: one comes twice
-    memd.say("The door of the hall is red.", "one")
-    memd.wait_in_log("door")
-    memd.set_back(0.0)
-    before = f"{memd.now:%A %Y-%m-%d}"
-    memd.say("The mast of the hall is blue.", "one")
-    memd.set_back(-7 * 24 * HOUR)  # it wakes, and what waited is stored now
-    memd.wait_in_log("mast")
-    after = f"{memd.now:%A %Y-%m-%d}"
-    events = {event["canonical_id"]: event["content"] for event in memd.events()}
-    order = [next(word for word in ("lamp", "door", "mast") if word in events[one]) for one in sorted(events)]
-    assert order == ["lamp", "door", "mast"]
-    answer = memd.say("What colour are the lamp, the door and the mast of the hall?", "one")
-    assert answer.headers["X-Memory-Status"] == "injected"
-    prompt = upstream.prompts[-1]
-    assert f"Today is {after}." in prompt and prompt.count(f"-- {before} --") == 1
-    assert all(f"{word} of the hall is" in prompt for word in order), "nothing is thrown out as old"

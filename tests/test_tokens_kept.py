@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import hashlib
 import json
 import os
 import subprocess
@@ -21,7 +20,7 @@ import yaml
 from aiohttp.test_utils import make_mocked_request
 from conftest import MakeDaemon
 from daemon_in_process import TOKENS, house_in, secret_of
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, token_setting, wait_until
 from raw_wire import Peer, RawUpstream, request
 from recording_upstream import RecordingUpstream
 from test_rights import LAMP, told
@@ -108,8 +107,7 @@ def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     def one(name: str) -> dict[str, object]:
-        digest = hashlib.sha256(f"secret-of-{name}".encode()).hexdigest()
-        return {"name": name, "token_sha256": digest, "topics": ["*"], "rights": ["read"]}
+        return token_setting(name, f"secret-of-{name}", "read")
 
     served = make_daemon(upstream.url, {"auth": {"tokens": [one("ann")]}}).start()
     assert (status_of(served, "secret-of-ann"), status_of(served, "secret-of-bob")) == (200, 401)
@@ -204,13 +202,7 @@ ANN, BOB, CID = ("ann-" * 8, "bob-" * 8, "cid-" * 8)
 
 
 def listed(secret: str, since: int | None = None) -> dict[str, object]:
-    one: dict[str, object] = {
-        "name": secret[:3],
-        "token_sha256": digest_of(secret).hex(),
-        "topics": ["*"],
-        "rights": ["read"],
-    }
-    return one if since is None else {**one, "since": since}
+    return token_setting(secret[:3], secret, "read") | ({} if since is None else {"since": since})
 
 
 class Lists:

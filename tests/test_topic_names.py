@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
-from daemon_process import Answer, DaemonProcess, ask, wait_until
+from daemon_process import Answer, DaemonProcess, ask
 from drafts import draft, live_contents, open_store
 from recording_upstream import RecordingUpstream
 
@@ -84,10 +84,7 @@ def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProces
 
 
 def topic_of(daemon: DaemonProcess, answer: Answer) -> str:
-    url = f"{daemon.base_url}/memd/turns/{answer.headers['X-Memory-Turn']}"
-    wait_until(lambda: ask(url).status == 200, lambda: "no receipt")  # it is written after the answer has gone
-    topic: str = ask(url).json["topic_id"]
-    return topic
+    return str(daemon.receipt(answer.headers["X-Memory-Turn"])["topic_id"])
 
 
 def said(daemon: DaemonProcess, headers: Mapping[str, str], path: str = "/v1", **more: Any) -> Answer:

@@ -13,13 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess, ask
+from daemon_process import DaemonProcess, ask, token_setting
 from ollama_server import ollama_answer
 from recording_upstream import RecordingUpstream, Request, Response
 from typescript_package import TypeScriptPackage
 
 from memd.admin.history import LogEvent, LogPage
-from memd.principals import digest_of
 from memd.recall.explained import FoundChunk, SearchAnswer
 
 CORRECTION = {"chunk_ids": ["ffffffff"], "action": "Helpful", "reason": "it answered the question"}
@@ -294,8 +293,7 @@ def test_a_token_that_may_only_read_is_told_so_and_the_chat_goes_on(
     memd_client: TypeScriptPackage, make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     secret = "reader-has-a-token-of-this-length"
-    reader = {"name": "reader", "token_sha256": digest_of(secret).hex(), "topics": ["*"], "rights": ["read"]}
-    auth: Json = {"token": "a-token-of-this-test", "tokens": [reader]}
+    auth: Json = {"token": "a-token-of-this-test", "tokens": [token_setting("reader", secret, "read")]}
     daemon = make_daemon(upstream.url, {"auth": auth}).start()
     note, owner = {"notes": [{"content": NOTE}]}, {"X-Memory-Token": auth["token"]}
     assert ask(f"{daemon.own_url}/memd/notes", note, headers=owner).status == 200

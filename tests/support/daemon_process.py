@@ -7,6 +7,7 @@ reaches. What the daemon said is in `log` and is shown when something does not c
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import re
@@ -295,6 +296,18 @@ class DaemonProcess:
         """The text of every entry of the log, each message opened by its role."""
         return [shown_text(line) for line in self.export()]
 
+    def tell(self, *facts: str, topic: str = "default") -> None:
+        """Say each of these in a chat of its own; return when they are in the log."""
+        for fact in facts:
+            self.chat([user(fact)], memory_in={"topic_id": topic})
+        self.wait_stored(*facts)
+
+    def receipt(self, turn_id: str | None) -> Any:
+        """The receipt of a turn, once it is written: a moment after the answer."""
+        url = f"{self.own_url}/memd/turns/{turn_id}"
+        wait_until(lambda: ask(url).status == 200, lambda: f"no receipt: {self!r}")
+        return ask(url).json
+
     def wait_stored(self, *texts: str) -> None:
         """Return when all of these texts are in the log."""
         wait_until(
@@ -353,6 +366,17 @@ def text_of(chunks: Sequence[Mapping[str, Any]]) -> str:
 def user(text: str) -> dict[str, Any]:
     """A message of a user's."""
     return {"role": "user", "content": text}
+
+
+def token_setting(name: str, secret: str, *rights: str, topics: Sequence[str] = ("*",)) -> dict[str, Any]:
+    """An item of `auth.tokens`."""
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    return {"name": name, "token_sha256": digest, "topics": list(topics), "rights": list(rights)}
+
+
+def tool_call(tool: str, **arguments: Any) -> dict[str, Any]:
+    """A call of one of memd's tools over MCP."""
+    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}}
 
 
 def clean_environment() -> dict[str, str]:

@@ -8,15 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from daemon_process import DaemonProcess, user, wait_until
+from daemon_process import DaemonProcess, user
 from page_browser import DESK, Watched, tab
 from playwright.sync_api import Browser, Locator, Page
-
-POSTGRES = "For the booking service we chose PostgreSQL because exclusion constraints rule out double bookings."
-INODES = "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects."
-CAKE = "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine."
-WHY = "Which database does the booking service use?"
-"""Near to the first of these, and not so near that its neighbour in the log is shown with it."""
 
 OpenPage = Callable[..., Page]
 
@@ -59,13 +53,6 @@ def empty(kept: Watched) -> None:
     kept.page.goto("about:blank")
     kept.page.context.clear_cookies()
     kept.watch("")
-
-
-def tell(daemon: DaemonProcess, facts: tuple[str, ...], topic: str = "bikes") -> None:
-    before = len(daemon.export())
-    for fact in facts:
-        daemon.chat([user(fact)], memory_in={"topic_id": topic})
-    wait_until(lambda: len(daemon.export()) >= before + len(facts), lambda: f"stored: {daemon.export()}")
 
 
 def question(daemon: DaemonProcess, text: str, topic: str = "bikes") -> str:
