@@ -29,8 +29,7 @@ from memd.errors import StoreError
 from memd.ingest.imports import parts as import_parts
 from memd.store.disk import LocalDisk
 from memd.store.store import ModelId, Store, StoreShared
-from memd.store.tools.conversations import FORMS
-from memd.store.tools.export import export, shown_text
+from memd.store.tools.export import FORMS, export, shown_text
 
 NEW = {"canonical_id", "digests"}
 """What is not the same after an import."""
