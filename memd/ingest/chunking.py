@@ -53,13 +53,9 @@ class Utterance(msgspec.Struct, frozen=True):
     role: str | None = None
     digest: bytes | None = None
     name: str = ""
-    """See `Speaker.name`."""
     shown: tuple[bytes, ...] = ()
-    """See `Message.shown`."""
     said_at: int | UnsetType = UNSET
-    """See `Message.said_at`."""
     author: str | UnsetType = UNSET
-    """See `Message.author`."""
     calls: bool = False
     """It calls a tool, and what follows is the result: no chunk ends between the two where both fit."""
 
@@ -176,7 +172,6 @@ def _pieces(
 def _groups(
     pieces: Iterable[_Piece], settings: ChunkingSettings, tokenizer: Tokenizer, count: Count
 ) -> list[list[_Piece]]:
-    """The pieces of each chunk."""
     groups: list[list[_Piece]] = []
     group: list[_Piece] = []
     tokens = 0  # of its pieces, added up: joined they have a few less, and are counted where a limit is near
@@ -226,7 +221,6 @@ def _divided(piece: _Piece, room: int, tokenizer: Tokenizer) -> list[_Piece]:
 
 
 def _shown(group: Sequence[_Piece]) -> str:
-    """The text of a chunk as it is shown."""
     return "".join(piece.shown for piece in group).removeprefix(JOINT if group and group[0].opening is not None else "")
 
 

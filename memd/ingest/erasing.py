@@ -135,7 +135,6 @@ class Repeating(NamedTuple):
     uuid: bytes
     topic_id: str
     words: list[str]
-    """See `Overlap.shared`."""
 
 
 def repeating(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collection[bytes]) -> list[Repeating]:

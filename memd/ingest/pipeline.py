@@ -61,7 +61,6 @@ class Cutter:
         redactor: Redactor = NO_REDACTION,
         step: Callable[[], None] = lambda: None,
     ) -> None:
-        """`step`: see `split`."""
         self.redactor = redactor
         self._chunking, self._tokenizer, self._step = chunking, tokenizer, step
 
@@ -242,7 +241,6 @@ class Drafter:
 
 
 def _draft(chunk: Chunk, *, kind: str, source: str | None, created_at: int) -> Draft:
-    """The draft of a new chunk, without its vector."""
     return Draft(
         uuid=uuid.uuid4().bytes,
         content=chunk.content,
@@ -343,7 +341,6 @@ class BatchDraft(msgspec.Struct, frozen=True):
     is_kept: bool = False
     """It is stored whatever else there is."""
     may_return: bool = False
-    """It may be stored again; see `may_return`."""
     copy: Entry | None = None
     """The topic's newest chunk with the same text."""
     since: Sequence[Entry] = ()

@@ -458,7 +458,6 @@ class _DiskAppender:
             self._let_go()
 
     def write(self, data: bytes) -> None:
-        """See Appender."""
         rest = memoryview(data)
         self._disk.confirm_lock()
         with self._opened() as descriptor:
@@ -476,7 +475,6 @@ class _DiskAppender:
             self._let_go()
 
     def close(self) -> None:
-        """See Appender."""
         self._is_closed = True
         self._let_go()
 
@@ -785,7 +783,6 @@ class Trouble(msgspec.Struct, frozen=True):
     """The way to end it."""
 
     def __str__(self) -> str:
-        """For a person."""
         return f"{self.what}; {self.remedy}" if self.remedy else self.what
 
 

@@ -707,7 +707,6 @@ class _ScannedIndexView(IndexView):
     """A view that scans a segment or the log: a merged index lacks entries that were superseded later."""
 
     def nearest(self, queries: Floats, k: int) -> Rows:
-        """See `IndexView.nearest`."""
         return self.index.scan(queries, k, self.dead)
 
     def vectors(self, labels: Rows) -> Floats:

@@ -94,7 +94,6 @@ class Store:
         """
         self.data_dir = data_dir
         self.shared = shared
-        """The parts that all topics share."""
         self.files = files = shared.files
         self.model = shared.model
         self.clock = clock = shared.clock
@@ -114,7 +113,6 @@ class Store:
                 join(files, data_dir, kept)
             self._names = TopicNames(files, data_dir)
             self.ledger = erasures(files, data_dir)
-            """The erasures, done and under way."""
             self._recent = RecentTopics(files, data_dir, len(self._names))
             clock.observe(max(self.ledger.highest_id, self._recent.highest_id))
             for topic_id in self._names if self._recent.names is None else self._recent.names:

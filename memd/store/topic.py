@@ -117,7 +117,6 @@ class TopicLog:
         """The right to write the topic; the log's stream is for this class alone."""
         self.topic_id = layout.topic_id
         self.hot_path = layout.hot
-        """Path of the topic's journal."""
         self._shared = shared
         self._files = shared.files
         self._layout = layout
@@ -510,7 +509,6 @@ class TopicLog:
             self.claim.release()
 
     def _entry(self, draft: Draft, public_id: str, group_left: int, terms: bytes | UnsetType) -> Entry:
-        """The entry of a draft."""
         expected_bytes = 4 * self._shared.model.dimension if draft.status is Status.ACTIVE else 0
         assert len(draft.uuid) == 16 and len(draft.vector) == expected_bytes, "a uuid and a vector of their sizes"
         canonical_id, now_us = self._shared.clock.next_and_now()

@@ -360,8 +360,6 @@ class _SessionLine(msgspec.Struct, rename="camel"):
 
 
 class _Element(Node):
-    """A message of the API, put together."""
-
     blocks: list[Raw] = msgspec.field(default_factory=list)
     """Of an answer, whose lines are put together at the end."""
     said_at: int | None = None

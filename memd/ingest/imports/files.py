@@ -227,9 +227,7 @@ class Found(msgspec.Struct, frozen=True):
     """Where it stands, for people."""
     thread: Thread | None = None
     entry: bytes = b""
-    """A line."""
     problem: str = ""
-    """Why it cannot be imported."""
     is_broken: bool = False
     """The file itself is damaged, whatever stood in it."""
 

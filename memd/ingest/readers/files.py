@@ -62,7 +62,6 @@ class ReadRequest(msgspec.Struct, frozen=True):
 
     path: bytes
     reader: str
-    """See `FileFormat.reader`."""
     name: str
     """The file's; that at the path may be another one."""
     seconds_max: int

@@ -337,7 +337,6 @@ class Seen(msgspec.Struct, frozen=True):
     kept_as: str
     """The source of its document; empty: it has no text."""
     problem: str = ""
-    """Why it could not be read."""
 
 
 class Keeper(Protocol):
@@ -357,7 +356,6 @@ class Look(msgspec.Struct):
     """How far a look is."""
 
     name: str = ""
-    """The source's."""
     files: int = 0
     """Those that are looked at."""
     done: int = 0

@@ -288,7 +288,6 @@ class _TopicKeeper:
         self._topics, self._taker, self._source = topics, taker, source
 
     def known(self) -> Sequence[KnownDocument]:
-        """See `Keeper`."""
 
         async def found() -> Sequence[KnownDocument]:
             topic = await self._topics.existing(self._source.topic_id)
@@ -300,11 +299,9 @@ class _TopicKeeper:
         return asyncio.run_coroutine_threadsafe(found(), self._loop).result()
 
     def take(self, document: GivenDocument) -> TakenDocument:
-        """See `Keeper`."""
         return self._done(lambda topic: self._taker.take(topic, document))
 
     def remove(self, sources: Sequence[str]) -> TakenDocument:
-        """See `Keeper`."""
         self._source.leaving = sources
         try:
             return self._done(lambda topic: self._taker.remove(topic, sources))

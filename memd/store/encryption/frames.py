@@ -67,7 +67,6 @@ class DataKey:
         self.id = derived(secret, b"", b"key id", KEY_ID_BYTES)
         """Tells keys apart; says nothing of the key."""
         self.cipher = lru_cache(_CIPHERS_KEPT)(lambda salt: AESGCM(derived(secret, salt, b"file")))
-        """The cipher of the file with a salt."""
 
 
 class Frame(NamedTuple):

@@ -477,7 +477,6 @@ class SealedIndex:
 
     @cached_property
     def _steps(self) -> NDArray[np.int8]:
-        """The utility steps in the log, by label."""
         return self.column("utility_steps").astype(np.int8)
 
     @cached_property

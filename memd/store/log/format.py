@@ -88,7 +88,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     segment_id: int
     fingerprint: str
     topic: bytes
-    """See `topic_tag`."""
 
 
 class ModelId(msgspec.Struct, frozen=True):

@@ -387,7 +387,6 @@ class PendingView(msgspec.Struct, frozen=True):
 
     segment: SegmentView
     columns: GrowingColumns
-    """Of the segment."""
     chunks: list[PendingChunk]
     """By row; those beyond the view's rows came later, and those that are dead there wait no more."""
 

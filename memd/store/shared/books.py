@@ -281,7 +281,6 @@ class SharedErasures(Erasures):
                 return
 
     def _followed(self) -> int:
-        """The last row that was followed."""
         if self._is_new and not self._read:
             return 1 << 62
         with suppress(StoreError, ValueError):

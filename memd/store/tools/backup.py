@@ -346,7 +346,6 @@ class _BackupRun:
         self._count_copy(written.bytes)
 
     def _put(self, path: Path, data: bytes) -> None:
-        """Make a file one with these contents."""
         if self._files.size(path) is not None and self._files.read(path) == data:
             self.report.kept += 1
         else:

@@ -75,7 +75,6 @@ def _topic(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
 
 
 def _counted(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
-    """The usage without the sizes of files."""
     found = list(log_columns(files, layout))
     parts = [(header, rows) for _, header, rows in found]
     records: Records = np.concatenate([np.empty(0, ROW), *(rows for _, rows in parts)])

@@ -52,7 +52,6 @@ from memd.store.log.segment import read_entry
 from memd.wording import no_topic
 
 Wants = Callable[[str], bool]
-"""Whether a topic is wanted."""
 
 _ID_MAX = (1 << 53) - (1 << 40)
 """The ids after an imported one are larger, and must be exact in JavaScript too, up to 2^53."""
@@ -153,7 +152,6 @@ class _TopicEntries:
         self.dead: Bits = superseded(self.rows)
 
     def read(self, row: int) -> Entry:
-        """Read the entry of one row from disk."""
         return read_entry(self._files, self._paths[bisect_right(self._ends, row)], self.rows[row], dimension=None)
 
 

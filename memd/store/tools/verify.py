@@ -57,7 +57,6 @@ class VerifyReport(msgspec.Struct):
     damaged: list[Finding]
     """Findings of what is lost, in the wrong place or must be rebuilt."""
     ok: bool
-    """Whether `damaged` is empty."""
 
 
 def verify(data_dir: Path, files: LocalDisk, *, is_served: bool = False) -> VerifyReport:
@@ -190,7 +189,6 @@ class _Verification:
             self._add_finding("derived", path, f"is rebuilt from the log at the next start: {error}")
 
     def _words(self, layout: TopicLayout, first: int, last: int) -> None:
-        """Check a file of words, where there is one."""
         path = layout.words(first, last)
         if self._files.size(path) is None:
             return
