@@ -16,7 +16,8 @@ import msgspec
 
 from memd.errors import StoreError
 from memd.principals import Held, surplus
-from memd.store.disk import Appender, LocalDisk, Wiper, replace_file
+from memd.store.claim import AppendFile
+from memd.store.disk import LocalDisk, Wiper, replace_file
 from memd.store.layout import RECEIPTS_NAME, RECEIPTS_OLD_NAME
 
 log = logging.getLogger("memd")
@@ -62,8 +63,8 @@ class ReceiptRing:
         for path in (self._newer, self._older):
             if files.size(path) is not None and files.read_at(path, 0, len(self._first_line)) != self._first_line:
                 files.remove(path)
-        self._appender: Appender | None = None
-        self._size = 0
+        self._file: AppendFile | None = None
+        """The newer one."""
         self._lock = threading.Lock()
 
     def append(self, line: bytes) -> None:
@@ -71,12 +72,10 @@ class ReceiptRing:
         may be."""
         with self._lock:
             try:
-                appender = self._appender_for(len(line) + 1)
-                appender.write(line + b"\n")
+                self._file_for(len(line) + 1).append(line + b"\n", sync=False)
             except StoreError:
                 self._close()
                 raise
-            self._size += len(line) + 1
 
     def lines(self) -> list[bytes]:
         """Return all receipts, newest first; a crash may have torn the last line of a file."""
@@ -95,21 +94,20 @@ class ReceiptRing:
         with self._lock:
             self._close()
 
-    def _appender_for(self, more: int) -> Appender:
-        if self._appender is None:
-            size = self._files.size(self._newer)
-            if size is None:
-                self._start_file()
-            else:
-                self._appender, self._size = self._files.append_to(self._newer), size
-                self._appender.write(b"\n")  # ends half a line that a crash may have left; readers skip empty lines
-                self._size += 1
-        if self._size > len(self._first_line) and self._size + more > self._bytes_max // 2:
+    def _file_for(self, more: int) -> AppendFile:
+        if self._file is None and (size := self._files.size(self._newer)) is not None:
+            self._file = AppendFile(self._files, self._newer, size)
+            # Ends half a line that a crash may have left; readers skip empty lines.
+            self._file.append(b"\n", sync=False)
+        end = 0 if self._file is None else self._file.end
+        if end > len(self._first_line) and end + more > self._bytes_max // 2:
             self._close()
             self._make_room()
-            self._start_file()
-        assert self._appender is not None, "it is open by now"
-        return self._appender
+        if self._file is None:
+            self._files.create(self._newer).close()
+            self._file = AppendFile(self._files, self._newer, 0)
+            self._file.append(self._first_line, sync=False)
+        return self._file
 
     def _make_room(self) -> None:
         """Put the newer file in the place of the older one, with what stays of that one."""
@@ -128,14 +126,10 @@ class ReceiptRing:
             why = most.why(self._bytes_max // 2, "bytes of older receipts")
             log.info("receipts are dropped", extra={"receipts": len(leaving), "reason": why})
 
-    def _start_file(self) -> None:
-        self._appender, self._size = self._files.create(self._newer), len(self._first_line)
-        self._appender.write(self._first_line)
-
     def _close(self) -> None:
-        if self._appender is not None:
-            self._appender.close()
-            self._appender = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def receipt_lines(files: LocalDisk, data_dir: Path) -> list[bytes]:

@@ -353,11 +353,8 @@ def _create(files: LocalDisk, data_dir: Path) -> None:
             files.make_directory(directory)
             files.sync_directory(directory.parent)
         elif not has_started:
-            try:
+            with suppress(StoreWriteFailed):
                 files.sync_directory(directory.parent)
-            except StoreWriteFailed:
-                if directory == data_dir:  # a failed sync is never taken for a success
-                    raise
 
 
 def _aside_of(layout: TopicLayout, erasure: Erasure) -> TopicLayout:
