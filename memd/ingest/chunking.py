@@ -28,11 +28,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from memd.conversation.tokens import TokenCounter
 from memd.entries import Speaker, role_opening
 from memd.settings.model import ChunkingSettings
 
@@ -98,20 +98,10 @@ class _Piece(msgspec.Struct, frozen=True):
         return self.text if self.opening is None else JOINT + self.opening + self.text
 
 
-class Tokenizer(Protocol):
-    """Counts raw tokens, as `TokenCounter` does."""
-
-    def count(self, text: str) -> int:
-        """The tokens of a text."""
-
-    def ends(self, text: str) -> list[int]:
-        """Where each of them ends, in characters."""
-
-
 class _Text:
     """A text and where its tokens end; a *span* is from a character up to another one."""
 
-    def __init__(self, text: str, tokenizer: Tokenizer, step: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, text: str, tokenizer: TokenCounter, step: Callable[[], None] = lambda: None) -> None:
         self.text = text
         self._ends: list[int] = []
         for start in range(0, len(text), _BLOCK_CHARACTERS):
@@ -127,7 +117,7 @@ def split(
     messages: Sequence[Utterance],
     *,
     settings: ChunkingSettings,
-    tokenizer: Tokenizer,
+    tokenizer: TokenCounter,
     step: Callable[[], None] = lambda: None,
 ) -> tuple[Chunk, ...]:
     """Split consecutive messages of one conversation, or consecutive texts without a speaker, into chunks.
@@ -152,7 +142,7 @@ def split(
 def _pieces(
     messages: Sequence[Utterance],
     settings: ChunkingSettings,
-    tokenizer: Tokenizer,
+    tokenizer: TokenCounter,
     count: Count,
     step: Callable[[], None],
 ) -> Iterator[_Piece]:
@@ -170,7 +160,7 @@ def _pieces(
 
 
 def _groups(
-    pieces: Iterable[_Piece], settings: ChunkingSettings, tokenizer: Tokenizer, count: Count
+    pieces: Iterable[_Piece], settings: ChunkingSettings, tokenizer: TokenCounter, count: Count
 ) -> list[list[_Piece]]:
     groups: list[list[_Piece]] = []
     group: list[_Piece] = []
@@ -209,7 +199,7 @@ def _groups(
     return groups
 
 
-def _divided(piece: _Piece, room: int, tokenizer: Tokenizer) -> list[_Piece]:
+def _divided(piece: _Piece, room: int, tokenizer: TokenCounter) -> list[_Piece]:
     """A piece in two, of which the first takes at most `room` tokens: the beginning of a result, for its call."""
     text = _Text(piece.text, tokenizer)
     head = piece.tokens - text.tokens(0, len(piece.text))

@@ -30,7 +30,7 @@ from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
 from memd.embedding.embedder import EmbedMany
 from memd.entries import SHOWN_MAX, ChunkState, Draft, Entry, Section, speaker_name
-from memd.ingest.chunking import Chunk, Tokenizer, Utterance, split
+from memd.ingest.chunking import Chunk, Utterance, split
 from memd.ingest.readers import GivenDocument, GivenSection
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
@@ -57,7 +57,7 @@ class Cutter:
     def __init__(
         self,
         chunking: ChunkingSettings,
-        tokenizer: Tokenizer,
+        tokenizer: TokenCounter,
         redactor: Redactor = NO_REDACTION,
         step: Callable[[], None] = lambda: None,
     ) -> None:

@@ -17,10 +17,10 @@ from typing import TypeVar
 import msgspec
 
 from memd import __version__
+from memd.conversation.tokens import TokenCounter
 from memd.embedding.loading import BUNDLED, give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed
-from memd.ingest.chunking import Tokenizer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topic import Ends, Inquiry, Renewed, SharedTopic, Topic, asking, erased_in, events_in, replayed
@@ -49,7 +49,7 @@ class Topics:
     """Opens topics on first use."""
 
     def __init__(
-        self, store: Store, config: Config, writer: Executor, redactor: Redactor, tokenizer: Tokenizer
+        self, store: Store, config: Config, writer: Executor, redactor: Redactor, tokenizer: TokenCounter
     ) -> None:
         """`tokenizer`: used by several threads."""
         self._cutter = Cutter(config.chunking, tokenizer, redactor)

@@ -19,6 +19,7 @@ from memd.store.claim import Claim
 from memd.store.disk import LocalDisk, Wiper, write_beside
 from memd.store.index.sealed_index import SealedIndex, choose_merged, encode_meta, read_segment_meta, sealed_segment
 from memd.store.layout import TopicLayout, check_topic
+from memd.store.log import recovery
 from memd.store.log.format import (
     HEADER_BYTES,
     META_VERSION,
@@ -28,17 +29,6 @@ from memd.store.log.format import (
     decode_entry,
     payload_of,
     scan_records,
-)
-from memd.store.log.recovery import (
-    Finding,
-    LogFile,
-    cut_torn_tail,
-    find_damage,
-    in_complete_appends,
-    missing_segment,
-    read_log_file,
-    remove_temporaries,
-    set_aside,
 )
 from memd.store.log.segment import GrowingSegment, SealedSegment, new_header, read_header
 
@@ -55,7 +45,7 @@ class OpenedTopic(msgspec.Struct, kw_only=True):
     """Those to search: together they cover each searchable sealed segment once."""
     active: GrowingSegment | None = None
     """None until something is appended."""
-    findings: list[Finding] = []
+    findings: list[recovery.Finding] = []
     missing: list[Path] = []
     """Full segments that are not there, or are another topic's."""
 
@@ -64,8 +54,8 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
     """Read a topic's files and repair what a crash left. Raises ForeignFile: `active.bin` has a newer format, is not
     memd's or is another topic's; StoreError: a file cannot be read, or a torn tail cannot be moved."""
     files, layout = claim.files, claim.layout
-    remove_temporaries(files, layout.directory)
-    remove_temporaries(files, layout.segments)
+    recovery.remove_temporaries(files, layout.directory)
+    recovery.remove_temporaries(files, layout.segments)
     with suppress(StoreError):  # an older memd's, which had vectors and words in other files
         claim.publish({}, [layout.segments / one for one in files.names(layout.segments) if one.endswith(".hnsw")])
         if files.is_directory(layout.lexical):
@@ -74,7 +64,7 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
     missing = layout.missing_segment_ids(files, None if header is None else header.segment_id)
     opened = OpenedTopic()
     opened.missing = [layout.bin(segment_id) for segment_id in missing]
-    opened.findings += map(missing_segment, opened.missing)
+    opened.findings += map(recovery.missing_segment, opened.missing)
     for segment_id in layout.segment_ids(files):
         if not _open_sealed(claim, model, segment_id, opened):
             _open_unsealed(claim, model, segment_id, opened)
@@ -107,7 +97,7 @@ def _highest_in(files: LocalDisk, path: Path, dimension: int) -> int:
         last = _last_entry(files, path)
         if last is not None:
             return last.canonical_id
-        log_file = read_log_file(files.read(path), name=str(path), dimension=dimension)
+        log_file = recovery.read_log_file(files.read(path), name=str(path), dimension=dimension)
     except StoreError:
         return 0
     return max((entry.canonical_id for entry in log_file.entries), default=0)
@@ -145,14 +135,16 @@ def _open_sealed(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTo
         if model.wrote(header):
             opened.indexes.append(SealedIndex(files, layout, [segment]))
     except ShortLogFile as error:
-        opened.findings.append(Finding("damaged", name, str(error)))
+        opened.findings.append(recovery.Finding("damaged", name, str(error)))
         _open_unsealed(claim, model, segment_id, opened, [error.gap])
         return True
     except StoreError as error:
-        opened.findings.append(Finding("derived", name, f"its index is rebuilt from the log: {error}"))
+        opened.findings.append(recovery.Finding("derived", name, f"its index is rebuilt from the log: {error}"))
         return False
     for start, end in meta.gaps:
-        opened.findings.append(Finding("damaged", name, f"bytes {start} to {end} cannot be read; see `memd verify`"))
+        opened.findings.append(
+            recovery.Finding("damaged", name, f"bytes {start} to {end} cannot be read; see `memd verify`")
+        )
     opened.segments[segment_id] = segment
     return True
 
@@ -162,7 +154,7 @@ def _is_left_out(files: LocalDisk, layout: TopicLayout, header: Header | None, p
     try:
         check_topic(files, layout.directory, header, path)
     except ForeignFile as error:
-        opened.findings.append(Finding("foreign", str(path), f"it is left out: {error}"))
+        opened.findings.append(recovery.Finding("foreign", str(path), f"it is left out: {error}"))
         opened.missing.append(path)
         return True
     return False
@@ -187,16 +179,18 @@ def _open_unsealed(
     files, layout = claim.files, claim.layout
     path = layout.bin(segment_id)
     try:
-        log_file = read_log_file(files.read(path), name=str(path), dimension=model.dimension)
+        log_file = recovery.read_log_file(files.read(path), name=str(path), dimension=model.dimension)
     except ForeignFile as error:
-        opened.findings.append(Finding("foreign", str(path), f"it is left out: {error}"))
+        opened.findings.append(recovery.Finding("foreign", str(path), f"it is left out: {error}"))
         return
     if _is_left_out(files, layout, log_file.header, path, opened):
         return
-    opened.findings += find_damage(log_file, is_last=False)
+    opened.findings += recovery.find_damage(log_file, is_last=False)
     header = log_file.header or new_header(layout, model, segment_id)
     if header.segment_id != segment_id:
-        opened.findings.append(Finding("damaged", str(path), f"its header says that it is segment {header.segment_id}"))
+        opened.findings.append(
+            recovery.Finding("damaged", str(path), f"its header says that it is segment {header.segment_id}")
+        )
     header = msgspec.structs.replace(header, segment_id=segment_id)
     segment = GrowingSegment(files, [path], header, searchable=model.wrote(header))
     _fill(segment, log_file, len(log_file.entries), opened)
@@ -208,20 +202,20 @@ def _open_unsealed(
 def _open_active(claim: Claim, model: ModelId, opened: OpenedTopic) -> None:
     files, layout = claim.files, claim.layout
     path, data = layout.active, files.read(layout.active)
-    log_file = read_log_file(data, name=str(path), dimension=model.dimension)
+    log_file = recovery.read_log_file(data, name=str(path), dimension=model.dimension)
     header = log_file.header
     check_topic(files, layout.directory, header, path)
     if len(data) < HEADER_BYTES or not data.strip(b"\0"):
-        opened.findings.append(set_aside(files, path, data))
+        opened.findings.append(recovery.set_aside(files, path, data))
         return
     if header is None and not log_file.entries:
         raise CorruptFile(
             f"{path}: nothing in it can be read; if it is not memd's, move it away, else restore it from a backup"
         )
-    findings = find_damage(log_file, is_last=header is not None)
+    findings = recovery.find_damage(log_file, is_last=header is not None)
     count = len(log_file.entries)
     if log_file.has_tail and header is not None:
-        findings.append(cut_torn_tail(files, path, data, log_file.whole_end))
+        findings.append(recovery.cut_torn_tail(files, path, data, log_file.whole_end))
         count = log_file.whole_count
     opened.findings += findings
     segment_id = max(header.segment_id if header else 0, layout.next_segment_id(files))
@@ -239,10 +233,10 @@ def _open_active(claim: Claim, model: ModelId, opened: OpenedTopic) -> None:
     claim.resume("log", log_file.whole_end)
 
 
-def _fill(segment: GrowingSegment, log_file: LogFile, count: int, opened: OpenedTopic) -> None:
+def _fill(segment: GrowingSegment, log_file: recovery.LogFile, count: int, opened: OpenedTopic) -> None:
     """Add the first `count` entries of a file to an empty segment; the messages of an append with a gap do not count
     as stored."""
-    is_complete = in_complete_appends(log_file)[:count]
+    is_complete = recovery.in_complete_appends(log_file)[:count]
     segment.extend(
         [
             entry if complete else msgspec.structs.replace(entry, digests=())

@@ -21,18 +21,10 @@ from memd.store.disk import LocalDisk, check_file
 from memd.store.erasure import finding_of, read_erasures, returned
 from memd.store.index.sealed_index import read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
+from memd.store.log import recovery
 from memd.store.log.columns import Records, rows_from
 from memd.store.log.format import HEADER_BYTES, MAGIC_JOURNAL, decode_header, payload_at, scan_records
 from memd.store.log.journal import records_of
-from memd.store.log.recovery import (
-    Finding,
-    LogFile,
-    ahead_of_log,
-    find_damage,
-    missing_segment,
-    read_log_file,
-    torn_files,
-)
 from memd.store.tools.backup import missing_topics
 from memd.wording import counted, day_and_time
 
@@ -54,7 +46,7 @@ class VerifyReport(msgspec.Struct):
     lines: list[str]
     """For a person: the findings, then a summary."""
     counts: VerifyCounts
-    damaged: list[Finding]
+    damaged: list[recovery.Finding]
     """Findings of what is lost, in the wrong place or must be rebuilt."""
     ok: bool
 
@@ -90,9 +82,9 @@ def with_audit(report: VerifyReport, data_dir: Path, files: LocalDisk) -> Verify
     if kept is None:
         return report
     folder = str(AuditLayout(data_dir).folder)
-    wrong = [Finding("damaged", folder, one) for one in kept.findings]
-    told = [Finding("notice", folder, one) for one in kept.notices]
-    state = Finding("notice", folder, f"{counted(kept.head.n, 'line')}, {'NOT ' if wrong else ''}whole")
+    wrong = [recovery.Finding("damaged", folder, one) for one in kept.findings]
+    told = [recovery.Finding("notice", folder, one) for one in kept.notices]
+    state = recovery.Finding("notice", folder, f"{counted(kept.head.n, 'line')}, {'NOT ' if wrong else ''}whole")
     lines = [*report.lines[:-1], *map(str, (*wrong, *told, state)), report.lines[-1]]
     return msgspec.structs.replace(report, lines=lines, damaged=[*report.damaged, *wrong], ok=report.ok and not wrong)
 
@@ -103,7 +95,7 @@ class _Verification:
         self._erasures_dir = erasures_dir(data_dir)
         self._is_served = is_served
         self.counts = VerifyCounts()
-        self.findings: list[Finding] = []
+        self.findings: list[recovery.Finding] = []
         self._ids: set[int] = set()
         """The canonical_ids of a topic's entries, as read."""
         self._records: list[Records] = []
@@ -132,7 +124,7 @@ class _Verification:
         header = active_file.header if active_file is not None else None
         numbers = segments_before(self._files, layout, active, header.segment_id if header is not None else None)
         missing = layout.missing_segment_ids(self._files, None if header is None else header.segment_id)
-        self.findings += (missing_segment(layout.bin(number)) for number in missing)
+        self.findings += (recovery.missing_segment(layout.bin(number)) for number in missing)
         last_id = 0
         for number in numbers:
             last_id = self._segment(layout, number, last_id)
@@ -142,12 +134,14 @@ class _Verification:
         self.findings += returned(self._erasures, layout, self._records)
         if journal is not None and self._journal(layout.hot, journal):
             extent = records_of(journal, scan_records(journal)).extent
-            self.findings += ahead_of_log(layout.hot, extent, lambda upto: sum(one <= upto for one in self._ids))
+            self.findings += recovery.ahead_of_log(
+                layout.hot, extent, lambda upto: sum(one <= upto for one in self._ids)
+            )
         for directory in (layout.directory, layout.segments):
             for name in self._files.names(directory):
                 if damage := self._files.damage_of(directory / name):
                     self._add_finding("damaged", directory / name, damage)
-        for path in torn_files(self._files, (layout.directory, layout.segments)):
+        for path in recovery.torn_files(self._files, (layout.directory, layout.segments)):
             size = self._files.size(path)
             self._add_finding("notice", path, f"holds {size} bytes of an interrupted write that was moved here")
 
@@ -167,7 +161,7 @@ class _Verification:
         self._derived(layout, number, data, log_file)
         return last_id
 
-    def _derived(self, layout: TopicLayout, number: int, data: bytes, log_file: LogFile) -> None:
+    def _derived(self, layout: TopicLayout, number: int, data: bytes, log_file: recovery.LogFile) -> None:
         path = layout.meta(number)
         try:
             _, meta = read_segment_meta(self._files, layout, number)
@@ -220,8 +214,8 @@ class _Verification:
                 if not self._is_served:  # a running daemon may be writing or removing it
                     self._add_finding("derived", path, f"is left out at the next start: {error}")
 
-    def _log_file(self, path: Path, log_file: LogFile, last_id: int, *, is_last: bool) -> int:
-        self.findings += find_damage(log_file, is_last=is_last)
+    def _log_file(self, path: Path, log_file: recovery.LogFile, last_id: int, *, is_last: bool) -> int:
+        self.findings += recovery.find_damage(log_file, is_last=is_last)
         if is_last and log_file.has_tail:
             tail = f"{log_file.size - log_file.whole_end} bytes at offset {log_file.whole_end}"
             if self._is_served:
@@ -259,9 +253,9 @@ class _Verification:
             )
         return True
 
-    def _decoded(self, layout: TopicLayout, path: Path, data: bytes) -> LogFile | None:
+    def _decoded(self, layout: TopicLayout, path: Path, data: bytes) -> recovery.LogFile | None:
         try:
-            log_file = read_log_file(data, name=str(path), dimension=None)
+            log_file = recovery.read_log_file(data, name=str(path), dimension=None)
             check_topic(self._files, layout.directory, log_file.header, path)
         except ForeignFile as error:
             self._add_finding("foreign", path, str(error))
@@ -291,4 +285,4 @@ class _Verification:
         self.counts.bytes += self._files.size(path) or 0
 
     def _add_finding(self, kind: str, path: Path, message: str) -> None:
-        self.findings.append(msgspec.convert({"kind": kind, "path": str(path), "message": message}, Finding))
+        self.findings.append(msgspec.convert({"kind": kind, "path": str(path), "message": message}, recovery.Finding))
