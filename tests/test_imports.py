@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
+from memd.ingest.imports.exports import NO_PARENT, Dating, Node, Thread, thread_of
 from memd.ingest.imports.files import NAMES, Found, closed, files_of, format_in, items, read
 from memd.ingest.imports.parts import stretches, topic_of_folder
-from memd.ingest.imports.threads import NO_PARENT, Dating, Node, Thread, thread_of
 from memd.messages import Message, stored_text
 
 EXPORTS = Path(__file__).parent / "exports"

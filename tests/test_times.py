@@ -21,7 +21,7 @@ from recording_upstream import RecordingUpstream
 from memd.conversation.events import Appended, decode_event, encode_event
 from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.ingest.chunking import Utterance, split
-from memd.ingest.imports.threads import Dating
+from memd.ingest.imports.exports import Dating
 from memd.recall.times import is_about_time, spans
 from memd.settings.model import ChunkingSettings
 

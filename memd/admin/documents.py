@@ -21,8 +21,8 @@ from memd.admin.parts import DaemonParts, check_changes
 from memd.admin.routing import PAGE, Body, Extent, Limit, TopicBody, TopicQuery, TopicsQuery, get, post
 from memd.entries import Draft, Section
 from memd.errors import BadQuestion, NotFound
+from memd.ingest.imports.exports import ITEM_BYTES_MAX
 from memd.ingest.imports.parts import GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts
-from memd.ingest.imports.threads import ITEM_BYTES_MAX
 from memd.ingest.pipeline import Drafter
 from memd.ingest.readers import GivenDocument, GivenFile
 from memd.ingest.readers.files import FileReader

@@ -26,6 +26,7 @@ from memd.cli.operations import Lines, options_of, progress, show, time_of
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
 from memd.errors import BadNote, BadQuestion, NotFound
+from memd.ingest.imports.exports import Dating
 from memd.ingest.imports.files import (
     NAMES,
     STANDARD_INPUT,
@@ -38,7 +39,6 @@ from memd.ingest.imports.files import (
     read,
 )
 from memd.ingest.imports.parts import ImportCounts, Sending
-from memd.ingest.imports.threads import Dating
 from memd.ingest.readers import GivenDocument
 from memd.ingest.readers.text import FORMATS
 from memd.ingest.sources.documents import KnownDocument, TakenDocument

@@ -32,15 +32,17 @@ from memd.errors import BadImport, BadRequestBody, BadTopicId, EmptyImport
 from memd.ingest.imports.exports import (
     AIDER_STARTED,
     FORMATS,
+    ITEM_BYTES_MAX,
     OPENAI,
     ClaudeCodeSession,
     CodexSession,
+    Dating,
     Export,
+    Thread,
     aider_threads,
     thread_in,
     thread_of_elements,
 )
-from memd.ingest.imports.threads import ITEM_BYTES_MAX, Dating, Thread
 from memd.wire.lenient_json import LIST, OBJECT, UNREADABLE, is_list
 
 HEAD_BYTES = 1 << 20

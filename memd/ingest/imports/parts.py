@@ -22,8 +22,8 @@ from msgspec import UNSET, Meta, Raw
 
 from memd.entries import DEFAULT_TOPIC_ID, Draft, Status, Vector, topic_called
 from memd.errors import BadImport, BadQuestion, BadTopicId
+from memd.ingest.imports.exports import NO_PARENT, Thread
 from memd.ingest.imports.files import Found
-from memd.ingest.imports.threads import NO_PARENT, Thread
 from memd.ingest.pipeline import Drafter, unstored_runs
 from memd.messages import DIGEST_BYTES, ROOT_DIGEST, Message, Speech, ToolCall, chain_all, leading_count
 from memd.settings.model import AUTO_TOPIC
