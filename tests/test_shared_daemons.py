@@ -193,14 +193,6 @@ def test_commands_read_all_topics_of_a_cluster(pair: Cluster) -> None:
     assert memd("verify", "--config", config, backup).returncode == 0
 
 
-def test_check_tells_what_the_database_keeps(pair: Cluster) -> None:
-    told = memd("check", "--config", pair.daemons[0].config, "--upstream", pair.upstream.url)
-
-    assert "schema 1, answers in" in told.stdout, told
-    assert "fsync is off" in told.stdout
-    assert "has no synchronous standby" in told.stdout
-
-
 def test_a_folder_is_moved_into_a_cluster_and_out_again(
     postgres: PostgresServer, kept_upstream: RecordingUpstream, tmp_path: Path
 ) -> None:

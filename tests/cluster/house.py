@@ -55,24 +55,25 @@ class Member:
         self.number = number
         self.daemon = daemon
         self.to_database = to_database
-        self.is_running = False
         self.is_well = False
         """Whether nothing is done to the process."""
 
+    @property
+    def is_running(self) -> bool:
+        return not self.daemon.has_ended
+
     def start(self) -> None:
         self.daemon.start()
-        self.is_running = self.is_well = True
+        self.is_well = True
 
     def kill(self) -> None:
-        self.is_running = self.is_well = False
+        self.is_well = False
         self.daemon.kill()
 
     def end(self) -> int:
         """SIGTERM; the exit code."""
         self.is_well = False
-        code = self.daemon.terminate()
-        self.is_running = False
-        return code
+        return self.daemon.terminate()
 
     def stop(self) -> None:
         """SIGSTOP."""

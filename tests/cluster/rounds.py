@@ -88,7 +88,7 @@ def at_the_end(house: House) -> list[str]:
     """What is wrong when all has ended."""
     house.open_all()
     house.verdict()  # what is acknowledged may be in a journal for a moment
-    codes = {member.number: member.end() for member in house.members if member.is_running}
+    codes = {member.number: member.end() for member in house.members if member.is_well}
     verdict = house.judge()
     return [f"daemon {number} ended with {code}" for number, code in codes.items() if code] + (
         verdict.wrong + verdict.missing

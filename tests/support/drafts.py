@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,10 +178,6 @@ def live_contents(topic: TopicLog) -> list[str]:
 def seal_all(topic: TopicLog) -> None:
     for segment_id in topic.unsealed():
         topic.seal(segment_id)
-
-
-def search_ids(topic: TopicLog, queries: Sequence[NDArray[np.float32]], k: int) -> list[int]:
-    return [hit.canonical_id for hit in search(topic.snapshot(), np.stack(queries), k)]
 
 
 def two_segments(files: Any) -> Any:

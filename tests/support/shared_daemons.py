@@ -20,7 +20,7 @@ _numbers = itertools.count(1)
 
 
 class Cluster:
-    """Some daemons, the database that they share, and the model that they all ask."""
+    """Two daemons, the database that they share, and the model that they all ask."""
 
     def __init__(self, daemons: Sequence[DaemonProcess], url: str, upstream: RecordingUpstream) -> None:
         self.daemons = daemons
@@ -69,12 +69,11 @@ def cluster(
     postgres: PostgresServer,
     upstream: RecordingUpstream,
     folder: Path,
-    count: int = 2,
     *,
     through: str = "",
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Cluster]:
-    """Some daemons on a new database, until the block ends. `through`: the folder of a socket that leads there."""
+    """Two daemons on a new database, until the block ends. `through`: the folder of a socket that leads there."""
     direct = postgres.database(name := f"shared_{next(_numbers)}")
     told = {
         "cluster": {"database": postgres.url(name, folder=through) if through else direct},
@@ -83,7 +82,7 @@ def cluster(
     }
     daemons = []
     try:
-        for number in range(count):
+        for number in range(2):
             (own := folder / f"daemon{number}").mkdir(parents=True)
             daemons.append(DaemonProcess(own, upstream.url, told).start())
         yield Cluster(daemons, direct, upstream)
