@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from memd.cli.check.report import outcomes
 from memd.store.shared.postgres import SCHEMA_VERSION, PostgresLog
 
 pytestmark = pytest.mark.process
-_numbers = itertools.count(1)
 GOOD = DatabaseServer(
     number=17,
     version="17.2",
@@ -43,7 +41,7 @@ GOOD = DatabaseServer(
 
 @pytest.fixture
 def settings(postgres: PostgresServer) -> dict[str, Any]:
-    return {"cluster": {"database": postgres.database(f"checked_{next(_numbers)}")}}
+    return {"cluster": {"database": postgres.database()}}
 
 
 def of_cluster(found: Iterator[CheckResult]) -> list[tuple[str, str, str]]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from archiver_stage import DIMENSION, HashEmbedder
 from drafts import open_store, search, unit_vector, uuid_of
 from golden_files import GOLDEN, TOPIC, opened
 from numpy.typing import NDArray
 
-from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry, Moment, WallTime, multiplier_of
 from memd.errors import DiskFull
@@ -31,7 +31,6 @@ from memd.store.tools.verify import verify
 
 pytestmark = pytest.mark.thorough  # 20,000 chunks are appended before the first
 
-DIMENSION = 16
 CHUNKS = 20_000
 SEGMENT = 5_000
 START = 1_700_000_000_000_000
@@ -41,22 +40,13 @@ IN_WEEK = frozenset(range(7_000, 22_000, 500)) & frozenset(range(CHUNKS)) | {11,
 WEEK = Selection(since=1, until=100)
 
 
-class OneVector(Embedder):
+class OneVector(HashEmbedder):
     """An embedder for which every question is the same."""
 
-    name, batch_texts = "one", 1
     fingerprint = "f" * 32
-    dimension = DIMENSION
-    tells_apart = False
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        return np.concatenate([self.embed_query(text) for text in texts])
-
-    def embed_query(self, text: str) -> NDArray[np.float32]:
-        return unit_vector("question", DIMENSION)[np.newaxis]
-
-    def close(self) -> None:
-        pass
+        return np.repeat(unit_vector("question", DIMENSION)[np.newaxis], len(texts), axis=0)
 
 
 def text_of(number: int) -> str:

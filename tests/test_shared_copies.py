@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -14,7 +14,8 @@ import pytest
 from archiver_stage import COUNTER, DIMENSION, Stage, live_entries
 from crash_files import CrashFiles, Loss, PowerCutError
 from drafts import draft
-from folder_log import FolderLog
+from faulty_log import FaultyLog
+from postgres_server import PostgresServer
 
 from memd.conversation.events import BufferEvent, encode_event
 from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
@@ -33,9 +34,17 @@ from memd.store.shared.seam import SharedLog
 from memd.store.store import ModelId, Store, StoreShared
 from memd.store.tools.verify import verify
 
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def kept(postgres: PostgresServer) -> Iterator[FaultyLog]:
+    with closing(FaultyLog(postgres.database())) as made:
+        yield made
+
 
 @asynccontextmanager
-async def topics_of(folder: Path, kept: FolderLog) -> AsyncIterator[tuple[Topics, ThreadPoolExecutor]]:
+async def topics_of(folder: Path, kept: FaultyLog) -> AsyncIterator[tuple[Topics, ThreadPoolExecutor]]:
     """What a daemon has of the topics while it runs; and the thread in which it writes."""
     config = Config()
     store = Store(folder, StoreShared(model=ModelId(DIMENSION, "a" * 32), segment_entries_max=100), kept=kept)
@@ -50,7 +59,7 @@ def told(buffer: HotBuffer, *texts: str) -> None:
     buffer.receive(messages, [one.content_digest for one in messages], [1] * len(texts), session=None, now=1.0)
 
 
-async def payloads_of(kept: FolderLog) -> bytes:
+async def payloads_of(kept: FaultyLog) -> bytes:
     """All that the rows of the buffer say."""
     rows = (await asyncio.to_thread(kept.since, "team", {"hot": 0})).of("hot")
     return b"".join(payload for row in rows for payload in payloads_in(row.data, 0))
@@ -83,8 +92,7 @@ def said(buffer: HotBuffer) -> list[list[str]]:
     )
 
 
-async def test_a_copy_has_what_others_said_while_its_daemon_was_off(tmp_path: Path) -> None:
-    kept = FolderLog(tmp_path / "log")
+async def test_a_copy_has_what_others_said_while_its_daemon_was_off(tmp_path: Path, kept: FaultyLog) -> None:
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         told((topic := await ours.get("team")).buffer, "What is the code of the gate?")
         await topic.save()
@@ -102,9 +110,8 @@ async def test_a_copy_has_what_others_said_while_its_daemon_was_off(tmp_path: Pa
 
 
 async def test_a_topic_that_was_only_read_is_not_read_anew_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept: FaultyLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = FolderLog(tmp_path / "log")
     async with topics_of(tmp_path / "b", kept) as (theirs, _):
         await (await theirs.get("team")).append([draft("The harbour closes at nine.", dimension=DIMENSION)])
     async with topics_of(tmp_path / "a", kept) as (ours, _):
@@ -116,9 +123,10 @@ async def test_a_topic_that_was_only_read_is_not_read_anew_by_the_next_start(
         assert (await ours.get("team")).log.stats().chunks == 1
 
 
-async def test_turns_that_were_moved_into_a_log_before_they_were_stored_are_there(tmp_path: Path) -> None:
+async def test_turns_that_were_moved_into_a_log_before_they_were_stored_are_there(
+    tmp_path: Path, kept: FaultyLog
+) -> None:
     """A move writes the buffer as one base, before which there is no row."""
-    kept = FolderLog(tmp_path / "log")
     told(buffer := made(), "What is the code of the gate?")
     base = b"".join(encode_record(encode_event(event)) for event in buffer.take_unsaved())
     await asyncio.to_thread(kept.append, "team", "hot", 0, 1, base, generation=0, base=True)
@@ -127,8 +135,8 @@ async def test_turns_that_were_moved_into_a_log_before_they_were_stored_are_ther
         assert said((await ours.get("team")).buffer) == [["What is the code of the gate?"]]
 
 
-async def test_what_a_client_that_left_was_about_to_keep_is_kept_by_the_next(tmp_path: Path) -> None:
-    kept, goes_on = FolderLog(tmp_path / "log"), threading.Event()
+async def test_what_a_client_that_left_was_about_to_keep_is_kept_by_the_next(tmp_path: Path, kept: FaultyLog) -> None:
+    goes_on = threading.Event()
     async with topics_of(tmp_path / "a", kept) as (ours, writer):
         told((topic := await ours.get("team")).buffer, "What is the code of the gate?")
         writer.submit(goes_on.wait)
@@ -144,8 +152,9 @@ async def test_what_a_client_that_left_was_about_to_keep_is_kept_by_the_next(tmp
     assert b"the gate" in await payloads_of(kept)
 
 
-async def test_what_waits_in_a_conversation_that_others_know_outlasts_an_erasure_meanwhile(tmp_path: Path) -> None:
-    kept = FolderLog(tmp_path / "log")
+async def test_what_waits_in_a_conversation_that_others_know_outlasts_an_erasure_meanwhile(
+    tmp_path: Path, kept: FaultyLog
+) -> None:
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         told((topic := await ours.get("team")).buffer, "one")
         await topic.save()
@@ -159,8 +168,9 @@ async def test_what_waits_in_a_conversation_that_others_know_outlasts_an_erasure
         assert said((await ours.get("team")).buffer) == [["one", "two", "three"]]
 
 
-async def test_what_is_said_while_what_waited_is_appended_leaves_no_gap_in_the_copy(tmp_path: Path) -> None:
-    kept = FolderLog(tmp_path / "log")
+async def test_what_is_said_while_what_waited_is_appended_leaves_no_gap_in_the_copy(
+    tmp_path: Path, kept: FaultyLog
+) -> None:
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         told((topic := await ours.get("team")).buffer, "What is the code of the gate?")
         kept.fails = lambda call: "away"
@@ -174,8 +184,9 @@ async def test_what_is_said_while_what_waited_is_appended_leaves_no_gap_in_the_c
         assert len(said((await ours.get("team")).buffer)) == 3
 
 
-async def test_what_is_said_while_something_is_erased_keeps_nothing_of_it_in_the_copy(tmp_path: Path) -> None:
-    kept = FolderLog(tmp_path / "log")
+async def test_what_is_said_while_something_is_erased_keeps_nothing_of_it_in_the_copy(
+    tmp_path: Path, kept: FaultyLog
+) -> None:
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         told((topic := await ours.get("team")).buffer, "The code of the gate is 4711.")
         await topic.save()
@@ -187,8 +198,9 @@ async def test_what_is_said_while_something_is_erased_keeps_nothing_of_it_in_the
         assert b"4711" not in (tmp_path / "a" / "team" / "hot.log").read_bytes()
 
 
-async def test_what_is_said_at_the_moment_of_an_erasure_is_kept_before_it_is_acknowledged(tmp_path: Path) -> None:
-    kept = FolderLog(tmp_path / "log")
+async def test_what_is_said_at_the_moment_of_an_erasure_is_kept_before_it_is_acknowledged(
+    tmp_path: Path, kept: FaultyLog
+) -> None:
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         told((topic := await ours.get("team")).buffer, "What is the code of the gate?")
         await topic.save()
@@ -200,8 +212,7 @@ async def test_what_is_said_at_the_moment_of_an_erasure_is_kept_before_it_is_ack
     assert b"harbour" in await payloads_of(kept)
 
 
-async def test_what_another_daemon_erased_while_it_was_being_stored_is_not_stored_again(tmp_path: Path) -> None:
-    kept = FolderLog(tmp_path / "log")
+async def test_what_another_daemon_erased_while_it_was_being_stored_is_not_stored_again(kept: FaultyLog) -> None:
     ours, theirs = Stage(Config(), kept=kept), Stage(Config(), kept=kept)
     told(
         (topic := await ours.topics.get("team")).buffer,
@@ -317,8 +328,8 @@ WHOLE = {name: ("moved", 2 * groups) for name, groups in TOPICS.items()}
 
 
 @pytest.mark.parametrize("loss", ["kept", "lost", "reordered"])
-def test_a_move_into_a_folder_that_ended_at_any_operation_goes_on(tmp_path: Path, loss: Loss) -> None:
-    kept = filled(FolderLog(tmp_path / "log"))
+def test_a_move_into_a_folder_that_ended_at_any_operation_goes_on(kept: FaultyLog, loss: Loss) -> None:
+    filled(kept)
     for cut_after in itertools.count():
         files = CrashFiles.with_directory(FOLDER)
         files.cut_after = files.operations + cut_after
@@ -335,24 +346,25 @@ def test_a_move_into_a_folder_that_ended_at_any_operation_goes_on(tmp_path: Path
 
 
 @pytest.mark.parametrize("fault", ["away", "doubt"])
-def test_a_move_into_a_log_that_ended_at_any_call_goes_on(tmp_path: Path, fault: str) -> None:
+def test_a_move_into_a_log_that_ended_at_any_call_goes_on(postgres: PostgresServer, fault: str) -> None:
     files = CrashFiles.with_directory(FOLDER)
-    entries(into_folder(filled(FolderLog(tmp_path / "first")), FOLDER, files))
+    with closing(FaultyLog(postgres.database())) as first:
+        entries(into_folder(filled(first), FOLDER, files))
 
     def fails_at(number: int) -> Callable[[str], str]:
         calls = itertools.count()
         return lambda _: fault if next(calls) == number else ""
 
     for number in itertools.count():
-        kept = FolderLog(tmp_path / f"log{number}")
-        kept.fails = fails_at(number)
-        try:
-            entries(into_log(FOLDER, files, kept))
-            break
-        except StoreError:
-            kept.fails = lambda _: ""
-        assert entries(into_log(FOLDER, files, kept)) == WHOLE, number
-        for name, groups in TOPICS.items():
-            assert len(kept.since(name, {"log": 0}).rows) == groups
-            assert [row.data for row in kept.since(name, {"hot": 0}).rows] == [encode_record(SAID)]
+        with closing(FaultyLog(postgres.database())) as kept:
+            kept.fails = fails_at(number)
+            try:
+                entries(into_log(FOLDER, files, kept))
+                break
+            except StoreError:
+                kept.fails = lambda _: ""
+            assert entries(into_log(FOLDER, files, kept)) == WHOLE, number
+            for name, groups in TOPICS.items():
+                assert len(kept.since(name, {"log": 0}).rows) == groups
+                assert [row.data for row in kept.since(name, {"hot": 0}).rows] == [encode_record(SAID)]
     assert number > 8

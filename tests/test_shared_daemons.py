@@ -6,7 +6,6 @@ import itertools
 import json
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -205,7 +204,7 @@ def test_a_folder_is_moved_into_a_cluster_and_out_again(
     alone.chat(open_messages)
     alone.terminate()
     before = [(line["uuid"], line["canonical_id"], line["content"]) for line in alone.export()]
-    url = postgres.database(f"m{uuid.uuid4().hex}")
+    url = postgres.database()
 
     moved = memd("move", alone.data_dir, url)
     again = memd("move", alone.data_dir, url)
@@ -285,7 +284,7 @@ def test_a_move_that_was_killed_in_an_append_goes_on_when_it_is_run_again(
         note = {"topic_id": f"room-{number}", "notes": [{"content": f"Room {number} has {number * 17} chairs."}]}
         assert ask(f"{alone.own_url}/memd/notes", note).status == 200
     alone.terminate()
-    url = postgres.database(f"m{uuid.uuid4().hex}")
+    url = postgres.database()
     with closing(PostgresLog(url)) as kept, psycopg.connect(url, autocommit=True) as held:
         kept.connect()
         held.execute(

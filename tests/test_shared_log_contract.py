@@ -1,18 +1,18 @@
-"""Whatever keeps a shared log keeps the same promises: in a folder that is stricter, and in PostgreSQL."""
+"""What a shared log promises to all who append to it, in PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 from drafts import DIMENSION, FINGERPRINT, draft
-from folder_log import FolderLog
+from faulty_log import FaultyLog
 from msgspec.structs import replace
 from postgres_server import PostgresServer
 
@@ -28,19 +28,13 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def url(postgres: PostgresServer) -> str:
-    return postgres.database(f"m{uuid.uuid4().hex}")
+    return postgres.database()
 
 
-@pytest.fixture(params=["folder", "postgres"])
-def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SharedLog]:
-    if request.param == "folder":
-        yield FolderLog(tmp_path / "log")
-        return
-    made = PostgresLog(request.getfixturevalue("url"))
-    try:
+@pytest.fixture
+def kept(postgres: PostgresServer) -> Iterator[FaultyLog]:
+    with closing(FaultyLog(postgres.database())) as made:
         yield made
-    finally:
-        made.close()
 
 
 def _log(kept: SharedLog, after: int = 0, topic_id: str = "t") -> News:
@@ -153,9 +147,6 @@ def test_of_many_who_append_at_once_each_row_is_there_once_and_in_order(kept: Sh
     assert sorted(row.data for row in rows) == sorted(b"%d %d" % (n, i) for n in range(4) for i in range(20))
 
 
-# -- of PostgreSQL alone: what its troubles are called ------------------------------------------------------------
-
-
 def test_the_first_chunk_of_a_topic_is_stored_once_by_two_who_began_when_there_was_none(
     kept: SharedLog, tmp_path: Path
 ) -> None:
@@ -224,8 +215,7 @@ def test_ends_tell_of_many_topics_at_once_what_since_tells_of_each(kept: SharedL
         assert told == replace(kept.since(name, dict.fromkeys(STREAMS, 0)), rows=())
 
 
-async def test_all_who_ask_in_the_same_moment_are_answered_by_one_round_trip(tmp_path: Path) -> None:
-    kept = FolderLog(tmp_path / "log")
+async def test_all_who_ask_in_the_same_moment_are_answered_by_one_round_trip(kept: FaultyLog) -> None:
     ends, before = Ends(kept), kept.calls
 
     first, second = ends.ask(["one", "two"]), ends.ask(["three"])
@@ -237,8 +227,7 @@ async def test_all_who_ask_in_the_same_moment_are_answered_by_one_round_trip(tmp
     assert kept.calls - before == 2
 
 
-async def test_who_asks_a_log_that_is_away_is_told_so_and_the_next_one_asks_again(tmp_path: Path) -> None:
-    kept = FolderLog(tmp_path / "log")
+async def test_who_asks_a_log_that_is_away_is_told_so_and_the_next_one_asks_again(kept: FaultyLog) -> None:
     ends = Ends(kept)
     kept.fails = lambda call: "away"
     with pytest.raises(StoreError):

@@ -7,6 +7,7 @@ here, so it does not sync.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -35,6 +36,9 @@ SETTINGS = {
     "log_checkpoints": "off",
     "log_min_messages": "log",  # its errors are the tests' own, and nobody empties the pipe
 }
+
+
+_numbers = itertools.count(1)
 
 
 class PostgresServer:
@@ -73,8 +77,9 @@ class PostgresServer:
         """`folder`: of another socket that leads to it."""
         return f"postgresql://memd@/{database}?host={folder or self._socket}&port=5432&sslmode=disable"
 
-    def database(self, name: str) -> str:
+    def database(self, name: str = "") -> str:
         """The URL of a new database."""
+        name = name or f"made_{next(_numbers)}"
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
         return self.url(name)

@@ -1,0 +1,66 @@
+"""A shared log in a real PostgreSQL that fails at the calls that a test chooses.
+
+Rule: what the seam forbids is an error here, also where PostgreSQL would let it pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from memd.errors import InDoubt, StoreWriteFailed
+from memd.store.shared.postgres import PostgresLog
+from memd.store.shared.seam import PAGE_ROWS, News, Stream
+
+
+class FaultyLog(PostgresLog):
+    """See SharedLog."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.calls = 0
+        self.fails: Callable[[str], str] = lambda call: ""
+        """Asked at each call: "away" (nothing is done), "doubt" (it is done, and the answer is lost), or ""."""
+        self.connect()
+
+    def ends(self, topic_ids: Collection[str]) -> dict[str, News]:
+        with self._call("ends"):
+            return super().ends(topic_ids)
+
+    def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
+        with self._call("since"):
+            return super().since(topic_id, after, limit)
+
+    def append(
+        self, topic_id: str, stream: Stream, after: int, last: int, data: bytes, *, generation: int, base: bool = False
+    ) -> bool:
+        assert last > after >= 0, "ids ascend"
+        assert data and isinstance(data, bytes), "a row says something, which nothing may change"
+        assert base or stream != "kept", "kept is replaced as a whole"
+        with self._call("append"):
+            return super().append(topic_id, stream, after, last, data, generation=generation, base=base)
+
+    def rewrite(self, topic_id: str, generation: int, rows: Mapping[tuple[Stream, int], bytes] | None) -> int:
+        with self._call("rewrite"):
+            return super().rewrite(topic_id, generation, rows)
+
+    def topics(self, after: str, limit: int) -> list[str]:
+        with self._call("topics"):
+            return super().topics(after, limit)
+
+    @contextmanager
+    def _call(self, name: str) -> Iterator[None]:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError(f"{name} was called on the event loop")
+        self.calls += 1
+        fault = self.fails(name)
+        if fault == "away":
+            raise StoreWriteFailed(f"{self.place}: is away")
+        yield
+        if fault == "doubt":
+            raise InDoubt(f"{self.place}: the answer was lost")
