@@ -148,11 +148,7 @@ class Receipts:
         events: Events,
         unkept: Callable[[Receipt], None] = lambda receipt: None,
     ) -> None:
-        """
-        Args:
-            ring: None: nothing is kept.
-            unkept: is told of each receipt that is not kept.
-        """
+        """`ring`: None: nothing is kept. `unkept`: is told of each receipt that is not kept."""
         self._unkept = unkept
         self._ring = ring
         self._redactor = redactor

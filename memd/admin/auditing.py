@@ -53,12 +53,8 @@ class Auditor:
     """Notes acts. Belongs to the event loop, where a line costs some microseconds."""
 
     def __init__(self, book: AuditBook, principals: Principals, record: str, command: str = "") -> None:
-        """
-        Args:
-            principals: whoever may use memd.
-            record: the setting `audit.record`.
-            command: on whose behalf this process runs, if it is no daemon for clients.
-        """
+        """`principals`: whoever may use memd. `record`: the setting `audit.record`. `command`: on whose behalf this
+        process runs, if it is no daemon for clients."""
         self._book = book
         self.principals = principals
         self._record = record

@@ -68,13 +68,8 @@ chunk in read_memory and correct_memory."""
 
 
 def of(kind: type[msgspec.Struct], name: str, **bounds: Any) -> Any:
-    """An argument of a tool as a parameter of its operation describes it.
-
-    Args:
-        kind: the query or body.
-        name: the parameter or member.
-        bounds: narrower than the operation's, as of `pydantic.Field`.
-    """
+    """An argument of a tool as a parameter of its operation describes it. `kind`: the query or body. `name`: the
+    parameter or member. `bounds`: narrower than the operation's, as of `pydantic.Field`."""
     [annotated] = (one.type for one in msgspec.structs.fields(kind) if one.encode_name == name)
     [meta] = (one for one in get_args(annotated)[1:] if isinstance(one, msgspec.Meta))
     return Field(description=meta.description, **bounds)

@@ -66,12 +66,8 @@ class OwnRoutes:
         oauth: OAuthEndpoint,
         mcp: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> None:
-        """
-        Args:
-            wrong_tokens: refuses requests without a token that is known.
-            oauth: answers programs that speak MCP where they ask for a token of their own.
-            mcp: answers what they ask.
-        """
+        """`wrong_tokens`: refuses requests without a token that is known. `oauth`: answers programs that speak MCP
+        where they ask for a token of their own. `mcp`: answers what they ask."""
         self._parts = parts
         self._principals = parts.principals
         self._wrong_tokens = wrong_tokens

@@ -152,12 +152,8 @@ class TokenWatch:
     """Keeps the principals as the lists have them. Belongs to the event loop."""
 
     def __init__(self, auth: AuthSettings, listed: TokenList, source: AuthSource | None) -> None:
-        """
-        Args:
-            auth: the settings at the start.
-            listed: the list of `memd token`.
-            source: where the settings are read again, None if nowhere.
-        """
+        """`auth`: the settings at the start. `listed`: the list of `memd token`. `source`: where the settings are read
+        again, None if nowhere."""
         self.principals = Principals()
         self.secret = new_secret()
         """With which the daemon proves to commands that it has the data directory."""

@@ -106,13 +106,8 @@ class RunningDaemon:
             raise DaemonError(f"the daemon at {self.url} does not answer: {error}; see its log") from None
 
     def send(self, path: str, body: bytes | None, seconds: float) -> bytes:
-        """Send a request, a GET if there is no body; return the body of its answer.
-
-        Raises:
-            OSError, http.client.HTTPException: there is no answer.
-            BadQuestion: the request is wrong.
-            DaemonError: it refused.
-        """
+        """Send a request, a GET if there is no body; return the body of its answer. Raises OSError,
+        http.client.HTTPException: there is no answer; BadQuestion: the request is wrong; DaemonError: it refused."""
         token = self._token or self._command_token
         headers = {TOKEN_HEADER: token} if token else {}
         headers |= {} if body is None else {"Content-Type": "application/json"}

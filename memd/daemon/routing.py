@@ -89,11 +89,8 @@ class Router:
         reader: RequestReader,
         turns: TurnRunner,
     ) -> None:
-        """
-        Args:
-            own: answers or leads on what is under `/memd/`; takes the target too.
-            wrong_tokens: refuses requests without a token that is known.
-        """
+        """`own`: answers or leads on what is under `/memd/`; takes the target too. `wrong_tokens`: refuses requests
+        without a token that is known."""
         self._principals, self._auditor, self._topics = parts.principals, parts.auditor, parts.topics
         self._limits = limits = parts.config.limits
         self._own = own

@@ -49,14 +49,8 @@ class Unpacker:
     """Unpacks one body of one or more codings, of which the parts may be cut anywhere."""
 
     def __init__(self, codings: Iterable[str], bytes_max: int) -> None:
-        """
-        Args:
-            codings: in the order in which they were applied.
-            bytes_max: of what comes out, and of what is in between.
-
-        Raises:
-            BadCoding: one is not known, or there are too many.
-        """
+        """`codings`: in the order in which they were applied. `bytes_max`: of what comes out, and of what is in
+        between. Raises BadCoding: one is not known, or there are too many."""
         named = tuple(codings)
         if len(named) > CODINGS_MAX:
             raise BadCoding(f"it has {len(named)} content codings, more than {CODINGS_MAX}")

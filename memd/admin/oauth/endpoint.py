@@ -70,11 +70,8 @@ class OAuthEndpoint:
         idle_seconds: float,
         recorded: Recorded,
     ) -> None:
-        """
-        Args:
-            recorded: writes into the audit that a program was let in, or is no more, before anybody hears of it.
-            idle_seconds: how long a client may take for the next part of a body.
-        """
+        """`recorded`: writes into the audit that a program was let in, or is no more, before anybody hears of it.
+        `idle_seconds`: how long a client may take for the next part of a body."""
         self._ledger = ledger
         self._wrong_tokens, self._principals = wrong_tokens, wrong_tokens.principals
         self._idle_seconds = idle_seconds

@@ -139,12 +139,8 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         shared: SharedGrants | None = None,
     ) -> None:
-        """
-        Args:
-            known: finds whose token one is, by its SHA-256 in hexadecimal digits; None: nobody's any more.
-            clock: seconds since 1970.
-            shared: those of a cluster, of which the file is a copy; None: there is none.
-        """
+        """`known`: finds whose token one is, by its SHA-256 in hexadecimal digits; None: nobody's any more. `clock`:
+        seconds since 1970. `shared`: those of a cluster, of which the file is a copy; None: there is none."""
         self._file = file
         self._shared = shared
         self._known = known

@@ -97,13 +97,8 @@ def outcomes(
     live: bool,
     files: LocalDisk | None = None,
 ) -> Iterator[CheckResult]:
-    """Run the checks, in order.
-
-    Args:
-        path, env, given: as for `load_config`.
-        live: whether to hold a conversation with the model too.
-        files: the disk; another one than the real only where a fault is to be injected.
-    """
+    """Run the checks, in order. `path, env, given`: as for `load_config`. `live`: whether to hold a conversation with
+    the model too. `files`: the disk; another one than the real only where a fault is to be injected."""
     yield settings.packages()
     yield settings.tokenizer()
     useless: list[str] = []
