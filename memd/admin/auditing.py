@@ -239,11 +239,7 @@ class Streamed(NamedTuple):
 
 
 async def audited(
-    auditor: Auditor,
-    request: web.Request,
-    route: Route,
-    asked: Extent,
-    answer: Callable[[], Awaitable[Any]],
+    auditor: Auditor, request: web.Request, route: Route, asked: Extent, answer: Callable[[], Awaitable[Any]]
 ) -> Any:
     """Answer a request to one of memd's own routes that asks for so much, and note what it was."""
     kind: str | None = route.act

@@ -120,13 +120,7 @@ class SaidDays(msgspec.Struct, frozen=True):
     days: tuple[history.SaidDay, ...]
 
 
-@get(
-    "/memd/search",
-    "read",
-    act="search",
-    touches=lambda answer: chunks_in(answer.chunks),
-    tool="search_memory",
-)
+@get("/memd/search", "read", act="search", touches=lambda answer: chunks_in(answer.chunks), tool="search_memory")
 async def search(parts: DaemonParts, query: SearchQuery, who: Principal) -> SearchAnswer:
     """Search what was said, noted or read before, by meaning and words: the best pieces with ids, times, sources.
 
@@ -164,13 +158,7 @@ async def days(parts: DaemonParts, query: FilterQuery, who: Principal) -> SaidDa
     return SaidDays(await parts.read(query.topic, who, lambda found: history.said_days(found, query.wanted)))
 
 
-@get(
-    "/memd/chunks/{id}",
-    "read",
-    act="read",
-    touches=lambda story: chunks_in(story.versions),
-    tool="read_memory",
-)
+@get("/memd/chunks/{id}", "read", act="read", touches=lambda story: chunks_in(story.versions), tool="read_memory")
 async def chunk(parts: DaemonParts, chunk_id: str, query: TopicsQuery, who: Principal) -> history.ChunkStory:
     """Read one piece of memory: its whole text, what was said just before and after it, its earlier versions.
 

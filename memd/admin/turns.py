@@ -290,10 +290,7 @@ async def conversations(parts: DaemonParts, query: ConversationsQuery, who: Prin
 
 
 @get(
-    "/memd/conversations/{id}",
-    "read",
-    act="read",
-    touches=lambda told: Extent((told.topic_id,), count=len(told.turns)),
+    "/memd/conversations/{id}", "read", act="read", touches=lambda told: Extent((told.topic_id,), count=len(told.turns))
 )
 async def conversation(
     parts: DaemonParts, conversation_id: str, query: ConversationsQuery, who: Principal
@@ -430,10 +427,7 @@ def _stretches(snapshot: Snapshot, reach: int | None) -> Iterator[tuple[Conversa
     for start, end in zip(starts, [*starts[1:], len(said)], strict=False):
         place = int(table[2, start]), int(table[3, start])
         brief = ConversationBrief(
-            topic_id=snapshot.topic_id,
-            began_at=int(said[start]),
-            last_at=int(said[end - 1]),
-            chunks=end - start,
+            topic_id=snapshot.topic_id, began_at=int(said[start]), last_at=int(said[end - 1]), chunks=end - start
         )
         yield brief, place
 

@@ -362,12 +362,7 @@ def decrypt(config: Config) -> int:
 )
 @click.option("--new-key-stdin", is_flag=True, help="Read the new key from standard input: one line, the last one.")
 @click.option("--data", is_flag=True, help="Encrypt everything anew, for when the old key was seen by others.")
-def rekey(
-    config: Config,
-    new_key_file: Path | None,
-    new_key_stdin: bool,
-    data: bool,
-) -> int:
+def rekey(config: Config, new_key_file: Path | None, new_key_stdin: bool, data: bool) -> int:
     """Give the encrypted data directory another master key, which the settings have to name afterwards."""
     if (new_key_file is not None) == new_key_stdin:
         raise ConfigError("the new key is missing: give either --new-key-file or --new-key-stdin")

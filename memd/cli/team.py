@@ -61,10 +61,7 @@ def token() -> None:
 @token.command()
 @click.argument("name")
 @click.option(
-    "--topics",
-    required=True,
-    metavar="PATTERN,…",
-    help="Topics in which it holds; * stands for any characters.",
+    "--topics", required=True, metavar="PATTERN,…", help="Topics in which it holds; * stands for any characters."
 )
 @click.option("--rights", required=True, metavar="RIGHT,…", help=f"Of {', '.join(get_args(Right))}.")
 @with_settings(existing=False)

@@ -20,16 +20,7 @@ from memd.admin import page
 from memd.admin.parts import DaemonParts
 from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
-from memd.http import (
-    BodyRoom,
-    Take,
-    TooManyBodies,
-    body_parts,
-    error_response,
-    prove,
-    read_body,
-    too_many_bodies,
-)
+from memd.http import BodyRoom, Take, TooManyBodies, body_parts, error_response, prove, read_body, too_many_bodies
 from memd.proxy.headers import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import BAD_MODE, NO_MODE, Call, Plain, RequestReader, unpacked
 from memd.proxy.relay import forwarded_headers, pass_through

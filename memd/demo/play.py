@@ -318,11 +318,7 @@ class ChatClient:
         self._topic_id = topic_id
 
     async def say(
-        self,
-        text: str,
-        *,
-        corrections: list[dict[str, Any]] | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, text: str, *, corrections: list[dict[str, Any]] | None = None, headers: Mapping[str, str] | None = None
     ) -> ChatAnswer:
         """Send the history with one more message, and append the streamed reply to it. Raises NotShown: the model
         refuses the request."""

@@ -722,11 +722,7 @@ def _redaction_problem(name: str, pattern: str, taken: Collection[str]) -> str |
 
 
 Kind = Literal["ignore", "ignore_system", "message", "reply", "result", "strip", "sub_agent"]
-_STANDS_FOR = {
-    "TO_ITS_END": r"[^<]*+(?:<(?!/?\1>)[^<]*+)*+</\1>",
-    "REST": r"[\s\S]*",
-    "OPENS_LINE": r"<(?<![^\n]<)",
-}
+_STANDS_FOR = {"TO_ITS_END": r"[^<]*+(?:<(?!/?\1>)[^<]*+)*+</\1>", "REST": r"[\s\S]*", "OPENS_LINE": r"<(?<![^\n]<)"}
 """Words in a pattern of the table, which says what they mean."""
 
 

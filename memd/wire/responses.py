@@ -22,13 +22,7 @@ from msgspec import Raw
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall, canonical_arguments
 from memd.wire.api import Api, MessageCache
-from memd.wire.chat import (
-    joined_answer,
-    joined_text,
-    parse_message,
-    parsed_or_none,
-    with_text_in_front,
-)
+from memd.wire.chat import joined_answer, joined_text, parse_message, parsed_or_none, with_text_in_front
 from memd.wire.lenient_json import (
     LIST,
     UNREADABLE,

@@ -63,13 +63,7 @@ Recorded = Callable[[web.BaseRequest, str, str], Awaitable[None]]
 class OAuthEndpoint:
     """Answers the requests of OAuth, and tells whom an access token stands for."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        wrong_tokens: WrongTokens,
-        idle_seconds: float,
-        recorded: Recorded,
-    ) -> None:
+    def __init__(self, ledger: Ledger, wrong_tokens: WrongTokens, idle_seconds: float, recorded: Recorded) -> None:
         """`recorded`: writes into the audit that a program was let in, or is no more, before anybody hears of it.
         `idle_seconds`: how long a client may take for the next part of a body."""
         self._ledger = ledger
