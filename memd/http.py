@@ -124,17 +124,13 @@ def too_many_bodies(error: TooManyBodies, api: Api = CHAT) -> web.Response:
     return response
 
 
-def take_freely(_: int) -> None:
-    """Take room for a body that nothing but its own bound limits."""
-
-
 async def read_body(
-    request: web.Request, bytes_max: int, idle_seconds: float, take: Take = take_freely
+    request: web.Request, bytes_max: int, idle_seconds: float, take: Take = lambda size: None
 ) -> bytes | None:
     """Return the whole request body, or None if it is larger than `bytes_max`.
 
     Args:
-        take: takes the room for it (see `BodyRoom`).
+        take: takes the room for it (see `BodyRoom`); by default nothing but its own bound limits it.
 
     Raises:
         TimeoutError: the client sent nothing for `idle_seconds`, or too little; its connection is closed.

@@ -89,15 +89,6 @@ def read_settings(path: Path, whole: Collection[str] = ()) -> list[Setting]:
         raise ConfigError(f"{path}: nested too deeply; `memd config` shows the format of a settings file") from None
 
 
-def parse_value(text: str, place: str) -> Any:
-    """Return the value that `text` would have after a key in the file: `8080`, `auto`, `[a, b]`. Raises ConfigError:
-    not YAML."""
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"{place}: {text[:60]!r} is not a YAML value; put text in quotes") from None
-
-
 def stamp_of(path: Path | None) -> FileStamp:
     """Return the stamp of a file, if there is one."""
     if path is not None:
@@ -449,7 +440,10 @@ def load_config(
         if setting.key == "embedding.model" and setting.value.startswith(_PATH):
             values[setting.key] = f"{_PATH}{_absolute(setting, setting.value.removeprefix(_PATH))}"
     values["sources"] = tuple(source for _, source in sources)
-    _check_one_choice(values, places)
+    url, urls = values.get("upstream.url"), values.get("upstream.urls")
+    if url is not None and urls and all(base_of(url) != base_of(one) for one in urls):
+        said = f"upstream.urls is given, and upstream.url too, which is {without_credentials(url):.60}"
+        raise ConfigError(f"{places['upstream.urls']}: {said}; remove one of the two")
     config = _built(values | {"data_dir": data_dir.absolute()})
     for key, problem in _contradictions(config):
         place = next(places[name] for name in (key, *_PARTNERS.get(key, ())) if name in places)
@@ -526,7 +520,11 @@ def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, ob
             raise ConfigError(f"{name}: there is no such setting; {remedy} (or unset the variable)")
         key = key_of[name]
         is_text = key in REMOVED or isinstance(msgspec.inspect.type_info(_KEYS[key]), msgspec.inspect.StrType)
-        yield Setting(key, env[name] if is_text else parse_value(env[name], name), name)
+        try:  # as it would stand behind a key in the file: `8080`, `auto`, `[a, b]`
+            value = env[name] if is_text else yaml.safe_load(env[name])
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise ConfigError(f"{name}: {env[name][:60]!r} is not a YAML value; put text in quotes") from None
+        yield Setting(key, value, name)
     for key, value in overrides.items():
         yield Setting(key, value, _COMMAND_LINE)
 
@@ -542,14 +540,6 @@ def _drop_overridden(setting: Setting, values: dict[str, Any], places: Mapping[s
 
 def _rank(place: str) -> int:
     return 2 if place == _COMMAND_LINE else int(place in map(variable_of, _SERVERS))
-
-
-def _check_one_choice(values: Mapping[str, Any], places: Mapping[str, str]) -> None:
-    """Refuse `upstream.url` and `upstream.urls` together, where the one is not among the others."""
-    url, urls = values.get("upstream.url"), values.get("upstream.urls")
-    if url is not None and urls and all(base_of(url) != base_of(one) for one in urls):
-        said = f"upstream.urls is given, and upstream.url too, which is {without_credentials(url):.60}"
-        raise ConfigError(f"{places['upstream.urls']}: {said}; remove one of the two")
 
 
 def _checked(setting: Setting) -> Any:
@@ -649,21 +639,25 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         if problem := url_problem(one.url):
             key, verb = ("upstream.urls", "has") if config.upstream.urls else ("upstream.url", "is")
             yield key, f"{verb} {one.address!r}: {problem}; give http://HOST:PORT"
-    yield from _same_servers(config.upstream.urls)
-    if config.rerank.url and (problem := url_problem(config.rerank.url)):
-        yield "rerank.url", f"is {without_credentials(config.rerank.url)!r}: {problem}; give http://HOST:PORT"
-    if config.embedding.model == "http":
-        problem = url_problem(config.embedding.url)
-        if problem:
-            yield "embedding.url", f"is {without_credentials(config.embedding.url)!r}: {problem}; give http://HOST:PORT"
-        if not config.embedding.name:
-            yield "embedding.name", "is empty; give the name of the model at embedding.url (llama-server takes any)"
-    backup = config.backup
-    if backup.endpoint and (problem := url_problem(backup.endpoint)):
-        yield "backup.endpoint", f"is {without_credentials(backup.endpoint)!r}: {problem}; give http://HOST:PORT"
+    servers = [place_of(url) for url in config.upstream.urls]
+    for number, url in enumerate(config.upstream.urls):
+        if servers[number] in servers[:number]:
+            yield "upstream.urls", f"has {without_credentials(url)} twice; name each server once"
+    backup, is_http = config.backup, config.embedding.model == "http"
+    urls = {"rerank.url": config.rerank.url, "backup.endpoint": backup.endpoint}
+    urls = {key: url for key, url in urls.items() if url} | ({"embedding.url": config.embedding.url} if is_http else {})
+    for key, url in urls.items():
+        if problem := url_problem(url):
+            yield key, f"is {without_credentials(url)!r}: {problem}; give http://HOST:PORT"
+    if is_http and not config.embedding.name:
+        yield "embedding.name", "is empty; give the name of the model at embedding.url (llama-server takes any)"
     if bool(backup.access_key) != bool(backup.secret_key):
         yield "backup.access_key", "and backup.secret_key belong together: set both, or neither to use AWS's variables"
-    yield from _of_cluster(config)
+    if config.cluster.is_on:
+        if not re.fullmatch(r"postgres(?:ql)?://[^\s\x00-\x1f]+", config.cluster.database):
+            yield "cluster.database", "is not the address of a database; give postgresql://USER@HOST/DATABASE"
+        if config.backup.is_on:
+            yield "backup.bucket", "backs up a folder, and with cluster.database that is a copy: back up the database"
     if not config.auth.is_closed and not is_this_machine(config.listen.host):
         wanted = "set auth.token (tokens of `memd token` are not enough: the last may be revoked), or use 127.0.0.1"
         yield "listen.host", f"is {config.listen.host!r}, which others can reach: {wanted}"
@@ -680,22 +674,6 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
             except (re.error, RecursionError, OverflowError) as error:
                 yield f"ingest.{key}", f"has {pattern[:60]!r}, which is no regular expression ({error}); correct it"
     yield from _of_redaction(config.ingest)
-
-
-def _of_cluster(config: Config) -> Iterator[tuple[str, str]]:
-    if config.cluster.is_on:
-        if not re.fullmatch(r"postgres(?:ql)?://[^\s\x00-\x1f]+", config.cluster.database):
-            yield "cluster.database", "is not the address of a database; give postgresql://USER@HOST/DATABASE"
-        if config.backup.is_on:
-            yield "backup.bucket", "backs up a folder, and with cluster.database that is a copy: back up the database"
-
-
-def _same_servers(urls: Collection[str]) -> Iterator[tuple[str, str]]:
-    known: set[object] = set()
-    for url in urls:
-        if (place := place_of(url)) in known:
-            yield "upstream.urls", f"has {without_credentials(url)} twice; name each server once"
-        known.add(place)
 
 
 def _of_redaction(ingest: IngestSettings) -> Iterator[tuple[str, str]]:

@@ -64,7 +64,8 @@ class MessageCache(ByteCache[tuple[Parse, bytes], ParsedMessage]):
         for key, raw, parsed in zip(keys[known:], raws[known:], held[known:], strict=True):
             parsed = parsed or self.get(key)  # a message that a request has twice is parsed once
             if parsed is None:
-                parsed = parsed_message(raw, parse, self._speech)
+                message = self._speech.heard(parse(raw))
+                parsed = ParsedMessage(message, message.content_digest)
                 self.put(key, parsed, _size_of(parsed) + sys.getsizeof(key[1]))
             found.append(parsed)
         return found, known
@@ -74,12 +75,6 @@ def _size_of(parsed: ParsedMessage) -> int:
     message = parsed.message
     held = _ENTRY_BYTES + sys.getsizeof(message.text) + sys.getsizeof(message.own_words)
     return held + sum(_ENTRY_BYTES + sys.getsizeof(call.arguments) for call in message.tool_calls)
-
-
-def parsed_message(raw: Raw, parse: Callable[[Raw], Message], speech: Speech = THINKING_ALONE) -> ParsedMessage:
-    """Parse `raw` with `parse`, find what was said in it, and compute its digest."""
-    message = speech.heard(parse(raw))
-    return ParsedMessage(message, message.content_digest)
 
 
 class Api:
