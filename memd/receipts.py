@@ -272,7 +272,8 @@ class Receipts:
             if receipt is None:
                 continue
             turn = receipt.topic_id, receipt.asked[:ASKED_CHARACTERS]
-            is_wanted = topic_id in (None, receipt.topic_id) and (uuid is None or _injected(receipt, uuid))
+            of_chunk = (one.verdict == INJECTED for one in receipt.candidates if one.uuid == uuid)
+            is_wanted = topic_id in (None, receipt.topic_id) and (uuid is None or any(of_chunk))
             if is_wanted and receipt.is_step and not with_steps:
                 steps[turn].append(receipt.at)
             elif is_wanted and is_reached:
@@ -381,10 +382,6 @@ def without_texts(receipt: Receipt) -> Receipt:
     corrections = tuple(msgspec.structs.replace(one, reason="", content=None) for one in receipt.corrections)
     told = {"asked": "", "reply": "", "question": None, "step": "", "block": None, "error": None, "note": ERASED_NOTE}
     return msgspec.structs.replace(receipt, corrections=corrections, **told)
-
-
-def _injected(receipt: Receipt, uuid: str) -> bool:
-    return any(one.uuid == uuid and one.verdict == INJECTED for one in receipt.candidates)
 
 
 def receipt_in(line: bytes) -> Receipt | None:

@@ -284,15 +284,11 @@ def recorded(metrics: Metrics, request: web.BaseRequest, api: str) -> Iterator[R
         metrics.in_flight -= 1
         record.finish()
         _count(metrics, record)
-        _log(request, record)
-
-
-def _log(request: web.BaseRequest, record: RequestRecord) -> None:
-    if record.api and log.isEnabledFor(logging.INFO):
-        log.info("answered", extra=_log_fields(record))
-    elif not record.api and log.isEnabledFor(logging.DEBUG):
-        fields = {"method": request.method, "path": Content(request.path), "http_status": record.http_status}
-        log.debug("passed through", extra={**fields, "outcome": record.outcome, "total_ms": record.total_ms})
+        if record.api and log.isEnabledFor(logging.INFO):
+            log.info("answered", extra=_log_fields(record))
+        elif not record.api and log.isEnabledFor(logging.DEBUG):
+            fields = {"method": request.method, "path": Content(request.path), "http_status": record.http_status}
+            log.debug("passed through", extra={**fields, "outcome": record.outcome, "total_ms": record.total_ms})
 
 
 def _count(metrics: Metrics, record: RequestRecord) -> None:
