@@ -146,13 +146,9 @@ def is_own(request: web.BaseRequest, listen_host: str) -> bool:
         host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
         if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
             return False
+        if host not in ("localhost", listen_host):
+            ipaddress.ip_address(host)  # a rebound DNS name is a name, never an address
     except ValueError:  # one of them is no address
-        return False
-    if host in ("localhost", listen_host):
-        return True
-    try:
-        ipaddress.ip_address(host)  # a rebound DNS name is a name, never an address
-    except ValueError:
         return False
     return True
 

@@ -86,7 +86,6 @@ class Forbidden(MemdError):
     """A principal asks for what it has no right to; the same words whether or not the topic exists."""
 
     kind = "permission_error"
-    """The type of the error in an answer."""
 
     def __init__(self, message: str, topic_id: str = "") -> None:
         """`topic_id`: that for which the right is missing; empty: not of one alone."""
@@ -98,7 +97,6 @@ class ErasedForGood(MemdError):
     """A text to be remembered, or to take the place of another, was erased with `--forbid` and is not stored again."""
 
     kind = "erased"
-    """The type of the error in an answer."""
 
 
 class DaemonError(MemdError):

@@ -6,6 +6,7 @@ it, because it may be logged.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -22,6 +23,7 @@ TITLE_CHARACTERS_MAX = 200
 SOURCE_CHARACTERS_MAX = 1_000
 TAGS_MAX = 32
 TAG_CHARACTERS_MAX = 64
+_SURROGATE = re.compile("[\ud800-\udfff]")  # in no Unicode text
 _LATEST_US = 4_102_444_800_000_000
 """The year 2100."""
 AHEAD_US_MAX = 24 * 3600 * 1_000_000
@@ -91,7 +93,7 @@ def _check_content(content: str, field: str) -> None:
         raise BadNote(f"{field} is empty; there is nothing to remember")
     if len(content) > CHARACTERS_MAX:
         raise BadNote(f"{field} has {len(content):,} characters, and a note at most {CHARACTERS_MAX:,}; cut it up")
-    if "\0" in content or not _is_unicode(content):
+    if "\0" in content or _SURROGATE.search(content):
         raise BadNote(f"{field} is no text: it has bytes of something else in it")
 
 
@@ -114,11 +116,3 @@ def _time(given: str | int, field: str) -> int:
     if not 0 <= at < _LATEST_US:
         raise BadNote(f"{field} is not between 1970 and 2100")
     return at
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -79,7 +79,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     step: str = ""
     """The model's latest step, where a turn recalled anew: it asks beside the question."""
     filter: Selection = EVERYTHING
-    """The choice of `memory_in.filter`."""
     note: str | None = None
     """The limits of the search, and why nothing was shown, in sentences for people."""
     candidates: tuple[ScoredChunk, ...] = ()

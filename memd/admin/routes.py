@@ -50,7 +50,6 @@ async def openapi(parts: DaemonParts) -> dict[str, Any]:
 
 
 MODULES = (status, reads, turns, auditing, writes, documents, tokens, endpoint)
-"""Those that have operations."""
 ROUTES = (*(route for module in MODULES for route in routes_of(module)), route_of(openapi))
 TOOLS = {route.tool: route for route in ROUTES if route.tool}
 """The operations that a model may use over MCP, by the names of their tools."""

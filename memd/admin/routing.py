@@ -263,16 +263,13 @@ class Route(Operation, frozen=True, kw_only=True):
 
     handler: Callable[..., Any]
     name: str
-    """The handler's."""
     summary: str
     details: str
     """The first paragraph of the handler's docstring, and the rest."""
     query: type[NoQuery]
     body: type[Body] | None
     takes: frozenset[str]
-    """The names of the handler's arguments."""
     answer: Any
-    """The type that the handler returns."""
 
     @property
     def takes_who(self) -> bool:

@@ -70,11 +70,9 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     upstream: UpstreamHealth
     """The model server; of several the first that answers."""
     upstreams: list[UpstreamHealth]
-    """All model servers."""
     model_url: str
     """The address for clients, without `/v1`."""
     own_url: str
-    """The address of memd's own routes."""
 
 
 class ClusterHealth(msgspec.Struct, frozen=True):
@@ -85,7 +83,6 @@ class ClusterHealth(msgspec.Struct, frozen=True):
     trouble: str
     """Why it cannot be asked; empty: it can."""
     trouble_seconds: float
-    """For how long."""
 
 
 class DaemonStats(msgspec.Struct, frozen=True):
@@ -157,9 +154,7 @@ class BufferedConversation(msgspec.Struct, frozen=True):
     replaced: int
     """Messages that a line in the prompt stands for."""
     left_out: int
-    """Messages that are not in the prompt."""
     stored: int
-    """Messages that are in the log."""
     last_at: int
     """Microseconds since the epoch."""
     latest: list[BufferedMessage]

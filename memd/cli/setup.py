@@ -73,7 +73,6 @@ AGENTS = tuple(
 )
 NAMES = tuple(dict.fromkeys(one.agent for one in AGENTS))
 SERVERS = {"llama-server": 8080, "Ollama": 11434, "LM Studio": 1234, "vLLM": 8000}
-"""Model servers and their usual ports."""
 NOT_NOW = (401, 403, 503)
 """The answers of a model server that wants a key, or that is not ready."""
 

@@ -156,7 +156,6 @@ _COLUMNS = {
     "answer": "completion_tokens",
     "memory": "memory_tokens",
 }
-"""The figures of `UsageRow`, by their columns."""
 
 
 @click.command()

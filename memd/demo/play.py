@@ -303,7 +303,6 @@ class ChatAnswer(NamedTuple):
 
     text: str
     status: str
-    """`X-Memory-Status`."""
     recall_ms: float | None = None
     """The time of finding and inserting the memories, by `Server-Timing`; None if there was no recall."""
 
@@ -363,7 +362,6 @@ class Question(NamedTuple):
 
     text: str
     expects: str
-    """The words that a right answer contains."""
 
 
 QUESTIONS = (

@@ -711,7 +711,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of: str
     """Where its words stand: program, version and file, several of them with `;` between."""
     pattern: str
-    """A regular expression."""
 
 
 class Programs(msgspec.Struct, frozen=True):

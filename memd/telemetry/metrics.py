@@ -124,7 +124,6 @@ class Metrics:
         self.ingested_tokens = Count("memd_ingested_tokens", "Tokens of the text that became durable in the log")
         self.ingested_chunks = Count("memd_ingested_chunks", "Chunks that were made of them")
         self.in_flight = 0
-        """Requests that are being answered."""
 
     def count_upstreams(self, urls: Sequence[str]) -> None:
         """Count what is sent to each of these model servers."""
@@ -225,7 +224,6 @@ class RequestRecord:
         self.asked = ""
         """The question of the owner; empty where others asked."""
         self.is_kept = False
-        """Whether it is remembered."""
         self.candidates: int | None = None
         """Chunks that recall found; None if there was no recall."""
         self.usage: Usage | None = None

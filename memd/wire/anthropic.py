@@ -215,14 +215,13 @@ _answer_decoder = msgspec.json.Decoder(_AnthropicAnswer)
 _event_decoder = msgspec.json.Decoder(_AnthropicEvent)
 
 
-class _PartialBlock:
+class _PartialBlock(msgspec.Struct):
     """A content block whose deltas are still coming."""
 
-    def __init__(self, block: dict[str, Any]) -> None:
-        self.block = block
-        """The block as it began, without the member that the deltas lengthen."""
-        self.text = bytearray()
-        """The member that the deltas lengthen: the text of a text block, the input of a tool call."""
+    block: dict[str, Any]
+    """The block as it began, without the member that the deltas lengthen."""
+    text: bytearray = msgspec.field(default_factory=bytearray)
+    """The member that the deltas lengthen: the text of a text block, the input of a tool call."""
 
 
 class AnthropicCapture(Capture):

@@ -101,7 +101,6 @@ class Api:
     parse_one: Parse
     """Parses one of `ModelRequest.raw_messages`."""
     capture: type[Capture]
-    """Captures a streamed reply."""
     parser: type[SseParser] = SseParser
     """Splits it into events."""
 

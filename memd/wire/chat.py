@@ -310,13 +310,12 @@ class _ChatAnswer(msgspec.Struct, frozen=True):
 _answer_decoder = msgspec.json.Decoder(_ChatAnswer)
 
 
-class _PartialCall:
+class _PartialCall(msgspec.Struct):
     """A tool call whose deltas are still coming."""
 
-    def __init__(self) -> None:
-        self.id = ""
-        self.name = ""
-        self.arguments = bytearray()
+    id: str = ""
+    name: str = ""
+    arguments: bytearray = msgspec.field(default_factory=bytearray)
 
 
 class ChatCapture(Capture):

@@ -78,7 +78,6 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     memory_in: MemoryIn | None
     """None if the request has none, or a malformed one."""
     memory_in_error: str | None
-    """The fault of a malformed MemoryIn."""
     goes_on_with: str = ""
     """The conversation that the upstream keeps, and of which these messages are the end; empty: they are all of it."""
     has_stand_ins: bool = False

@@ -219,17 +219,16 @@ _item_head_decoder = msgspec.json.Decoder(_ItemHead)
 _response_decoder = msgspec.json.Decoder(_Response)
 
 
-class _PartialItem:
+class _PartialItem(msgspec.Struct):
     """An item whose deltas are still coming, or the message that it became."""
 
-    def __init__(self) -> None:
-        self.calls = False
-        self.call_id = ""
-        self.name = ""
-        self.text = bytearray()
-        """The text, or the arguments of the call."""
-        self.refusal = bytearray()
-        self.done: Message | None = None
+    calls: bool = False
+    call_id: str = ""
+    name: str = ""
+    text: bytearray = msgspec.field(default_factory=bytearray)
+    """The text, or the arguments of the call."""
+    refusal: bytearray = msgspec.field(default_factory=bytearray)
+    done: Message | None = None
 
     def message(self) -> Message:
         if self.done is not None:

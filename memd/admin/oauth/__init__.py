@@ -5,9 +5,4 @@ tokens). Authlib's server is synchronous and made for Flask and Django. The hand
 take 16 of the 21 redirect addresses that the tests refuse, no other port of a loopback address, the last of a parameter
 that is given twice, and any `resource`; they keep an id for whoever registers, answer people with JSON, and need 0.9 s
 and 60 MB to load.
-
-    protocol.py    a client and its id; what clients ask and get; the pages for people; every refusal            pure
-    grants.py      who was allowed what: codes, access and refresh tokens, their ends                            pure
-    ledger.py      the grants of this daemon, and their file, or those of a cluster
-    endpoint.py    the routes
 """

@@ -73,7 +73,6 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     """Empty: unknown."""
     lacks_template: bool = False
-    """It has no chat template of its own."""
     models: tuple[str, ...] = ()
     """Those that it lists; none: unknown."""
     window: int | None = None
@@ -81,7 +80,6 @@ class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
     window_source: str = ""
     """Where it comes from: an address of the server, or `upstream.window`."""
     counts_exactly: bool = False
-    """Whether it counts the tokens of a prompt."""
     block: Rendering = "unknown"
 
 
@@ -293,7 +291,6 @@ class LiveAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no answer; empty if there is one."""
     status: int = 0
     memory_status: str = ""
-    """`X-Memory-Status`."""
     text: str = ""
     """The reply, or the text of the error."""
     message: dict[str, Any] = {}
