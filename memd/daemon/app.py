@@ -28,7 +28,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -459,7 +459,6 @@ def _opened(
     files: LocalDisk,
     kept: SharedLog | None,
 ) -> Store:
-    count = lru_cache(maxsize=256)(counter.count)  # what is pending is counted for questions, and then for the log
     erasures: MakeErasures = ErasureLedger if kept is None else partial(SharedErasures, kept)
     return Store(
         config.data_dir,
@@ -467,7 +466,7 @@ def _opened(
             model=ModelId(embedder.dimension, embedder.fingerprint),
             segment_entries_max=config.segment.max_entries,
             draft_filter=last_look(redactor),
-            line_tokens=lambda entry: count(line_of(entry)),
+            line_tokens=lambda entry: counter.count_again(line_of(entry)),  # while it waits, and when it is stored
             files=files,
         ),
         kept=kept,

@@ -498,15 +498,10 @@ class Archiver:
     async def _append(self, topic: Topic, make: Callable[[], Sequence[Draft]]) -> list[Entry]:
         """Append the drafts that `make` returns; it is called in the ingesting thread."""
         started = time.perf_counter()
-
-        def made() -> tuple[Sequence[Draft], int]:
-            drafts = make()
-            return drafts, sum(self._counter.count(draft.content) for draft in drafts)
-
         loop, entries = asyncio.get_running_loop(), list[Entry]()
         for left in reversed(range(MADE_TRIES)):
             log_, made_at = topic.log, topic.log.head
-            drafts, tokens = await loop.run_in_executor(self._encoder.ingestion, made)
+            drafts = await loop.run_in_executor(self._encoder.ingestion, make)
             try:
                 _check_same(topic, log_)
                 entries = await topic.append(drafts, made_at) if drafts else []
@@ -522,7 +517,7 @@ class Archiver:
                 "stored, redacted", extra={"topic": topic.id, "chunks": len(drafts), "redacted": tallied(redacted)}
             )
         self._metrics.ingestions.add(time.perf_counter() - started)
-        self._metrics.ingested_tokens.add(count=tokens)
+        self._metrics.ingested_tokens.add(count=sum(one.line_tokens or 0 for one in entries))
         self._metrics.ingested_chunks.add(count=len(drafts))
         return entries
 

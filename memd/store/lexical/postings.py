@@ -96,9 +96,10 @@ class ChunkTerms(NamedTuple):
         return head + self.keys.astype("<u4").tobytes() + self.times.tobytes()
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def encoded_terms(text: str) -> bytes:
-    """The terms of a text as a record has them; what waits to be stored is analyzed once."""
+    """The terms of a text as a record has them; what waits to be stored (of a long turn some hundred chunks) is
+    analyzed once."""
     return ChunkTerms.of(text).encoded()
 
 
