@@ -445,19 +445,6 @@ def test_a_memory_in_of_null_is_none_and_is_taken_out() -> None:
 # Writing
 
 
-def test_a_body_with_nothing_to_change_is_the_same_object() -> None:
-    body = b' { "messages" : [ {"role":"user"} ], "metadata": {} , "x": 1.0 }\n'
-    assert CHAT.encode(CHAT.parse(body)) is body
-
-
-def test_untouched_members_and_messages_keep_their_bytes_and_their_order() -> None:
-    untouched = b'{ "role":"user","z": 1.00, "content" : "h\\u00e9\\/ \xc3\xa9" }'
-    body = b'{"b": 1.50,"messages":[' + untouched + b',{"role":"user"}],"a":[ 1e5 ],"memory_in":{}, "c":"\\u0041"}'
-    assert CHAT.encode(CHAT.parse(body)) == (
-        b'{"b":1.50,"messages":[' + untouched + b',{"role":"user"}],"a":[ 1e5 ],"c":"\\u0041"}'
-    )
-
-
 def test_messages_are_left_out_and_blocks_stand_in_front_of_what_is_said() -> None:
     body = body_of(*({"role": "user", "content": letter} for letter in "abcd"))
     assert sent(body, leave_out={0, 1}, blocks={1: "gone", 3: "one"})["messages"] == [

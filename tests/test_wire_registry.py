@@ -123,6 +123,16 @@ def test_arbitrary_json_raises_nothing_but_the_declared_error(dialect: Dialect, 
 
 
 @EVERY
+@pytest.mark.parametrize("memory_in", [b'"memory_in":{},', b'"metadata":{"memory_in":"{}"},', b""])
+def test_memory_in_is_taken_out_and_all_else_keeps_its_bytes_and_its_order(dialect: Dialect, memory_in: bytes) -> None:
+    messages = b'[{ "role":"user","z": 1.00, "content" : "h\\u00e9\\/ \xc3\xa9" },{"role":"user","content":""}]'
+    body = b'{"b": 1.50,"%b":%b,"a":[ 1e5 ], %b "c":"\\u0041"}' % (dialect.member.encode(), messages, memory_in)
+    sent = b'{"b":1.50,"%b":%b,"a":[ 1e5 ],"c":"\\u0041"}' % (dialect.member.encode(), messages)
+    encoded = dialect.api.encode(dialect.api.parse(body))
+    assert encoded == sent if memory_in else encoded is body
+
+
+@EVERY
 @given(st.data())
 def test_a_prompt_echoed_with_its_blocks_holds_the_same_conversation(dialect: Dialect, data: st.DataObject) -> None:
     request = dialect.api.parse(body_of(dialect, data.draw(dialect.conversations)))
