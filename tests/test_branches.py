@@ -54,11 +54,51 @@ def assert_each_once(text: str, shorthands: Sequence[str]) -> None:
     assert all(count == 1 for count in counts.values()), counts
 
 
-async def test_questions_that_fan_out_from_one_beginning_are_all_stored(stage: Stage, topic: Topic) -> None:
-    talk(topic.buffer, *DOCUMENT)
-    for question in QUESTIONS:
-        talk(topic.buffer, *DOCUMENT, *question)
-    assert_each_once(await stored_texts(stage, topic), [*DOCUMENT, *(text for pair in QUESTIONS for text in pair)])
+ASKED = "u:Tell me about the lamp."
+BEGUN, REST = "The lamp stands on the second", " landing, behind the rope."
+LOOKED_UP = [*DOCUMENT, "u:Which bucket?", "c:list#1", "t:The backups of March are in KESTREL7.#1"]
+WHOLE, SHORT = "a:It is KESTREL7, as far as I can see in the list.", "a:It is KESTREL7"
+THANKED = "u:Thanks.", "a:Not at all."
+HISTORIES: dict[str, tuple[Sequence[Sequence[str]], Sequence[str]]] = {
+    "questions fan out from one beginning": (
+        [DOCUMENT, *([*DOCUMENT, *pair] for pair in QUESTIONS)],
+        [*DOCUMENT, *(text for pair in QUESTIONS for text in pair)],
+    ),
+    "a turn is edited away": (
+        [[*DOCUMENT, "u:How often?", "a:Twice.", *THANKED], [*DOCUMENT, "u:On which days?", "a:The 3rd and the 9th."]],
+        [*DOCUMENT, "u:How often?", "a:Twice.", *THANKED, "u:On which", "a:The 3rd"],
+    ),
+    "an answer is continued": (
+        [[ASKED, f"a:{BEGUN}"], [ASKED, f"a:{BEGUN}", f"a:{REST}"], [ASKED, f"a:{BEGUN}{REST}", *THANKED]],
+        [ASKED, f"a:{BEGUN}", f"a:{REST}", *THANKED],
+    ),
+    "a result is dropped and its answer changed": (
+        [[*LOOKED_UP, f"{SHORT} [1]."], [*LOOKED_UP[:3], f"{SHORT}.", *THANKED]],
+        [LOOKED_UP[4], f"{SHORT} [1].", f"{SHORT}.", *THANKED],
+    ),
+    "an answer behind a call is cut short": (
+        [[*LOOKED_UP, WHOLE], [*LOOKED_UP[:3], f"{SHORT}, as far", *THANKED]],
+        [LOOKED_UP[2], LOOKED_UP[4], SHORT, WHOLE, *THANKED],
+    ),
+    "an answer is cut short": (
+        [[*LOOKED_UP[:3], WHOLE], [*LOOKED_UP[:3], f"{SHORT}, as far", *THANKED]],
+        [LOOKED_UP[2], SHORT, WHOLE, *THANKED],
+    ),
+}
+"""What a client sends one after the other, and what is to be in the log."""
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["at once", "after what was before is stored"])
+@pytest.mark.parametrize("name", HISTORIES)
+async def test_whatever_a_client_makes_of_its_history_all_that_was_said_is_stored_once(
+    stage: Stage, topic: Topic, name: str, is_stored: bool
+) -> None:
+    talks, once = HISTORIES[name]
+    for messages in talks:
+        talk(topic.buffer, *messages)
+        if is_stored:
+            await stored_texts(stage, topic)
+    assert_each_once(await stored_texts(stage, topic), once)
 
 
 async def test_questions_that_fan_out_at_once_are_all_stored(stage: Stage, topic: Topic) -> None:
@@ -102,13 +142,6 @@ async def test_half_an_answer_takes_the_place_of_no_whole_one(stage: Stage, topi
         topic.buffer.reply(second, said("a:Twice."), 10, 0.0)
     topic.buffer.reply(first if is_late else second, half, 10, 0.0)
     assert_each_once(await stored_texts(stage, topic), [*DOCUMENT, "a:Twice.", "a:Three ti"])
-
-
-async def test_a_turn_that_was_edited_away_is_stored_with_its_answer(stage: Stage, topic: Topic) -> None:
-    talk(topic.buffer, *DOCUMENT, "u:How often?", "a:Twice.", "u:And why?", "a:The oil.")
-    talk(topic.buffer, *DOCUMENT, "u:On which days?", "a:The 3rd and the 9th.")
-    everything = [*DOCUMENT, "u:How often?", "a:Twice.", "u:And why?", "a:The oil.", "u:On which", "a:The 3rd"]
-    assert_each_once(await stored_texts(stage, topic), everything)
 
 
 def call(number: int) -> list[str]:
@@ -173,55 +206,10 @@ async def test_several_tasks_that_rewrite_at_once_lose_nothing(stage: Stage, top
     assert_each_once(await stored_texts(stage, topic), everything)
 
 
-ASKED = "u:Tell me about the lamp."
-BEGUN, REST = "The lamp stands on the second", " landing, behind the rope."
-
-
-@pytest.mark.parametrize("is_stored", [False, True], ids=["at once", "after its beginning was stored"])
-async def test_an_answer_that_is_continued_is_stored_once(stage: Stage, topic: Topic, is_stored: bool) -> None:
-    conversation = talk(topic.buffer, ASKED, f"a:{BEGUN}")
-    if is_stored:
-        assert await stage.archiver.store(topic, conversation, 2)
-    whole = talk(topic.buffer, ASKED, f"a:{BEGUN}", f"a:{REST}")
-    after = talk(topic.buffer, ASKED, f"a:{BEGUN}{REST}", "u:Thanks.", "a:Not at all.")
-    assert after is whole
-    text = await stored_texts(stage, topic)
-    assert_each_once(text, [ASKED, f"a:{BEGUN}", f"a:{REST}", "u:Thanks.", "a:Not at all."])
-
-
 @pytest.mark.parametrize("answer", [REST, f"{BEGUN}{REST}"], ids=["goes on", "repeats the beginning"])
 async def test_a_prefill_and_its_answer_are_one_message(stage: Stage, topic: Topic, answer: str) -> None:
     talk(topic.buffer, ASKED, f"a:{BEGUN}", f"a:{answer}")
     assert (await stored_texts(stage, topic)) == f"Tell me about the lamp.\n{BEGUN}{REST}"
-
-
-LOOKED_UP = [*DOCUMENT, "u:Which bucket?", "c:list#1", "t:The backups of March are in KESTREL7.#1"]
-
-
-@pytest.mark.parametrize("is_stored", [False, True], ids=["at once", "after it was stored"])
-async def test_results_are_stored_where_a_client_drops_them_and_changes_the_answer(
-    stage: Stage, topic: Topic, is_stored: bool
-) -> None:
-    talk(topic.buffer, *LOOKED_UP, "a:It is KESTREL7 [1].")
-    if is_stored:
-        await stored_texts(stage, topic)
-    talk(topic.buffer, *LOOKED_UP[:3], "a:It is KESTREL7.", "u:Thanks.", "a:Not at all.")
-    text = await stored_texts(stage, topic)
-    assert_each_once(text, [LOOKED_UP[4], "a:It is KESTREL7 [1].", "a:It is KESTREL7.", "u:Thanks."])
-
-
-@pytest.mark.parametrize("is_stored", [False, True], ids=["at once", "after it was stored"])
-@pytest.mark.parametrize("asked", [LOOKED_UP, LOOKED_UP[:3]], ids=["behind a call", "without calls"])
-async def test_an_answer_that_a_client_cuts_short_is_stored_once_and_whole(
-    stage: Stage, topic: Topic, asked: list[str], is_stored: bool
-) -> None:
-    talk(topic.buffer, *asked, "a:It is KESTREL7, as far as I can see in the list.")
-    if is_stored:
-        await stored_texts(stage, topic)
-    talk(topic.buffer, *LOOKED_UP[:3], "a:It is KESTREL7, as far", "u:Thanks.", "a:Not at all.")
-    text = await stored_texts(stage, topic)
-    assert_each_once(text, ["a:It is KESTREL7, as far as I can see in the list.", *asked[2:3], *asked[4:], "u:Thanks."])
-    assert text.count("It is KESTREL7") == 1
 
 
 async def test_an_answer_that_the_client_gave_its_agents_name_is_stored_once(stage: Stage, topic: Topic) -> None:

@@ -289,12 +289,6 @@ async def test_any_string_is_a_question(topic: TopicLog, question: str) -> None:
 # -- relevance ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_rare_identifier_is_found_in_a_question_about_other_things(topic: TopicLog) -> None:
-    found = await asked(topic, "Does QX_7741 have to do with the boat house, the lock or painting it?", EVERYTHING)
-    plain = {text: one.parts.score / one.parts.multiplier for text, one in by_content(found).items()}
-    assert plain[TALK[4]] >= 0.5 * max(plain.values()) and TALK[4] in contents(found)
-
-
 async def test_what_was_said_beside_the_answer_counts_more_for_it(log: TopicLog, embedder: Embedder) -> None:
     lines = ("Where did Tom hide the spare key?", "Below the third flower pot.", "Bread is baked on Fridays.")
     log.append([_draft(embedder, number, text) for number, text in enumerate([*TALK, *lines])])

@@ -352,13 +352,6 @@ def test_any_other_error_is_none(body: bytes) -> None:
 # -- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_without_a_number_is_taken_to_be_a_little_less_than_what_was_sent() -> None:
-    known = KnownWindows("auto")
-    for sent, tokens in ((10_000, 9_000), (5_000, 4_500)):
-        assert known.refused("m", LengthRefusal(), Sent(sent)) and known.of("m").tokens == tokens
-    assert known.refused("m", LengthRefusal(counts_reply=True), Sent(5_000)) and known.of("m").counts_reply
-
-
 def test_a_refusal_below_what_the_model_took_before_is_believed_only_the_second_time() -> None:
     known = KnownWindows("auto")
     known.accepted("m", 5_000)
