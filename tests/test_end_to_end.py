@@ -50,6 +50,7 @@ def test_a_history_that_arrives_again_after_a_restart_is_not_stored_again(make_d
     contents = [entry["content"] for entry in daemon.export()]
     assert len(contents) == len(set(contents))
     assert sum("cinnamon-42" in content for content in contents) == 1
+    assert not any(SYSTEM["content"] in content for content in contents), "instructions are no conversation"
 
 
 def test_nothing_is_remembered_across_topics_unless_they_are_related(daemon: DaemonProcess) -> None:

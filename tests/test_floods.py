@@ -14,7 +14,7 @@ import pytest
 import uvloop
 from aiohttp import web
 from conftest import Connect
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, peak_bytes, wait_until
 from raw_wire import Peer, RawUpstream, answer, request
 
 from memd.proxy.connections import listen
@@ -43,14 +43,9 @@ SHOWN = b"X-Memory-Token: " + TOKEN.encode()
 def costs_at_most(memd: DaemonProcess, megabytes: float) -> Iterator[None]:
     """Whether the daemon's memory stays within so much more than before, at every moment."""
     Path(f"/proc/{memd.pid}/clear_refs").write_text("5")  # the peak is counted from now on
-    before = _peak_megabytes(memd)
+    before = peak_bytes(memd.pid) / MEGABYTE
     yield
-    assert _peak_megabytes(memd) - before < megabytes
-
-
-def _peak_megabytes(memd: DaemonProcess) -> float:
-    status = Path(f"/proc/{memd.pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+    assert peak_bytes(memd.pid) / MEGABYTE - before < megabytes
 
 
 def send_all(client: Peer, data: bytes, times: int) -> None:

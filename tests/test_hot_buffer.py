@@ -109,6 +109,23 @@ def test_however_a_client_trims_its_history_there_is_one_conversation_with_all_o
     assert conversation.end_digest == digest_at(everything)
 
 
+@pytest.mark.parametrize(
+    ("asked", "whole"),
+    [
+        (("u:3", "a:4", "u:5", "u:7"), "1 2 3 4 5 7"),
+        (("u:3", "a:4", "u:5", "a:changed", "u:7"), "1 2 3 4 5 changed 7"),
+        (("u:3", "a:4", "u:5"), "1 2 3 4 5"),
+        (("u:3", "a:4", "u:edited"), "1 2 3 4 edited"),
+    ],
+    ids=["answer never came", "answer changed", "regenerate", "edit"],
+)
+def test_a_trimmed_history_may_differ_in_its_last_exchange(asked: tuple[str, ...], whole: str) -> None:
+    buffer = new_buffer()
+    talk(buffer, *LONG)
+    arrival = receive(buffer, *asked)
+    assert texts(arrival.conversation) == whole.split() and arrival.offset == 2 and not arrival.opened
+
+
 def test_with_a_session_newest_messages_alone_make_one_conversation() -> None:
     buffer = new_buffer()
     talk(buffer, "u:1", "a:2", session="s")
@@ -234,6 +251,16 @@ def test_a_branch_shares_marks_and_blocks_up_to_where_it_leaves() -> None:
     branch = receive(buffer, *LONG[:4], "u:edited").conversation
     assert (branch.stored, branch.left_out) == (4, 2)
     assert branch.blocks == {digest_at(LONG[:3]): block("3")}
+
+
+def test_a_request_within_the_freeze_after_its_first_arrival_is_a_retry() -> None:
+    buffer = new_buffer()
+    conversation, key = receive(buffer, "u:1").conversation, TurnKey(digest_at(["u:1"]), b"")
+    assert not buffer.note_arrival(conversation, key, 100.0, 120.0)
+    assert buffer.note_arrival(conversation, key, 219.0, 120.0)
+    assert not buffer.note_arrival(conversation, key, 221.0, 120.0)
+    assert buffer.note_arrival(conversation, key, 300.0, 120.0)
+    assert not buffer.note_arrival(conversation, key, 200.0, 120.0), "a clock was set back over a restart"
 
 
 # -- what may be corrected --------------------------------------------------------------------------------------------
