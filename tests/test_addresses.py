@@ -49,6 +49,8 @@ def test_it_leads_to_the_host_that_the_client_knows(served: DaemonProcess) -> No
     for host, location in led.items():
         assert unfollowed(f"{served.base_url}/memd/", Host=host).headers["Location"] == location
     assert unfollowed(f"{served.base_url}/memd/", Host="evil.example").status == 403
+    for odd in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "http://["}):
+        assert unfollowed(f"{served.own_url}/memd/health", **odd).status == 403, odd
 
 
 def test_health_is_answered_at_both_and_names_both(served: DaemonProcess) -> None:

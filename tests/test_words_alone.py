@@ -111,6 +111,8 @@ async def test_corrections_that_need_no_vector_are_applied_meanwhile_and_others_
     assert {"type": "correction_failed", "chunk_id": shown} in [
         {"type": one["type"], "chunk_id": one.get("chunk_id")} for one in told["memory_out"]["signals"]
     ]
+    await client.ask(f"{WHERE} Tell me.")
+    assert KEY in client.upstream.prompts[-1], "it is as it was"
 
 
 async def test_where_words_are_not_searched_nothing_is_recalled(tmp_path: Path, embedder: HashEmbedder) -> None:
