@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, draft, open_journal, open_store, seal_all
+from drafts import DATA_DIR, DISK, contents, draft, open_journal, open_store, seal_all
 from effort import steps
 
 from memd.cli.main import main
@@ -24,13 +24,9 @@ from memd.store.layout import LOCK_NAME, RECENT_NAME, check_restored
 from memd.store.log.journal import read_journal
 from memd.store.store import TopicLog
 from memd.store.tools.backup import LISTING_NAME, MARKER_NAME, backup
-from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
 BACKUP = Path("/backup")
-
-
-DISK = LocalDisk()
 
 
 class Unlinkable(LocalDisk):
@@ -38,10 +34,6 @@ class Unlinkable(LocalDisk):
 
     def link(self, old: Path, new: Path) -> bool:
         return False
-
-
-def contents(folder: Path, files: LocalDisk = DISK) -> list[str]:
-    return [entry["content"] for entry in export(folder, files, topic_id=None, live_only=False)]
 
 
 def chunks(first: int, end: int) -> list[str]:

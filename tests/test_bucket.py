@@ -9,15 +9,13 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from bucket_server import Clock, FaultyBucket, S3Server, Source, contents, writer_for
-from drafts import draft, live_contents, open_journal, open_store, seal_all, uuid_of
+from bucket_server import Clock, FaultyBucket, S3Server, Source, writer_for
+from drafts import DISK, contents, draft, live_contents, open_journal, open_store, seal_all, uuid_of
 from effort import steps
 
-from memd.entries import Erased
 from memd.errors import BadQuestion, BucketError, DiskFull, NotOurBucket, StoreError
 from memd.selection import until as time_of
 from memd.settings.model import EncryptionSettings
@@ -31,7 +29,6 @@ from memd.store.layout import RESTORING_NAME
 from memd.store.log.format import HEADER_BYTES
 from memd.store.tools.verify import verify
 
-DISK = LocalDisk()
 DAY_US = 86_400_000_000
 
 
@@ -378,6 +375,13 @@ class KilledError(BaseException):
     """The process ended here."""
 
 
+def back(bucket: Bucket, target: Path, until: int | None = None) -> list[str]:
+    """What is in a folder that is restored, which is whole."""
+    restore(bucket, target, DISK, until)
+    assert verify(target, DISK).ok
+    return contents(target)
+
+
 def made(tmp_path: Path, name: str = "memory") -> tuple[Source, FaultyBucket]:
     bucket = FaultyBucket()
     return Source(tmp_path / name, bucket), bucket
@@ -429,10 +433,7 @@ def test_whatever_request_fails_once_the_backup_is_whole(tmp_path: Path, was_don
         bucket.fails, bucket.fails_after = call.__eq__, was_done
         history(source)
         source.store.close()
-        target = tmp_path / f"restored {call}"
-        restore(bucket, target, DISK)
-        assert contents(target) == chunks(*range(14))
-        assert verify(target, DISK).ok
+        assert back(bucket, tmp_path / f"restored {call}") == chunks(*range(14))
 
 
 def test_wherever_memd_is_killed_what_the_last_round_had_is_there(tmp_path: Path) -> None:
@@ -448,18 +449,14 @@ def test_wherever_memd_is_killed_what_the_last_round_had_is_there(tmp_path: Path
         assert safe[-1] < 14, "it is killed"
         bucket.fails = lambda now: False
         if safe[-1]:
-            lost = tmp_path / f"lost {call}"
-            restore(bucket, lost, DISK)
-            assert len(contents(lost)) >= safe[-1]
-            assert contents(lost) == chunks(*range(len(contents(lost))))
-            assert verify(lost, DISK).ok
+            found = back(bucket, tmp_path / f"lost {call}")
+            assert len(found) >= safe[-1]
+            assert found == chunks(*range(len(found)))
         source.store.close()
         source.restart()
         source.back_up()
         source.store.close()
-        target = tmp_path / f"restored {call}"
-        restore(bucket, target, DISK)
-        assert contents(target) == contents(source.folder)
+        assert back(bucket, tmp_path / f"restored {call}") == contents(source.folder)
 
 
 def test_every_round_beside_a_busy_writer_can_be_restored_and_has_all_that_was_acknowledged_before(
@@ -485,11 +482,7 @@ def test_every_round_beside_a_busy_writer_can_be_restored_and_has_all_that_was_a
     writer.join()
     source.store.close()
     for at, before in list(known.items())[:: max(1, len(known) // 12)]:
-        target = tmp_path / str(at)
-        restore(bucket, target, DISK, at)
-        found = contents(target)
-        assert len(found) >= before
-        assert verify(target, DISK).ok
+        assert len(back(bucket, tmp_path / str(at), at)) >= before
 
 
 def test_a_file_that_is_full_when_it_was_just_listed_is_not_taken_for_an_empty_one(
@@ -510,9 +503,7 @@ def test_a_file_that_is_full_when_it_was_just_listed_is_not_taken_for_an_empty_o
     source.say(next(numbers))
     at = source.back_up()
     assert not active.exists(), "the next append begins it"
-    restore(bucket, tmp_path / "restored", DISK, at)
-    assert verify(tmp_path / "restored", DISK).ok
-    assert contents(tmp_path / "restored") == contents(source.folder)
+    assert back(bucket, tmp_path / "restored", at) == contents(source.folder)
 
 
 def test_a_round_between_the_two_steps_of_a_rotation_has_no_half_of_it(
@@ -536,8 +527,7 @@ def test_a_round_between_the_two_steps_of_a_rotation_has_no_half_of_it(
     source.store.close()
     assert times
     for at in times:
-        restore(bucket, tmp_path / str(at), DISK, at)
-        assert verify(tmp_path / str(at), DISK).ok
+        assert back(bucket, tmp_path / str(at), at)
 
 
 def test_a_bucket_that_is_away_costs_one_line_and_a_growing_lag(
@@ -568,8 +558,7 @@ def test_a_bucket_that_is_away_costs_one_line_and_a_growing_lag(
     assert tender.health.lag_seconds == 0.0
     assert "trouble" not in repr(tender.health).replace("trouble=None", "")
     source.store.close()
-    restore(bucket, tmp_path / "restored", DISK)
-    assert len(contents(tmp_path / "restored")) == 32
+    assert len(back(bucket, tmp_path / "restored")) == 32
 
 
 def test_a_restoration_that_is_interrupted_goes_on_and_nothing_serves_from_it(tmp_path: Path) -> None:
@@ -604,8 +593,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(tmp_path: Path) 
     source.store.close()
     with pytest.raises(DiskFull, match=r"has room for 1,000 bytes, and [\d,]+ are to be restored"):
         restore(bucket, tmp_path / "restored", Small())
-    restore(bucket, tmp_path / "restored", DISK)
-    assert contents(tmp_path / "restored") == chunks(*range(9))
+    assert back(bucket, tmp_path / "restored") == chunks(*range(9))
 
 
 def test_an_erasure_that_is_interrupted_in_the_bucket_is_finished(tmp_path: Path) -> None:
@@ -614,11 +602,7 @@ def test_an_erasure_that_is_interrupted_in_the_bucket_is_finished(tmp_path: Path
         for number in range(12):
             source.say(number)
             source.back_up()
-        uuid, at = uuid_of(2), source.clock()
-        source.topic().erase({uuid}, Erased(at=at, by="ann"), Wiper(source.disk))
-        told: dict[str, Any] = {"by": "ann", "chunks": 1, "uuids": uuid, "done_at": at}
-        erasure = Erasure(id=source.store.clock.next(), kind="chunks", topic_id="talk", at=at, **told)
-        source.store.ledger.write(erasure)
+        erase(source, 2)
         begun = bucket.calls
         if call is not None:
             bucket.fails = killing(begun + call)
@@ -634,12 +618,8 @@ def test_an_erasure_that_is_interrupted_in_the_bucket_is_finished(tmp_path: Path
     calls = erased("counted", None)[2]
     for call in steps(1, calls + 1):
         source, bucket, _ = erased(f"memory {call}", call)
-        objects = [bucket.get(one.key) or b"" for prefix in (ROUNDS, "files/") for one in bucket.listed(prefix)]
-        assert not any(b"user: chunk 2" in one for one in objects)
-        assert any(b"user: chunk 3" in one for one in objects)
-        target = tmp_path / f"restored {call}"
-        restore(bucket, target, DISK)
-        assert contents(target) == contents(source.folder)
+        assert b"user: chunk 2" not in bytes_in(bucket) and b"user: chunk 3" in bytes_in(bucket)
+        assert back(bucket, tmp_path / f"restored {call}") == contents(source.folder)
 
 
 def test_a_folder_that_cannot_be_read_holds_up_no_other_one(
@@ -669,8 +649,7 @@ def test_a_folder_that_cannot_be_read_holds_up_no_other_one(
     monkeypatch.undo()
     assert source.writer.round()
     source.store.close()
-    restore(bucket, tmp_path / "restored", DISK)
-    assert sorted(contents(tmp_path / "restored")) == ["user: chunk 1", "user: chunk 2", "user: chunk 3"]
+    assert sorted(back(bucket, tmp_path / "restored")) == chunks(1, 2, 3)
 
 
 def test_what_is_appended_to_the_journal_while_a_topic_is_looked_at_is_in_the_next_round(tmp_path: Path) -> None:
@@ -713,9 +692,7 @@ def test_a_round_holds_no_bytes_that_nothing_names(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(BucketWriter, "_read", replaced)
     source.writer.begin()
     assert not source.writer.round()
-    stored = b"".join(bucket.get(one.key) or b"" for one in bucket.listed(ROUNDS))
-    assert b"user: chunk 2" in stored
-    assert b"said in a journal" not in stored
+    assert b"user: chunk 2" in bytes_in(bucket) and b"said in a journal" not in bytes_in(bucket)
     monkeypatch.undo()
     assert source.writer.round()
     source.store.close()

@@ -19,6 +19,7 @@ import pytest
 from crash_files import CrashFiles, Loss, PowerCutError
 from drafts import (
     DATA_DIR,
+    contents,
     digest_of,
     draft,
     live_contents,
@@ -30,7 +31,6 @@ from drafts import (
 )
 from effort import scaled, steps
 from encrypted_files import DIRECTORY_KEY, EncryptedCrashFiles
-from test_store_crash import stored
 
 from memd.errors import CorruptFile, DiskFull, ForeignFile, StoreError, StoreLocked, WrongKey
 from memd.settings.model import EncryptionSettings
@@ -59,7 +59,6 @@ from memd.store.layout import (
     erasures_dir,
 )
 from memd.store.log.format import HEADER_BYTES
-from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
 TOPIC = DATA_DIR / "talk"
@@ -137,7 +136,7 @@ def test_nothing_that_was_written_stands_on_the_disk_and_no_nonce_stands_there_t
 
 def test_every_flipped_bit_is_noticed_and_no_other_text_is_ever_read() -> None:
     whole = disk()
-    told = [entry["content"] for entry in export(DATA_DIR, whole, topic_id=None, live_only=False)]
+    told = contents(DATA_DIR, whole)
     for number, path in enumerate(folder_of(whole)):
         for offset in range(number, len(whole.raw.read(path)), 2_477 // scaled(100)):
             files = whole.after_power_cut("kept")
@@ -145,7 +144,7 @@ def test_every_flipped_bit_is_noticed_and_no_other_text_is_ever_read() -> None:
             report = verify(DATA_DIR, files)
             assert len(report.lines) > 1, f"{path} at {offset}: {report.lines}"  # in the last append it is a torn tail
             try:
-                found = [entry["content"] for entry in export(DATA_DIR, files, topic_id=None, live_only=False)]
+                found = contents(DATA_DIR, files)
             except StoreError:
                 continue
             assert {*found} <= {*told}
@@ -162,8 +161,9 @@ def test_damage_costs_the_append_that_it_is_in_and_nothing_else() -> None:
         for offset in (0, 5, 10, 15, 25, 40, 60, frame.bytes - 20, frame.bytes - 2):
             damaged = files.after_power_cut("kept")
             damaged.flip(path, frame.place + offset)
-            contents = [entry["content"] for entry in export(DATA_DIR, damaged, topic_id=None, live_only=False)]
-            assert contents == [f"user: chunk {other}" for other in range(12) if other != number], offset
+            assert contents(DATA_DIR, damaged) == [f"user: chunk {other}" for other in range(12) if other != number], (
+                offset
+            )
 
 
 def _places(raw: bytes) -> list[int]:
@@ -380,7 +380,7 @@ def disk_with(files: CrashFiles, master: MasterKey | None) -> LocalDisk:
 def check_whole(files: CrashFiles, master: MasterKey | None) -> None:
     """All is there under this key (None: in plain text), nothing is left over, and a daemon can work with it."""
     disk = disk_with(files, master)
-    assert sorted(stored(disk)) == SAID
+    assert sorted(contents(DATA_DIR, disk)) == SAID
     assert disk.read(DATA_DIR / RECEIPTS_NAME) == RECEIPT
     assert verify(DATA_DIR, disk).ok, verify(DATA_DIR, disk).lines
     has_text = any(TEXT in data for data in files.contents().values())

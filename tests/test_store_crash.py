@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, adjusted, deprecated, draft, live_contents, open_journal, open_store, seal_all
+from drafts import DATA_DIR, adjusted, contents, deprecated, draft, live_contents, open_journal, open_store, seal_all
 from effort import steps
 from encrypted_files import EncryptedCrashFiles
 
@@ -19,7 +19,6 @@ from memd.entries import Draft, Entry
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.store import Store
-from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
 HOT = DATA_DIR / "talk" / "hot.log"
@@ -62,10 +61,6 @@ def ingest(files: LocalDisk, witness: Witness, attempt: Callable[[Callable[[], o
     stores[0].close()
 
 
-def stored(files: LocalDisk) -> list[str]:
-    return [entry["content"] for entry in export(DATA_DIR, files, topic_id=None, live_only=False)]
-
-
 def flat(groups: list[list[str]]) -> list[str]:
     return [content for group in groups for content in group]
 
@@ -94,12 +89,12 @@ def test_after_a_power_cut_at_any_operation_all_is_there_and_a_second_start_chan
         again = files.after_power_cut(loss)
         store = open_store(again, segment_entries_max=5)
         topic = store.topic("talk")
-        found, wanted = stored(again), flat(witness.acknowledged)
+        found, wanted = contents(DATA_DIR, again), flat(witness.acknowledged)
         in_doubt = witness.attempted[len(witness.acknowledged) :]
         assert found == wanted or found == wanted + flat(in_doubt), f"cut at {cut}: {files.log[cut]}"
         assert verify(DATA_DIR, again).ok, verify(DATA_DIR, again).lines
         assert [finding.kind for finding in topic.findings if finding.kind not in ("torn", "derived")] == []
-        live = [entry["content"] for entry in export(DATA_DIR, again, topic_id=None, live_only=True)]
+        live = contents(DATA_DIR, again, live_only=True)
         assert live_contents(topic) == live
         store.close()
         before = again.contents()
@@ -130,7 +125,7 @@ def test_a_power_cut_during_recovery_is_recovered_from(loss: Loss) -> None:
             open_store(broken, segment_entries_max=5).topic("talk")
         again = broken.after_power_cut(loss)
         open_store(again, segment_entries_max=5).topic("talk")
-        assert stored(again)[: len(flat(witness.acknowledged))] == flat(witness.acknowledged)
+        assert contents(DATA_DIR, again)[: len(flat(witness.acknowledged))] == flat(witness.acknowledged)
         assert verify(DATA_DIR, again).ok
 
 
@@ -141,12 +136,12 @@ def test_an_io_error_at_any_operation_fails_one_append_and_nothing_else(disk: Di
         files.fail_at = {number}
         ingest(files, witness, despite_errors)
         acknowledged = flat(witness.acknowledged)
-        assert stored(files) == acknowledged, f"failed at {number}: {files.log[number]}"
+        assert contents(DATA_DIR, files) == acknowledged, f"failed at {number}: {files.log[number]}"
         assert verify(DATA_DIR, files).ok
         again = files.after_power_cut("lost")
         store = open_store(again, segment_entries_max=5)
         store.topic("talk")
-        assert stored(again) == acknowledged, f"failed at {number}: {files.log[number]}"
+        assert contents(DATA_DIR, again) == acknowledged, f"failed at {number}: {files.log[number]}"
 
 
 @DISKS
@@ -157,10 +152,12 @@ def test_errors_at_three_operations_in_a_row_lose_nothing_that_was_acknowledged(
         ingest(files, witness, despite_errors)
         acknowledged = flat(witness.acknowledged)
         # Where neither the sync nor cutting back nor the retry worked, a whole append may be left at the end.
-        assert stored(files)[: len(acknowledged)] == acknowledged, f"failed at {number}: {files.log[number]}"
+        assert contents(DATA_DIR, files)[: len(acknowledged)] == acknowledged, (
+            f"failed at {number}: {files.log[number]}"
+        )
         again = files.after_power_cut("lost")
         open_store(again, segment_entries_max=5).topic("talk")
-        assert stored(again) == acknowledged
+        assert contents(DATA_DIR, again) == acknowledged
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -19,6 +19,7 @@ from drafts import (
     DATA_DIR,
     DIMENSION,
     adjusted,
+    contents,
     draft,
     live_contents,
     open_journal,
@@ -266,8 +267,7 @@ def test_an_unfinished_append_of_a_running_daemon_is_no_finding_and_not_exported
         report = verify(DATA_DIR, files, is_served=True)
         assert report.ok
         assert any("are being written" in line for line in report.lines)
-        found = list(export(DATA_DIR, files, topic_id=None, live_only=False))
-        assert [entry["content"] for entry in found] == ["user: chunk one"]
+        assert contents(DATA_DIR, files) == ["user: chunk one"]
 
 
 def test_export_of_a_topic_that_is_not_there_says_so() -> None:
@@ -327,8 +327,7 @@ def test_a_file_size_limit_fails_the_append_and_the_log_stays_whole(tmp_path: Pa
         signal.signal(signal.SIGXFSZ, ignored)
     topic.append([draft("second")])
     store.close()
-    contents = [entry["content"] for entry in export(tmp_path, FILES, topic_id=None, live_only=False)]
-    assert contents == ["user: chunk first", "user: chunk second"]
+    assert contents(tmp_path, FILES) == ["user: chunk first", "user: chunk second"]
     assert verify(tmp_path, FILES).ok
 
 

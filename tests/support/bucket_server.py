@@ -17,8 +17,6 @@ from memd.errors import BucketError
 from memd.settings.model import BackupSettings
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.writing import BucketWriter, NotingDisk
-from memd.store.disk import LocalDisk
-from memd.store.tools.export import export
 from memd.store.topic import TopicLog
 
 _numbers = itertools.count(1)
@@ -110,11 +108,6 @@ class Clock:
     def __call__(self) -> int:
         self.now += 1
         return self.now
-
-
-def contents(folder: Path) -> list[str]:
-    """The contents of all entries of a folder, in the order of their ids."""
-    return [entry["content"] for entry in export(folder, LocalDisk(), topic_id=None, live_only=False)]
 
 
 class Source:

@@ -19,10 +19,12 @@ from memd.store.log.columns import uuid_bytes
 from memd.store.log.journal import Journal
 from memd.store.snapshot import Place, Snapshot
 from memd.store.store import CanonicalClock, ModelId, Store, StoreShared, TopicLog
+from memd.store.tools.export import export
 
 DIMENSION = 8
 FINGERPRINT = "0123456789abcdef0123456789abcdef"
 DATA_DIR = Path("/memory")
+DISK = LocalDisk()
 
 
 def uuid_of(name: str | int) -> bytes:
@@ -173,6 +175,11 @@ def live_contents(topic: TopicLog) -> list[str]:
     snapshot = topic.snapshot()
     hits = search(snapshot, unit_vector("any", DIMENSION)[None], 1_000_000)
     return [snapshot.read(hit.place).content for hit in sorted(hits, key=lambda hit: hit.canonical_id)]
+
+
+def contents(folder: Path = DATA_DIR, files: LocalDisk = DISK, *, live_only: bool = False) -> list[str]:
+    """The contents of all entries of a folder, in the order of their ids."""
+    return [entry["content"] for entry in export(folder, files, topic_id=None, live_only=live_only)]
 
 
 def seal_all(topic: TopicLog) -> None:
