@@ -207,8 +207,8 @@ class Archiver:
         """Append what is no conversation's (a document), durably and as one group; return the entries.
 
         Args:
-            make: returns the drafts, redacted and embedded (see `Drafter.passages`); called in the ingesting thread,
-                while nothing but corrections is appended to the topic.
+            make: returns the drafts, redacted and embedded; called in the ingesting thread, while nothing but
+                corrections is appended to the topic.
 
         Raises:
             EmbeddingError, StoreError: nothing was written.
@@ -554,11 +554,7 @@ def _check_same(topic: Topic, log_: TopicLog) -> None:
 
 def surplus_of(conversations: Sequence[Conversation], room: int) -> frozenset[Conversation]:
     """Those of too many open conversations that are to be closed; none whose answer is awaited, which would be lost.
-
-    Args:
-        conversations: the one used last comes last.
-        room: how many may be open.
-    """
+    `conversations`: the one used last comes last. `room`: how many may be open."""
     by_rest = sorted(conversations, key=lambda one: one.awaiting > 0)  # those that are at work go last
     leaving = (by_rest[one.place] for one in surplus((Held(one.author) for one in by_rest), room))
     return frozenset(one for one in leaving if not one.awaiting)

@@ -88,12 +88,8 @@ def plan_of(snapshot: Snapshot, uuids: Collection[bytes] | None = None) -> Plann
 
 
 def plan_by_age(snapshot: Snapshot, before: int, visible: Collection[bytes]) -> tuple[PlannedErasure, set[bytes]]:
-    """Plan the erasure of what was said before a time, and return the uuids of the chunks that it takes.
-
-    Args:
-        before: microseconds since the epoch.
-        visible: see `visible_digests`.
-    """
+    """Plan the erasure of what was said before a time, and return the uuids of the chunks that it takes. `before`:
+    microseconds since the epoch. `visible`: see `visible_digests`."""
     found: dict[bytes, list[Place]] = {}
     documents = set()
     for number, view in snapshot.views.items():
@@ -547,15 +543,8 @@ class Retention:
         return [plan for plan, uuids, _ in due if uuids]
 
     async def run(self, by: str, *, confirmed: bool) -> list[ErasureDone]:
-        """Erase what is too old; a topic that fails does not stop the others.
-
-        Args:
-            by: who wants it.
-            confirmed: also what is doubtful.
-
-        Raises:
-            StoreError: it is not finished, in one topic at least.
-        """
+        """Erase what is too old; a topic that fails does not stop the others. `by`: who wants it. `confirmed`: also
+        what is doubtful. Raises StoreError: it is not finished, in one topic at least."""
         done, problems = [], list[StoreError]()
         for topic_id, before in await self._limits():
             try:

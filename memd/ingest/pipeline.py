@@ -178,7 +178,7 @@ class Drafter:
         is_shown: Callable[[bytes], bool] = lambda uuid: False,
         is_new: Callable[[bytes], bool] = lambda digest: True,
     ) -> list[Draft]:
-        """Embed one batch, but for what repeats the topic's chunks or earlier ones of the batch (see `copies`).
+        """Embed one batch, but for what repeats the topic's chunks or earlier ones of the batch (see `standing_for`).
 
         Args:
             digests: of the messages that the log has whole with this batch.

@@ -88,13 +88,8 @@ class Topic:
         before_write: Callable[[], None],
         journal_behind: bool = False,
     ) -> None:
-        """Use `Topics.get`.
-
-        Args:
-            writer: in which the topic is written.
-            before_write: called there, before each write to the log or the journal.
-            journal_behind: the journal's file differs from the buffer and must be rewritten.
-        """
+        """Use `Topics.get`. `writer`: in which the topic is written. `before_write`: called there, before each write to
+        the log or the journal. `journal_behind`: the journal's file differs from the buffer and must be rewritten."""
         self.id = log_.topic_id
         self.log = log_
         self.buffer = buffer
@@ -711,12 +706,8 @@ class SharedTopic(Topic):
         return own
 
     def _rebase(self, rows: Sequence[Row], kept: HotBuffer, *, is_known: bool = True) -> None:
-        """Bring the buffer to all rows, and what is said here alone behind them.
-
-        Args:
-            kept: as they tell it.
-            is_known: the buffer had what the rows say up to `_head`.
-        """
+        """Bring the buffer to all rows, and what is said here alone behind them. `kept`: as they tell it. `is_known`:
+        the buffer had what the rows say up to `_head`."""
         theirs = self._theirs([row for row in rows if row.last > self._head]) if is_known else None
         self._settled(rows)
         rebased(self.buffer, kept, theirs, self._own())

@@ -179,12 +179,8 @@ def head_from(text: str) -> Head:
 def check(
     files: Iterable[tuple[str, bytes]], wanted: Callable[[Act], bool], known: Sequence[KnownHead] = ()
 ) -> Checked:
-    """Read a chain and say where it is not as it was written.
-
-    Args:
-        files: names and contents, the oldest first.
-        known: heads that were kept; the chain must have them.
-    """
+    """Read a chain and say where it is not as it was written. `files`: names and contents, the oldest first. `known`:
+    heads that were kept; the chain must have them."""
     found = _ChainWalk(wanted, {one.head.n for one in known})
     name = ""
     for name, data in files:

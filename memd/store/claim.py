@@ -118,12 +118,8 @@ class Claim:
             file.sync()
 
     def roll(self, stream: Stream, temporary: Path, wiper: Wiper | None = None) -> None:
-        """Begin a stream, or replace it, with a file that was written beside it: durably, and in one step.
-
-        Args:
-            temporary: it is gone afterwards, also after an error.
-            wiper: overwrites what the stream was.
-        """
+        """Begin a stream, or replace it, with a file that was written beside it: durably, and in one step. `temporary`:
+        it is gone afterwards, also after an error. `wiper`: overwrites what the stream was."""
         path = self._path(stream)
         if file := self._ends.get(stream):
             file.close()

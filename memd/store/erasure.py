@@ -236,12 +236,7 @@ class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
     def also(
         self, *, messages: Iterable[int] = (), contents: Iterable[bytes] = (), texts: Iterable[int] = ()
     ) -> ForbiddenText:
-        """Return this with further ones.
-
-        Args:
-            messages: `digest_word`s.
-            texts: `text_hash`es.
-        """
+        """Return this with further ones. `messages`: `digest_word`s. `texts`: `text_hash`es."""
         return ForbiddenText(
             messages=self.messages | set(map(_hex, messages)),
             contents=self.contents | {_hex(digest_word(one)) for one in contents},

@@ -206,11 +206,8 @@ def is_derived(name: str) -> bool:
 def segments_before(files: LocalDisk, layout: TopicLayout, active: bytes | None, segment_id: int | None) -> list[int]:
     """Return the full segments on disk that an `active.bin` read before does not contain.
 
-    Beside a running daemon, that file may have been rotated into one of the segments since.
-
-    Args:
-        active: the contents of that `active.bin`; None if there was none.
-        segment_id: the number in its header; None if there is none.
+    Beside a running daemon, that file may have been rotated into one of the segments since. `active`: the contents of
+    that `active.bin`; None if there was none. `segment_id`: the number in its header; None if there is none.
     """
     numbers = layout.segment_ids(files)
     if active and segment_id in numbers and files.read(layout.bin(segment_id)).startswith(active):
