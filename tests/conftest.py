@@ -99,7 +99,7 @@ load_once()
 go_on_at_once()
 
 MakeDaemon = Callable[..., DaemonProcess]
-Connect = Callable[[str], Peer]
+Connect = Callable[..., Peer]
 
 
 _running: list[pytest.Item] = []
@@ -357,11 +357,12 @@ async def topic(stage: Stage) -> Topic:
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    """Opens connections to a daemon, `connect(base_url)`, and closes them in the end."""
+    """Opens connections to a daemon, `connect(base_url, what_is_sent_at_once)`, and closes them in the end."""
     made: list[Peer] = []
 
-    def new(base_url: str) -> Peer:
+    def new(base_url: str, data: bytes = b"") -> Peer:
         made.append(connected(base_url))
+        made[-1].send(data)
         return made[-1]
 
     yield new

@@ -39,9 +39,7 @@ def asked(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> Callable[[
 
     def send(data: bytes, played: Script | bytes) -> Peer:
         raw.script = answering(played)
-        client = connect(memd.base_url)
-        client.send(data)
-        return client
+        return connect(memd.base_url, data)
 
     return send
 
@@ -567,8 +565,7 @@ def test_control_characters_of_an_answer_s_head_become_spaces(memd: DaemonProces
 
 @pytest.mark.parametrize("host", [b"[::1", b"[", b"a]b", b""])
 def test_a_host_that_is_none_is_answered_and_no_traceback(memd: DaemonProcess, connect: Connect, host: bytes) -> None:
-    client = connect(memd.base_url)
-    client.send(b"GET /memd/health HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
+    client = connect(memd.base_url, b"GET /memd/health HTTP/1.1\r\nHost: %s\r\n\r\n" % host)
     assert client.read_head().split(b" ")[1] in (b"403", b"400")
     assert "Traceback" not in memd.log.read_text()
 

@@ -93,8 +93,7 @@ def test_headers_within_the_limit_pass_whether_they_come_at_once_or_in_bits(
 def test_trailers_and_extensions_of_chunks_are_bounded_too(memd: DaemonProcess, connect: Connect) -> None:
     with costs_at_most(memd, 8):
         for flood in (b"X-Bomb: " + b"a" * 60_000 + b"\r\n", b"1;" + b"a" * 60_000 + b"\r\na\r\n"):
-            client = connect(memd.base_url)
-            client.send(request(b"POST", CHAT, SHOWN, b"Transfer-Encoding: chunked"))
+            client = connect(memd.base_url, request(b"POST", CHAT, SHOWN, b"Transfer-Encoding: chunked"))
             send_all(client, b"0\r\n" if flood[:1] == b"X" else b"", 1)
             send_all(client, flood, 900)
             client.read_to_end()
@@ -276,7 +275,6 @@ def test_a_huge_answer_that_breaks_off_ends_abnormally(memd: DaemonProcess, raw:
         peer.abort()
 
     raw.script = script
-    client = connect(memd.base_url)
-    client.send(request(b"POST", CHAT, SHOWN, body=b'{"messages":[{"role":"user","content":"a"}]}'))
+    client = connect(memd.base_url, request(b"POST", CHAT, SHOWN, body=b'{"messages":[{"role":"user","content":"a"}]}'))
     assert client.read_head().split(b" ")[1] == b"200"
     assert len(client.read_to_end()) < 99_000_000

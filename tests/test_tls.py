@@ -63,8 +63,7 @@ def test_commands_find_it_and_prove_it_whatever_name_the_certificate_has(memd: D
 
 
 def test_a_client_that_speaks_no_tls_costs_itself_its_connection(memd: DaemonProcess, connect: Connect) -> None:
-    peer = connect(memd.base_url)
-    peer.send(b"GET /v1/models HTTP/1.1\r\nHost: memd\r\n\r\n")
+    peer = connect(memd.base_url, b"GET /v1/models HTTP/1.1\r\nHost: memd\r\n\r\n")
     assert b"200" not in peer.read_to_end()
     assert ask(f"{memd.base_url}/memd/health", headers={"X-Memory-Token": TOKEN}).status == 200
     assert "Traceback" not in memd.log.read_text()
@@ -90,8 +89,7 @@ def test_handshakes_that_nobody_finishes_take_no_more_places_than_there_are(
     assert sockets_of(memd) <= sockets + CONNECTIONS_MAX
     for stranger in strangers:
         assert stranger.wait_until_closed() < 9
-    late = connect(memd.base_url)
-    late.send(said)
+    late = connect(memd.base_url, said)
     assert ask(health, headers={"X-Memory-Token": TOKEN}).status == 200
     assert memd.terminate() == 0 and late.read_to_end() == b""
     assert "Traceback" not in memd.log.read_text() and "Exception" not in memd.log.read_text()

@@ -337,8 +337,7 @@ def test_a_tunnel_of_a_token_that_was_taken_back_ends(
     raw.script = script
     daemon = make_daemon(raw.url).start()
     secret = daemon.run("token", "add", "ann", "--topics=*", "--rights=read").stdout.strip()
-    client = connect(daemon.base_url)
-    client.send(request(b"GET", b"/v1/realtime", *UPGRADE, b"X-Memory-Token: " + secret.encode()))
+    client = connect(daemon.base_url, request(b"GET", b"/v1/realtime", *UPGRADE, b"X-Memory-Token: " + secret.encode()))
     assert client.read_head().startswith(b"HTTP/1.1 101")
     assert daemon.run("token", "revoke", "ann").returncode == 0
     assert ended.wait(60) and client.read_to_end() == b""

@@ -88,13 +88,11 @@ def test_a_target_in_the_absolute_form_is_its_path(exchange: Exchange, target: b
 
 def test_targets_that_are_no_paths_are_answered_by_memd_itself(memd: DaemonProcess, connect: Connect) -> None:
     for target in (b"example.com:443", b"/", b"*"):
-        client = connect(memd.base_url)
-        client.send(request(b"CONNECT", target) + b"\x16\x03\x01")
+        client = connect(memd.base_url, request(b"CONNECT", target) + b"\x16\x03\x01")
         assert client.read_head().startswith(b"HTTP/1.1 405 ") and client.header(b"Allow")
         assert b"memd: it opens no tunnels to other addresses" in client.read_body()
         assert client.read_to_end() == b""
-    client = connect(memd.base_url)
-    client.send(request(b"OPTIONS", b"*"))
+    client = connect(memd.base_url, request(b"OPTIONS", b"*"))
     assert client.read_head().startswith(b"HTTP/1.1 204 ")
     for target, status in ((b"http://memd", b"307"), (b"*", b"404")):
         client = connect(memd.own_url)
@@ -170,8 +168,7 @@ def test_a_client_that_waits_to_be_told_to_go_on_is_told(
     memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
 ) -> None:
     raw.script = answering(answer(b"{}"))
-    client = connect(memd.base_url)
-    client.send(request(b"POST", path, b"Expect: 100-continue", b"Content-Length: %d" % len(BODY)))
+    client = connect(memd.base_url, request(b"POST", path, b"Expect: 100-continue", b"Content-Length: %d" % len(BODY)))
     assert client.read_head().startswith(b"HTTP/1.1 100 ")
     client.send(BODY)
     assert client.read_head().startswith(b"HTTP/1.1 200 ")
@@ -199,8 +196,7 @@ def test_a_large_body_is_never_held_as_a_whole(memd: DaemonProcess, raw: RawUpst
 
     raw.script = script
     before = peak_bytes(memd.pid)
-    client = connect(memd.base_url)
-    client.send(request(b"POST", b"/v1/audio/transcriptions", b"Content-Length: %d" % size))
+    client = connect(memd.base_url, request(b"POST", b"/v1/audio/transcriptions", b"Content-Length: %d" % size))
     for _ in range(size // len(piece)):
         client.send(piece)
     client.read_head()

@@ -11,7 +11,7 @@ import pytest
 from daemon_process import DaemonProcess, ask, wait_until
 from page_browser import chromium
 from playwright.sync_api import Browser, Page
-from raw_wire import Peer, RawUpstream, answer, raw_upstream
+from raw_wire import RawUpstream, answer, answering, raw_upstream
 
 if chromium() is None:
     pytest.skip("there is no Chromium; on Debian and Ubuntu: apt install chromium", allow_module_level=True)
@@ -32,12 +32,9 @@ LOADS = {
 def web() -> Iterator[RawUpstream]:
     """A web server, and memd's model server: whatever it is asked for is a page that memd's user happens to open."""
 
-    def script(peer: Peer) -> None:
-        peer.read_body()
-        peer.send(answer(b"<!doctype html><title>kittens</title><body>", b"Content-Type: text/html"))
-
+    page = answer(b"<!doctype html><title>kittens</title><body>", b"Content-Type: text/html")
     with raw_upstream() as running:
-        running.script = script
+        running.script = answering(page)
         yield running
 
 

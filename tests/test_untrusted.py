@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Connect, MakeDaemon
 from daemon_process import DaemonProcess, ask, clean_environment
-from raw_wire import Peer, RawUpstream, answer, chunked, request
+from raw_wire import Peer, RawUpstream, answer, answering, chunked, request
 
 from memd.access import ADDRESSES_MAX, REST, WrongTokens
 from memd.principals import Principals
@@ -81,8 +81,7 @@ def still_answers(memd: DaemonProcess) -> bool:
 def test_what_is_no_request_is_refused_and_never_reaches_the_upstream(
     memd: DaemonProcess, connect: Connect, seen: list[bytes], data: bytes, status: int
 ) -> None:
-    client = connect(memd.base_url)
-    client.send(data)
+    client = connect(memd.base_url, data)
     assert client.read_head().split(b" ")[1] == b"%d" % status
     assert json.loads(client.read_body())["error"]["message"].startswith("memd: the request cannot be read: ")
     assert client.read_to_end() == b""  # nothing else on this connection
@@ -96,8 +95,7 @@ def test_a_transfer_coding_that_memd_does_not_undo_is_answered_501(
     memd: DaemonProcess, connect: Connect, seen: list[bytes], path: bytes, codings: bytes, version: bytes
 ) -> None:
     head = request(b"POST", path, b"Transfer-Encoding: " + codings, b"Connection: keep-alive")
-    client = connect(memd.base_url)
-    client.send(head.replace(b"HTTP/1.1", b"HTTP/" + version) + chunked(b"{}"))
+    client = connect(memd.base_url, head.replace(b"HTTP/1.1", b"HTTP/" + version) + chunked(b"{}"))
     assert client.read_head().split(b" ")[1] == b"501"
     assert b"Content-Encoding" in client.read_body()
     assert client.read_to_end() == b"" and not seen
@@ -109,8 +107,7 @@ def test_a_body_beyond_the_bound_is_answered_413(
 ) -> None:
     body = b" " * (BODY_BYTES_MAX + 1)
     whole = request(b"POST", CHAT, b"Transfer-Encoding: chunked") + chunked(body)
-    client = connect(memd.base_url)
-    client.send(request(b"POST", CHAT, body=body) if announced else whole)
+    client = connect(memd.base_url, request(b"POST", CHAT, body=body) if announced else whole)
     assert client.read_head().split(b" ")[1] == b"413"
     assert b"limits.body_bytes_max" in client.read_body()
     assert not seen
@@ -149,8 +146,7 @@ BODIES = {
 def test_an_odd_body_reaches_the_upstream_byte_for_byte(
     memd: DaemonProcess, connect: Connect, seen: list[bytes], name: str
 ) -> None:
-    client = connect(memd.base_url)
-    client.send(request(b"POST", b"/t/%d" % list(BODIES).index(name) + CHAT, body=BODIES[name]))
+    client = connect(memd.base_url, request(b"POST", b"/t/%d" % list(BODIES).index(name) + CHAT, body=BODIES[name]))
     assert client.read_head().startswith(b"HTTP/1.1 200")
     assert seen == [BODIES[name]]
     assert still_answers(memd)
@@ -190,18 +186,10 @@ def test_without_the_token_nothing_is_answered_and_with_it_everything(
     for path in (b"/v1/models", CHAT, b"/memd/health", b"/t/notes" + CHAT):
         almost = TOKEN.encode()[:-1]
         for wrong in ([], [b"Authorization: Bearer no"], [b"X-Memory-Token: "], [b"Authorization: " + almost]):
-            client = connect(memd.base_url)
-            client.send(request(b"POST", path, *wrong, body=b"{}"))
+            client = connect(memd.base_url, request(b"POST", path, *wrong, body=b"{}"))
             assert client.read_head().split(b" ")[1] == b"401"
     assert not seen
-    heads: list[bytes] = []
-
-    def script(peer: Peer) -> None:
-        heads.append(peer.head)
-        peer.read_body()
-        peer.send(answer(b"{}"))
-
-    raw.script = script
+    raw.script = answering(answer(b"{}"))
     for name, shown in {
         b"Authorization": b"Bearer " + TOKEN.encode(),
         b"X-Api-Key": TOKEN.encode(),
@@ -210,11 +198,11 @@ def test_without_the_token_nothing_is_answered_and_with_it_everything(
         client = connect(memd.base_url)
         client.send(request(b"POST", CHAT, name + b": " + shown, b"X-Other: kept", body=b'{"messages":[]}'))
         assert client.read_head().split(b" ")[1] == b"200"
-        assert TOKEN.encode() not in heads[-1] and b"X-Other: kept" in heads[-1]
+        assert TOKEN.encode() not in raw.heads[-1] and b"X-Other: kept" in raw.heads[-1]
     client = connect(memd.base_url)
     client.send(request(b"POST", CHAT, b"X-Memory-Token: " + TOKEN.encode(), b"Authorization: Bearer k", body=b"{}"))
     client.read_head()
-    assert b"Authorization: Bearer k" in heads[-1]
+    assert b"Authorization: Bearer k" in raw.heads[-1]
     assert TOKEN not in memd.log.read_text()
     assert memd.run("stats").returncode == 0
 

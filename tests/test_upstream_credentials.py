@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Connect
 from daemon_process import DaemonProcess, ask
-from raw_wire import Peer, RawUpstream, answer, answering, request
+from raw_wire import RawUpstream, answer, answering, request
 
 from memd.errors import ConfigError
 from memd.settings.loading import load_config
@@ -29,26 +29,18 @@ def memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterator
     daemon.discard()
 
 
-def written_down(raw: RawUpstream) -> list[bytes]:
-    """A list of the credentials that the upstream is shown from now on."""
-    shown: list[bytes] = []
-
-    def script(peer: Peer) -> None:
-        shown.extend(peer.headers(b"Authorization"))
-        peer.read_body()
-        peer.send(answer(b"{}"))
-
-    raw.script = script
-    return shown
+def shown(raw: RawUpstream) -> list[bytes]:
+    """The credentials that the upstream was shown."""
+    lines = (line for head in raw.heads for line in head.split(b"\r\n") if line.startswith(b"Authorization:"))
+    return [line.partition(b": ")[2] for line in lines]
 
 
 def seen(memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes, *headers: bytes) -> list[bytes]:
-    """The credentials that the upstream is shown with a request."""
-    shown = written_down(raw)
-    client = connect(memd.base_url)
-    client.send(request(b"POST", path, *headers, body=b'{"messages":[{"role":"user","content":"hi"}]}'))
-    assert client.read_head().startswith(b"HTTP/1.1 200")
-    return shown
+    """Those that it is shown with a request."""
+    raw.script = answering(answer(b"{}"))
+    asked = request(b"POST", path, *headers, body=b'{"messages":[{"role":"user","content":"hi"}]}')
+    assert connect(memd.base_url, asked).read_head().startswith(b"HTTP/1.1 200")
+    return shown(raw)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -81,12 +73,12 @@ def test_nobody_else_is_told(memd: DaemonProcess, raw: RawUpstream) -> None:
 
 
 def test_memd_check_shows_them_too(raw: RawUpstream, tmp_path: Path, memd: DaemonProcess) -> None:
-    shown = written_down(raw)
+    raw.script = answering(answer(b"{}"))
     settings = {"upstream": {"url": raw.url.replace("//", f"//{USER}@")}, "data_dir": str(memd.data_dir)}
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(settings))
     memd.run("check", "--config", str(config))
-    assert shown and set(shown) == {SHOWN}
+    assert set(shown(raw)) == {SHOWN}
 
 
 @pytest.mark.parametrize(

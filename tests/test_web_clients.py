@@ -31,8 +31,7 @@ def open_memd(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Ite
 
 
 def asked(connect: Connect, memd: DaemonProcess, data: bytes) -> Peer:
-    client = connect(memd.base_url)
-    client.send(data)
+    client = connect(memd.base_url, data)
     client.read_head()
     client.read_body()
     return client

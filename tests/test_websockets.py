@@ -163,8 +163,7 @@ def test_an_upstream_that_does_not_agree_is_heard_and_the_connection_goes_on(ope
 
 
 def test_without_the_token_there_is_no_tunnel(memd: DaemonProcess, connect: Connect) -> None:
-    client = connect(memd.base_url)
-    client.send(request(b"GET", PATH, *UPGRADE))
+    client = connect(memd.base_url, request(b"GET", PATH, *UPGRADE))
     assert client.read_head().startswith(b"HTTP/1.1 401")
 
 
