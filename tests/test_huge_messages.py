@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from archiver_stage import COUNTER, HashEmbedder, Stage, live_entries
+from archiver_stage import ENCODING, HashEmbedder, Stage, live_entries
 from crash_files import LOSSES
 from histories import digest_at, talk
 from numpy.typing import NDArray
 
+from memd.conversation.tokens import TokenCounter
 from memd.errors import EmbeddingError
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
@@ -23,22 +24,20 @@ BOOK = "".join(f"In night {night} the keeper lit the lamp and wrote down the hou
 PIECES_BEGUN = 10
 
 
-class Held:
+class Held(TokenCounter):
     """Counts tokens, and holds up whoever counts those of the book's tenth piece until it is let go."""
 
     def __init__(self) -> None:
+        super().__init__(ENCODING)
         self.counted = 0
         self.is_reached, self.go_on = threading.Event(), threading.Event()
-
-    def count(self, text: str) -> int:
-        return COUNTER.count(text)
 
     def ends(self, text: str) -> list[int]:
         self.counted += text in BOOK
         if self.counted == PIECES_BEGUN and text in BOOK:
             self.is_reached.set()
             assert self.go_on.wait(60)
-        return COUNTER.ends(text)
+        return super().ends(text)
 
 
 @pytest.fixture

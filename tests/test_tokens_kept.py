@@ -325,7 +325,7 @@ async def test_an_export_of_a_token_that_was_taken_back_breaks_off(
 
 
 def test_a_tunnel_of_a_token_that_was_taken_back_ends(
-    make_daemon: MakeDaemon, raw: RawUpstream, connect: Callable[[str], Peer]
+    make_daemon: MakeDaemon, raw: RawUpstream, connect: Callable[..., Peer]
 ) -> None:
     ended = threading.Event()
 
