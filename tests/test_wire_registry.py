@@ -1,7 +1,6 @@
 """One list of APIs: by its path a request belongs to one, and each puts a text in front of a message of its own."""
 
 from __future__ import annotations
-
 import importlib
 import json
 from typing import Any
@@ -21,7 +20,23 @@ from memd.wire.chat import CHAT
 from memd.wire.registry import APIS, api_of
 from memd.wire.reply import Reply
 from memd.wire.request import ModelRequest, without_own_blocks
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
 
+import pytest
+from archiver_stage import Stage, live_entries
+from histories import talk
+
+from memd.entries import Draft, Entry
+from memd.ingest import unstored
+from memd.ingest.topics import Topic
+from memd.wire.api import MessageCache
+from memd.wire.chat import CHAT
+from memd.wire.ollama import OLLAMA
+from memd.wire.request import ModelRequest
 
 def counted(metrics: Metrics) -> set[str]:
     return {values[0] for values in metrics.requests.counts}
@@ -187,3 +202,70 @@ def test_whatever_an_answer_holds_capturing_it_does_not_fail(dialect: Dialect, d
 )
 def test_a_body_that_is_no_answer_holds_no_reply(dialect: Dialect, body: bytes) -> None:
     assert dialect.api.parse_reply(body).message is None
+
+
+# Histories that come again: what is known of them changes nothing but the time that it takes
+
+
+LISTED_IN = [CHAT, OLLAMA]
+SPACES = ("", " ", "\n", "\t \r\n")
+
+
+def listed(messages: list[dict[str, Any]], space: str = " ") -> bytes:
+    """The list as a client writes it, with `space` around its elements."""
+    return f"[{space}{f'{space},{space}'.join(map(json.dumps, messages))}{space}]".encode()
+
+
+def body(text: bytes) -> bytes:
+    return b'{"model": "m", "messages": %b, "stream": false}' % text
+
+
+def told(request: ModelRequest) -> tuple[Any, ...]:
+    raws = [bytes(raw) for raw in request.raw_messages]
+    return raws, request.messages, request.digests, request.continues, request.model, request.instructions
+
+
+def message(chosen: random.Random) -> dict[str, Any]:
+    role = chosen.choice(["user", "assistant", "assistant", "tool", "system"])
+    said: dict[str, Any] = {"role": role, "content": chosen.choice(["a", "b", 'an "assistant" says ],[', "ß\n"])}
+    if role == "assistant" and chosen.random() < 0.3:
+        said["tool_calls"] = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    return said | ({"tool_call_id": "1"} if role == "tool" else {})
+
+
+@pytest.mark.parametrize("api", LISTED_IN, ids=lambda api: api.name)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_history_that_goes_on_or_was_changed_is_read_as_if_it_came_for_the_first_time(api: Any, seed: int) -> None:
+    chosen, cache = random.Random(seed), MessageCache()
+    talks: list[list[dict[str, Any]]] = [[], []]
+    for _ in range(30):
+        talk = chosen.choice(talks)
+        if talk and chosen.random() < 0.2:
+            talk[chosen.randrange(len(talk))] = message(chosen)
+        if talk and chosen.random() < 0.2:
+            del talk[chosen.randrange(len(talk)) :]
+        talk += [message(chosen) for _ in range(chosen.randrange(3))]
+        sent = body(listed(talk, chosen.choice(SPACES)))
+        assert told(api.parse(sent, cache)) == told(api.parse(sent))
+
+
+@pytest.mark.parametrize("api", LISTED_IN, ids=lambda api: api.name)
+def test_of_a_history_that_goes_on_only_what_is_new_is_read(api: Any) -> None:
+    talk = [{"role": ("user", "assistant")[number % 2], "content": "x" * number} for number in range(9)]
+    cache = MessageCache()
+    first = api.parse(body(listed(talk[:7])), cache)
+    second = api.parse(body(listed(talk)), cache)
+    assert all(now is before for now, before in zip(second.messages, first.messages, strict=False))
+    assert (first.read_before, second.read_before) == (0, 7)
+
+
+def test_two_answers_that_are_one_are_joined_where_the_second_comes_behind_a_known_one() -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "I look."}]
+    more: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "b"},
+    ]
+    cache = MessageCache()
+    for sent in (asked, asked + more, [*asked, *more, {"role": "user", "content": "c"}]):
+        assert told(CHAT.parse(body(listed(sent)), cache)) == told(CHAT.parse(body(listed(sent))))
