@@ -1,18 +1,26 @@
 """Embedding models of a user's own: a folder on this disk, and the prefixes that models want."""
 
 from __future__ import annotations
+
+import functools
 import itertools
 import json
 import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
+from archiver_stage import HashEmbedder
 from conftest import MakeDaemon
 from daemon_process import wait_until
+from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
-from memd.assets import model_dir
+from memd.assets import calibration_pairs, model_dir
+from memd.embedding import calibration
+from memd.embedding.calibration import RELATED, UNRELATED, CalibratedEmbedder, measure
 from memd.embedding.embedder import Embedder, Prefixes, prefixes_of
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import ResidentEmbedder, load_embedder
@@ -20,22 +28,6 @@ from memd.embedding.local import load_folder
 from memd.errors import EmbeddingError
 from memd.settings.loading import load_config
 from memd.settings.model import EmbeddingSettings
-import functools
-import json
-from collections.abc import Sequence
-from pathlib import Path
-
-import numpy as np
-import pytest
-from archiver_stage import HashEmbedder
-from daemon_process import wait_until
-from numpy.typing import NDArray
-
-from memd.assets import calibration_pairs
-from memd.embedding import calibration
-from memd.embedding.calibration import RELATED, UNRELATED, CalibratedEmbedder, measure
-from memd.embedding.embedder import Embedder
-from memd.errors import EmbeddingError
 
 TEXT = "The spare key hangs behind the blue bicycle."
 

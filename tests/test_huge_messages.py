@@ -1,10 +1,12 @@
 """A book said in one message, and who does not wait for it: searches, what is said beside it, the end of the daemon."""
 
 from __future__ import annotations
+
 import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,27 +16,12 @@ from histories import digest_at, talk
 from numpy.typing import NDArray
 
 from memd.conversation.tokens import TokenCounter
+from memd.entries import Draft, Entry
 from memd.errors import EmbeddingError
+from memd.ingest import unstored
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
 from memd.settings.model import ChunkingSettings, Config
-import asyncio
-import json
-import random
-from collections.abc import Sequence
-from typing import Any
-
-import pytest
-from archiver_stage import Stage, live_entries
-from histories import talk
-
-from memd.entries import Draft, Entry
-from memd.ingest import unstored
-from memd.ingest.topics import Topic
-from memd.wire.api import MessageCache
-from memd.wire.chat import CHAT
-from memd.wire.ollama import OLLAMA
-from memd.wire.request import ModelRequest
 
 BOOK = "".join(f"In night {night} the keeper lit the lamp and wrote down the hour. " for night in range(5_000))
 PIECES_BEGUN = 10

@@ -1,40 +1,37 @@
 """How memory is shown: the exact text of a block, and what in stored text must not act as control."""
 
 from __future__ import annotations
+
+import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 from candidates import candidate
+from daemon_process import DaemonProcess, ask, wait_until
 from effort import scaled
 from histories import digest_at
 from hypothesis import given
 from hypothesis import strategies as st
 from llamacpp_sources import chat_templates
+from recording_upstream import RecordingUpstream
 
 from memd.conversation.compaction import earlier_blocks
 from memd.conversation.conversation import Conversation
-from memd.entries import Speaker
+from memd.entries import Draft, Speaker
 from memd.messages import Block, without_memory_blocks
+from memd.recall import instructions
 from memd.recall.block import (
     heading,
     render,
     shown_text,
 )
+from memd.recall.instructions import LABELS, instructing, instructing_chunk
 from memd.recall.neutralising import neutralised
 from memd.recall.retrieve import Candidate
-import json
-from pathlib import Path
-from typing import Any
-
-import pytest
-from daemon_process import DaemonProcess, ask, wait_until
-from recording_upstream import RecordingUpstream
-
-from memd.entries import Draft, Speaker
-from memd.recall import instructions
-from memd.recall.instructions import LABELS, instructing, instructing_chunk
 
 NOON = int(datetime(2026, 11, 3, 12).timestamp() * 1e6)
 """Of 2026-11-03, by the clock of this machine."""

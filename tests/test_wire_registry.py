@@ -1,8 +1,10 @@
 """One list of APIs: by its path a request belongs to one, and each puts a text in front of a message of its own."""
 
 from __future__ import annotations
+
 import importlib
 import json
+import random
 from typing import Any
 
 import msgspec
@@ -17,26 +19,11 @@ from memd.telemetry.metrics import Metrics
 from memd.wire.anthropic import ANTHROPIC
 from memd.wire.api import Api, MessageCache
 from memd.wire.chat import CHAT
+from memd.wire.ollama import OLLAMA
 from memd.wire.registry import APIS, api_of
 from memd.wire.reply import Reply
 from memd.wire.request import ModelRequest, without_own_blocks
-import asyncio
-import json
-import random
-from collections.abc import Sequence
-from typing import Any
 
-import pytest
-from archiver_stage import Stage, live_entries
-from histories import talk
-
-from memd.entries import Draft, Entry
-from memd.ingest import unstored
-from memd.ingest.topics import Topic
-from memd.wire.api import MessageCache
-from memd.wire.chat import CHAT
-from memd.wire.ollama import OLLAMA
-from memd.wire.request import ModelRequest
 
 def counted(metrics: Metrics) -> set[str]:
     return {values[0] for values in metrics.requests.counts}
