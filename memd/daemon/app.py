@@ -328,6 +328,8 @@ async def _wake(topics: Topics, retriever: Retriever) -> None:
         used_last = await topics.wake()
         if used_last is not None:
             await retriever.load(used_last.log)
+        # Loads and compiles what the first question would wait for, 25 ms; without a topic no model is asked.
+        await retriever.retrieve("When was that?", [], Budget(0))
 
 
 def serve(config: Config, model: Path | None = None, auth_source: AuthSource | None = None) -> int:

@@ -193,7 +193,8 @@ class Archiver:
             self._jobs.begin(f"storing notes {topic.id}", topic, partial(self._store_notes, topic))
 
     def cut_later(self, topic: Topic, conversation: Conversation) -> None:
-        """Cut in the background what was said in a conversation, so that no search has to wait for that."""
+        """Cut in the background what was said in a conversation, so that no search has to wait for that, nor for the
+        model, which is to embed it."""
 
         async def cut(parts: Sequence[Part]) -> None:
             with topic.held():
@@ -202,6 +203,8 @@ class Archiver:
 
         if parts := topic.listed_parts.of(conversation):
             self._tasks.spawn(cut(parts), "cutting")
+        if conversation.stored < conversation.wanted_end:
+            self._encoder.embedder.load()
 
     async def append_drafts(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
         """Append what is no conversation's (a document), durably and as one group; return the entries.
