@@ -507,7 +507,7 @@ async def test_with_all_weights_at_0_recall_is_the_plain_formula(
         cosine = max(float(np.dot(embedder.embed(text), embedder.embed(part))) for part in parts)
         plain.append((max(0.0, cosine) * 1.5**steps, text))
     expected = sorted((one for one in plain if one[0] >= 0.2), reverse=True)
-    weights: dict[str, Any] = dict.fromkeys(("lexical_weight", "neighbour_weight", "feedback_weight", "min_share"), 0.0)
+    weights: dict[str, Any] = dict.fromkeys(("lexical_weight", "neighbour_weight", "feedback_weight"), 0.0)
     found = await asked(topic, question, EVERYTHING, question="model", recall_budget_ms=60_000, **weights)
     scores = {one.entry.content: one.parts.score for one in found.candidates if one.parts.score >= 0.2}
     assert scores == pytest.approx({text: score for score, text in expected}, abs=1e-5)

@@ -148,15 +148,15 @@ def test_who_is_asked_for_by_name_is_found(told: DaemonProcess, question: str) -
 
 
 def test_what_helped_once_is_not_shown_for_everything(daemon: DaemonProcess) -> None:
-    spoon, key = "The wooden spoon is in the second drawer.", "Our neighbour Lena has the spare key of the garage."
-    daemon.chat([{"role": "user", "content": spoon}])
+    retries, key = "Failed payments are retried four times.", "Our neighbour Lena has the spare key of the garage."
+    daemon.chat([{"role": "user", "content": retries}])
     daemon.chat([{"role": "user", "content": key}])
-    daemon.wait_stored(spoon, key)
-    [helped] = [one["id"] for one in daemon.export() if spoon in one["content"]]
+    daemon.wait_stored(retries, key)
+    [helped] = [one["id"] for one in daemon.export() if retries in one["content"]]
     assert daemon.run("correct", helped, "--helpful", "--steps", "4").returncode == 0
     shown = [one for one in searched(daemon, "Who is Lena?")["chunks"] if one["verdict"] == "injected"]
     assert [key in one["content"] for one in shown] == [True]
-    assert spoon in searched(daemon, "Where is the wooden spoon?")["chunks"][0]["content"]
+    assert retries in searched(daemon, "How often are failed payments retried?")["chunks"][0]["content"]
 
 
 def test_a_number_that_stands_in_a_question_about_something_else_brings_nothing(told: DaemonProcess) -> None:

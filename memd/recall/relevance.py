@@ -378,9 +378,6 @@ class Scores:
             self._of_parts = scored + SECOND_SHARE * np.minimum(scored, np.partition(scored, -2, axis=1)[:, -2:-1])
         self.score: Floats = scored.max(axis=1)
         """With the multiplier, before echoes and times."""
-        best = np.where(scored > 0, relevance, 0).max(axis=0, initial=0)
-        self._share: Floats = (scored / np.maximum(best, 1e-9)).max(axis=1, initial=0)
-        """The score over that of the part's best: the largest share over the parts."""
         self._near: Floats = cosines.max(axis=1, initial=0) * multiplier
         """The best cosine times the multiplier: a chunk that is near is not weak, though others match better."""
         self._factor = np.ones((2, len(multiplier)), np.float32)
@@ -394,7 +391,6 @@ class Scores:
             self._of_parts[then] = np.maximum(self._of_parts[then], self._of_parts.max(initial=0.0))
             self.is_silent = self.is_silent and not then.any()
         self.score[then] *= factor
-        self._share[then] = 1.0
 
     def weigh_echoes(self, field: Field) -> None:
         """An answer stands behind what its prompt had shown, and far behind what has taken the place of that since.
@@ -424,7 +420,6 @@ class Scores:
                 break
         factor = left / score
         self._factor[0, rows] = factor
-        self._share[rows] *= factor
         self._near[rows] *= factor
         self.score[rows] *= factor
 
@@ -461,11 +456,14 @@ class Scores:
         return np.asarray(np.where(scored > 0, waits, np.inf).min(axis=1), np.float32)
 
     def strong(self, rows: Rows, multiplier: Floats, settings: RetrievalSettings) -> NDArray[np.bool_]:
-        """Whether chunks are worth showing: near or matching well by themselves, and beside the best for their part."""
-        lifted = np.maximum(multiplier, 1)  # Helpful raises a chunk among others, and brings it to no other question
+        """Whether chunks are worth showing: near or matching well by themselves.
+
+        Helpful raises a chunk among others, and brings it to no other question; Unhelpful counts twice, so that the
+        third hides a perfect match.
+        """
         scored = np.minimum(self.score[rows], multiplier)  # no time undoes Unhelpful
-        best = np.maximum(scored, self._near[rows]) / lifted
-        return np.asarray((best >= settings.min_score) & (self._share[rows] >= settings.min_share), np.bool_)
+        best = np.maximum(scored, self._near[rows]) * np.minimum(multiplier, 1 / multiplier)
+        return np.asarray(best >= settings.min_score, np.bool_)
 
     def parts(self, rows: Rows, multiplier: Floats) -> list[Parts]:
         """The scores of chunks, explained."""

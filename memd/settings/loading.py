@@ -354,7 +354,7 @@ REMOVED = {
     "segment.max_entries": "a segment has 5,000 entries",
     "store.topic_idle_seconds": "a topic is closed after ten minutes without a request, see store.memory_bytes_max",
     "retrieval.top_k": "as many chunks are recalled as fit injection.budget_tokens",
-    "retrieval.min_share": "a block ends with chunks of a twentieth of the best one's score",
+    "retrieval.min_share": "retrieval.min_score alone decides what is too weak",
     "retrieval.feedback_weight": _MEASURED,
     "retrieval.neighbour_weight": _MEASURED,
     "retrieval.time_weight": _MEASURED,

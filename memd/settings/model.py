@@ -271,11 +271,8 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     model's only where the table's meaning and the words do not agree."""
     top_k: Annotated[int, Meta(ge=0, le=1_000)] = 0
     """The most chunks that are recalled; 0: as many as fit the budget."""
-    min_score: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    min_score: Annotated[float, Meta(ge=0, le=1)] = 0.15
     """Chunks that score lower are not recalled."""
-    min_share: Annotated[float, Meta(ge=0, le=1)] = 0.05
-    """Chunks that score less than this share of the best one for the same part of the question are not recalled: the
-    block ends where they fall far below it, not where the budget ends."""
     lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.6
     """Share of word matching (BM25) in the score; 0 is meaning alone."""
     feedback_weight: Annotated[float, Meta(ge=0, le=1)] = 0.2
