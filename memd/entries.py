@@ -42,8 +42,8 @@ UTILITY_STEPS_LIMIT = 100
 UTILITY_RATIO = 1.5
 """Each step of Helpful multiplies a chunk's score by this, each of Unhelpful divides it."""
 HELPFUL_STEPS_MAX, UNHELPFUL_STEPS_MAX = 10, 4
-"""Further corrections change nothing: at most 1.5^10 = 57.7 times the score, and at least 1.5^-4 = 0.198, with which not
-even a perfect match is shown."""
+"""Further corrections change nothing: at most 1.5^10 = 57.7 times the score, and at least 1.5^-4 = 0.198, with which
+not even a perfect match is shown."""
 
 WRITTEN_ROLES = re.compile("^(?P<role>user|assistant|tool|function): ", re.MULTILINE)
 """The roles in the content of an entry without `speakers`, and whatever else begins a line like that."""
