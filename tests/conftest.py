@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from archiver_stage import Stage
     from bucket_server import S3Server
     from daemon_in_process import Client, House
-    from page_browser import Watched
-    from page_tabs import OpenPage
+    from page_browser import OpenPage, Watched
     from playwright.sync_api import Browser
     from postgres_server import PostgresServer
     from typescript_client import TypeScriptClient
@@ -411,7 +410,7 @@ def kept_tab(browser: Browser) -> Iterator[Watched]:
 @pytest.fixture
 def open_page(browser: Browser, kept_tab: Watched) -> Iterator[OpenPage]:
     """Opens the page of a daemon: `open_page(daemon, "#/search")`; whatever goes wrong in it fails."""
-    from page_tabs import opened_pages
+    from page_browser import opened_pages
 
     yield from opened_pages(browser, kept_tab)
 

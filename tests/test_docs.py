@@ -59,14 +59,8 @@ def shipped_values() -> dict[str, str]:
     return values
 
 
-def test_every_setting_is_on_the_settings_page_and_no_other() -> None:
-    assert list(settings_table()) == list(known_keys())
-
-
-def test_the_settings_page_has_the_defaults() -> None:
-    shipped = shipped_values()
-    table = settings_table()
-    assert table == shipped
+def test_the_settings_page_has_all_settings_in_their_order_with_their_defaults() -> None:
+    assert list(settings_table()) == list(known_keys()) and settings_table() == shipped_values()
 
 
 def command_sections() -> dict[str, str]:

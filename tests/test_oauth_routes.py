@@ -53,35 +53,23 @@ def led_to(page: str) -> str:
     return html.unescape(url)
 
 
-class TokenRecorder:
-    """Stands for the audit."""
+class Routes:
+    """The routes over a disk in memory, with a stand-in for the audit."""
+
+    client: TestClient[Any, Any]
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-        self.is_full = False
+        self.files = CrashFiles()
+        self.files.make_directory(Path("/data"))
+        self.principals = Principals({digest_of(ANN): Principal("ann", ("team-*",), frozenset({"read", "write"}))})
+        self.refused_tokens: list[Any] = []
+        self.recorded: list[tuple[str, str]] = []
+        self.audit_is_full = False
 
     async def record(self, request: web.BaseRequest, name: str, detail: str) -> None:
-        if self.is_full:
+        if self.audit_is_full:
             raise StoreError("the disk is full")
-        self.told.append((name, detail))
-
-
-class Routes:
-    """The routes over a disk in memory."""
-
-    def __init__(
-        self,
-        client: TestClient[Any, Any],
-        files: CrashFiles,
-        principals: Principals,
-        told: list[Any],
-        recorder: TokenRecorder,
-    ) -> None:
-        self.recorder = recorder
-        self.client = client
-        self.files = files
-        self.principals = principals
-        self.refused_tokens = told
+        self.recorded.append((name, detail))
 
     async def client_id(self) -> str:
         answer = await self.client.post(
@@ -105,30 +93,27 @@ FORM = "application/x-www-form-urlencoded"
 
 @pytest.fixture
 async def routes() -> AsyncIterator[Routes]:
-    files, told = CrashFiles(), list[Any]()
-    files.make_directory(Path("/data"))
-    ann = Principal("ann", ("team-*",), frozenset({"read", "write"}))
-    principals = Principals({digest_of(ANN): ann})
-    ledger = Ledger(GrantFile(files, Path("/data/memd.grants")), principals.known)
-    wrong_tokens, recorder = WrongTokens(principals, lambda *call: told.append(call)), TokenRecorder()
-    endpoint = OAuthEndpoint(ledger, wrong_tokens, idle_seconds=60, recorded=recorder.record)
+    routes = Routes()
+    ledger = Ledger(GrantFile(routes.files, Path("/data/memd.grants")), routes.principals.known)
+    wrong_tokens = WrongTokens(routes.principals, lambda *call: routes.refused_tokens.append(call))
+    endpoint = OAuthEndpoint(ledger, wrong_tokens, idle_seconds=60, recorded=routes.record)
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", endpoint.answer)
-    async with TestClient(TestServer(application)) as client:
-        yield Routes(client, files, principals, told, recorder)
+    async with TestClient(TestServer(application)) as routes.client:
+        yield routes
 
 
 async def test_a_program_is_let_in_once_the_audit_has_it_and_its_end_is_recorded_too(routes: Routes) -> None:
     client_id = await routes.client_id()
-    routes.recorder.is_full = True
+    routes.audit_is_full = True
     refused = await routes.fill(asked_of(client_id))
     assert refused.status == 503 and "code=" not in await refused.text()
-    routes.recorder.is_full = False
+    routes.audit_is_full = False
     back = urlsplit(led_to(await (await routes.fill(asked_of(client_id), topics="team-a")).text()))
     tokens = await (await routes.exchange(parse_qs(back.query)["code"][0], client_id)).json()
     form = urlencode({"token": tokens["access_token"]})
     await routes.client.post("/oauth/revoke", data=form, headers={"Content-Type": FORM})
-    assert routes.recorder.told == [
+    assert routes.recorded == [
         ("ann", "a program is let in to read, write in team-a"),
         ("ann", "a program is let in no more"),
     ]

@@ -116,15 +116,11 @@ for package in map(importlib.import_module, ("memd.cli", "memd.demo")):
 # systemd
 
 
-def test_the_systemd_unit_starts_a_command_that_exists() -> None:
+def test_the_systemd_unit_starts_a_command_that_exists_and_may_write_where_its_data_directory_is() -> None:
     service = unit()["Service"]
     assert_is_a_command_of_memd(shlex.split(service["ExecStart"]))
     assert service["RestartPreventExitStatus"] == "2", "the exit code of wrong settings"
     assert unit()["Install"]["WantedBy"] == "default.target", "a user's manager has no multi-user.target"
-
-
-def test_the_systemd_unit_may_write_where_its_data_directory_is_and_is_shut_otherwise() -> None:
-    service = unit()["Service"]
     words = shlex.split(service["ExecStart"])
     data_dir = Path(words[words.index("--data-dir") + 1])
     assert Path(service["ReadWritePaths"]) in data_dir.parents
@@ -141,7 +137,7 @@ def test_the_systemd_unit_may_write_where_its_data_directory_is_and_is_shut_othe
 
 
 @pytest.mark.process
-def test_the_launchd_agent_starts_a_command_that_exists(tmp_path: Path) -> None:
+def test_the_launchd_agent_starts_a_command_that_exists_with_settings_that_exist(tmp_path: Path) -> None:
     home = tmp_path / "a home"
     program = home / ".local" / "bin" / "memd"
     program.parent.mkdir(parents=True)
@@ -153,9 +149,6 @@ def test_the_launchd_agent_starts_a_command_that_exists(tmp_path: Path) -> None:
     done = subprocess.run(arguments, env={"HOME": str(home)}, capture_output=True, text=True, check=True)
     assert_is_a_command_of_memd(done.stdout.splitlines())
     assert (home / "Library" / "Logs" / "memd.log").read_text() == "started\n"
-
-
-def test_the_launchd_agent_sets_only_settings_that_exist() -> None:
     variables = agent()["EnvironmentVariables"]
     assert isinstance(variables, dict) and set(variables) <= VARIABLES
     assert agent()["Umask"] == 0o077

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from archiver_stage import DIMENSION, HashEmbedder, Stage, live_entries
+from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder, Stage, live_entries
+from crash_files import CrashFiles
 from daemon_process import DaemonProcess, ask, user
 from histories import said
 from numpy.typing import NDArray
@@ -15,7 +16,13 @@ from recording_upstream import RecordingUpstream, chat_answer
 
 from memd.conversation.conversation import Conversation
 from memd.conversation.events import Closed
+from memd.embedding.loading import load_embedder
+from memd.entries import Entry
+from memd.ingest.chunking import Utterance
+from memd.ingest.pipeline import Drafter, words_of
 from memd.ingest.topics import Topic
+from memd.settings.model import Config, EmbeddingSettings
+from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
 MONDAY = "u:The server is started anew on Monday.", "a:Noted."
 HELLO = "u:Good morning, it rains.", "a:It does."
@@ -183,3 +190,80 @@ def test_a_corrected_value_stands_behind_however_the_model_has_quoted_it(
     }
     assert places["2250"] < places["7714"], found
     assert "2250" in upstream.prompts[-1]
+
+
+# What says the same as something else of its batch: the same words, whatever the vectors are
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("The port is 8081.", "the  port\nis 8081"),
+        ("Deploy on Monday, please!", "deploy on monday please"),
+        ('He said "no".', 'He said "no"'),
+    ],
+)
+def test_white_space_marks_behind_words_and_capitals_that_open_them_change_no_words(one: str, other: str) -> None:
+    assert words_of(one) == words_of(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("The port is 8081.", "The port is 8082."),
+        ("It is -5 degrees.", "It is 5 degrees."),
+        ("The margin is 3.5", "The margin is 35"),
+        ("The deploy is on Monday.", "The deploy is on Monday?"),
+        ("The deploy is on Monday.", "The deploy is not on Monday."),
+        ("Do it, don't wait.", "Don't do it, wait."),
+        ("cd ../..", "cd ../."),
+        ("rm /var/log", "rm /Var/log"),
+        ("set MAX_rows", "set max_rows"),
+        ("call getItem", "call getitem"),
+        ("a, b", "b, a"),
+    ],
+)
+def test_numbers_signs_questions_negations_paths_identifiers_and_the_order_do(one: str, other: str) -> None:
+    assert words_of(one) != words_of(other)
+
+
+ON_MONDAY, ON_TUESDAY = "We deploy on Monday.", "No, we deploy on Tuesday."
+
+
+@pytest.fixture
+def drafter() -> Drafter:
+    return Drafter(Config(), COUNTER, load_embedder(EmbeddingSettings(threads=1)).embed_many)
+
+
+@pytest.fixture
+def log() -> Iterator[TopicLog]:
+    store = Store(DATA_DIR, StoreShared(model=ModelId(384, "a" * 32), segment_entries_max=2, files=CrashFiles()))
+    yield store.topic("talk")
+    store.close()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_what_came_since_a_copy_is_found_under_an_index_too_and_no_vector_is_made_twice(
+    drafter: Drafter, log: TopicLog, sealed: bool
+) -> None:
+    places = itertools.count()
+
+    def said(text: str) -> list[Entry]:
+        return log.append(drafter.drafts(log, [[Utterance(text, "user", bytes([next(places)]) * 16)]]))
+
+    (first,) = said(ON_MONDAY)
+    said("The cat sleeps on the warm window sill.")
+    assert said(ON_MONDAY) == [], "nothing like it was said since"
+    said(ON_TUESDAY)
+    said("The ferry does not run in January.")
+    for segment_id in log.unsealed() if sealed else ():
+        log.seal(segment_id)
+    assert len(log.snapshot().indexes) == 2 * sealed
+    drafter.embed_many = no_model
+    (again,) = said(ON_MONDAY)
+    assert (again.content, again.vector) == (ON_MONDAY, first.vector) and again.uuid != first.uuid
+    assert said(ON_MONDAY) == []
+
+
+def no_model(texts: Sequence[str]) -> NDArray[np.float32]:
+    raise AssertionError(f"{texts} have vectors")

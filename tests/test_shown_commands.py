@@ -34,7 +34,7 @@ NOT_RUN = {
     r"npm install.*": "test_typescript_package.py packs and installs it",
     r"memd serve.*": "it runs until it is ended: the daemon beside which the other lines run",
     r"memd model add .*": "it fetches 91 MB; test_multilingual.py adds a tiny one",
-    r"memd token add .* --data-dir ~.*": "the daemon here has not the owner's token of that page; test_tokens_kept.py",
+    r"memd token add .* --data-dir ~.*": "the daemon here has not the owner's token of that page; test_rights.py",
     r"memd audit .*": "an audit begins with the token of somebody else; test_audit.py has some",
     r"memd check --live": "it asks a model that understands; test_check.py has one",
     r"llama-server .*": "tests/support/llama_server.py starts one",

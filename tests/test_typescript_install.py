@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from daemon_process import DaemonProcess
-from javascript_runtimes import RUNTIMES, run_in
 from typescript_client import CLIENTS, NPM, TSC, node
-from typescript_package import SOURCE, STRICT, TypeScriptPackage
+from typescript_package import RUNTIMES, SOURCE, STRICT, TypeScriptPackage, run_in
 
 from memd import __version__
 

@@ -6,19 +6,27 @@ Rule: a stand-in answers only where a server has to fail or to lie.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import msgspec
 import openai_responses
 import pytest
-from conftest import REPLY, REPLY_WITH_MEMORY, MakeDaemon
-from daemon_process import DaemonProcess
+from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, MakeDaemon
+from daemon_process import DaemonProcess, ask, token_setting
+from ollama_server import ollama_answer
 from raw_wire import Peer, RawUpstream
-from recording_upstream import RecordingUpstream, Request, Response, chat_answer
+from recording_upstream import COMMON, RecordingUpstream, Request, Response, chat_answer
+from typescript_client import node
 from typescript_package import AI_SDKS, TypeScriptPackage, examples
 
+from memd.admin.history import LogEvent, LogPage
 from memd.entries import Correction
 from memd.notes import Note
+from memd.recall.explained import FoundChunk, SearchAnswer
 from memd.selection import Selection
 from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, decode_memory_in, encode_memory_out
 
@@ -284,19 +292,6 @@ def anthropic_answer() -> Response:
     return Response((json.dumps({**body, "content": content, "usage": {}}).encode(),))
 
 
-@pytest.mark.parametrize("headers", [{"X-Memory-Mode": "readonly"}, {"X-Memory-Mode": "off"}], ids=["readonly", "off"])
-def test_corrections_wait_while_the_mode_leaves_no_trace(
-    memd_client: TypeScriptPackage, daemon: DaemonProcess, headers: dict[str, str]
-) -> None:
-    chunk_id = shown_after_telling(memd_client, daemon, "openai chat", "create")
-    correction = {**HELPFUL, "chunk_ids": [chunk_id]}
-    for how in ("create", "stream"):
-        step = asked(daemon.base_url, "Thanks.", how=how, corrections=[correction], headers=headers)
-        [told] = memd_client.steps("steps.ts", [step])
-        assert (told["pending"], told["headers"]["mode"]) == (1, headers["X-Memory-Mode"])
-    assert live(daemon)[chunk_id]["utility_multiplier"] == 1.0
-
-
 def test_a_correction_that_memd_cannot_read_costs_one_request_its_memory_and_is_kept_apart(
     memd_client: TypeScriptPackage, daemon: DaemonProcess
 ) -> None:
@@ -467,3 +462,429 @@ def test_an_answer_is_read_along_and_its_bytes_stay(
     assert told["body"].encode() == answer(request).parts[0]
     assert (told["status"], told["pending"]) == (200, [])
     assert told["url"] == ("" if piece_bytes else url)  # in pieces it comes from a `fetch` that names none
+
+
+# The agent in examples/typescript-agent
+
+AGENT = Path(__file__).parent.parent / "examples" / "typescript-agent" / "agent.ts"
+TOLD = "The spare lamp is behind the rope."
+MOVED = "The spare lamp is in the boat."
+OWN = "The spare lamp is at Marta's."
+
+
+@pytest.fixture(scope="module")
+def agent(memd_client: TypeScriptPackage) -> TypeScriptPackage:
+    """A project with the agent in it."""
+    memd_client.write("agent.ts", AGENT.read_text())
+    return memd_client
+
+
+def typed(agent: TypeScriptPackage, daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[str]:
+    """Type these lines; what the agent said to each."""
+    monkeypatch.setenv("MEMD_BASE_URL", f"{daemon.base_url}/v1")
+    monkeypatch.setenv("MEMD_URL", daemon.own_url)
+    monkeypatch.setenv("MEMD_TOPIC", "boat")
+    said = node("agent.ts", stdin="".join(f"{line}\n" for line in lines), folder=agent.folder)
+    assert said.startswith("> ") and said.endswith("> \n"), said
+    return said.removesuffix("\n").split("> ")[1:-1]
+
+
+def streamed(delta: dict[str, Any], reason: str) -> Response:
+    """A reply of one piece, as server-sent events."""
+    choices: list[dict[str, Any]] = [
+        {"index": 0, "delta": {"role": "assistant", **delta}, "finish_reason": None},
+        {"index": 0, "delta": {}, "finish_reason": reason},
+    ]
+    events = [{"choices": [choice], "object": "chat.completion.chunk", **COMMON} for choice in choices]
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    return Response((body + b"data: [DONE]\n\n",), headers=(("Content-Type", "text/event-stream"),))
+
+
+def says(text: str) -> Response:
+    return streamed({"content": text}, "stop")
+
+
+def calls(name: str, **given: str) -> Response:
+    function = {"name": name, "arguments": json.dumps(given)}
+    return streamed(
+        {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]}, "tool_calls"
+    )
+
+
+def scripted(request: Request) -> Response:
+    """A model that puts down, looks up and corrects when it is asked to, and repeats what the tool said."""
+    messages = json.loads(request.body)["messages"]
+    text = [one["content"] for one in messages if one["role"] == "user"][-1].rpartition("[/memory]")[2]
+    if messages[-1]["role"] == "tool":
+        result = messages[-1]["content"]
+        if (found := re.search(r"\[mem:(\w+)\] The spare", result)) and "Correct it" in text:
+            return calls("correct_memory", id=found[1], reason="it was moved", content=MOVED)
+        return says(f"I got: {result}")
+    if "Remember" in text:
+        return calls("remember", content=TOLD, title="Lamp")
+    if "Correct it" in text or "Look" in text:
+        return calls("search_memory", question="Where is the spare lamp?")
+    if "Break" in text:
+        return calls("correct_memory", id="ffffffff", reason="it was moved")
+    if "Leave" in text:
+        return calls("read", path="../package.json")
+    return says("Noted.")
+
+
+def test_the_agent_takes_notes_looks_up_and_corrects_across_runs(
+    agent: TypeScriptPackage, make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.check_types()
+    upstream.answer = scripted
+    # All that is stored by then fits into a quarter of this window: which chunks it is differs from run to run.
+    daemon = make_daemon(upstream.url, {"upstream": {"window": 65_536}}).start()
+    first, again = typed(agent, daemon, monkeypatch, "Remember where the lamp is.", "Remember it well.")
+    assert re.fullmatch(r"\(remember\) I got: Noted: mem:\w+\n.*\n", first), first
+    assert "I got: Known already: mem:" in again
+    [corrected] = typed(agent, daemon, monkeypatch, "Correct it: the lamp was moved.")
+    assert "(search_memory) (correct_memory) I got: Corrected." in corrected
+    texts = {entry["content"] for entry in daemon.export() if entry["live"]}
+    assert MOVED in texts and TOLD not in texts
+    [looked] = typed(agent, daemon, monkeypatch, "Look where it is.")
+    [chunk_id] = {found[1] for found in re.finditer(rf"\[mem:(\w+)\] {re.escape(MOVED)}", looked)}
+    wrong, left = typed(agent, daemon, monkeypatch, "Break it.", "Leave this folder.")
+    assert "I got: error: there is nothing live with the id ffffffff" in wrong
+    assert "I got: error: only files below this folder can be read" in left
+    # The user's own correction goes out with the next message, of a chunk that a prompt had.
+    asked = "Where is the spare lamp?", f"/wrong mem:{chunk_id} {OWN}", "Thanks."
+    shown, _, thanked = typed(agent, daemon, monkeypatch, *asked)
+    assert f"[mem:{chunk_id}]" in shown
+    assert thanked.startswith("Noted.\n")
+    assert OWN in {entry["content"] for entry in daemon.export() if entry["live"]}
+
+
+def test_the_agent_works_its_way_through_the_tools_of_a_real_llama_cpp(
+    agent: TypeScriptPackage, make_daemon: MakeDaemon, calling_llama: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.write("log", f"The pump was oiled. {ANSWERED_MARKER}\n")
+    daemon = make_daemon(calling_llama).start()
+    [said] = typed(agent, daemon, monkeypatch, "Read the log.")
+    assert said.startswith("(read) " + "".join(REPLY_AFTER_CALLS)), said
+    daemon.wait_stored("The pump was oiled.")
+
+
+# What programs hand to its fetch, its options, and what it asks without a model
+
+CORRECTION = {"chunk_ids": ["ffffffff"], "action": "Helpful", "reason": "it answered the question"}
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Grüße"}], "metadata": {"user": "marta"}}
+HANDED = ["request", "request and init", "bytes", "blob", "length", "ky", "openapi-fetch"]
+"""In which a request can carry a MemoryIn; see the package's test/handed.ts."""
+NOTE = "The spare lamp is behind the rope."
+WHERE = "Where is the spare lamp?"
+
+Json = dict[str, Any]
+
+
+def handed(package: TypeScriptPackage, url: str, way: str, memory: Json | None = None, **more: Any) -> Json:
+    told = json.loads(package.run("handed.ts", {"url": url, "way": way, "memory": memory or {}, **more}))
+    assert isinstance(told, dict)
+    return told
+
+
+def sent(request: Request) -> tuple[Json, Json | None]:
+    """The body that a server got, without its MemoryIn, and that."""
+    body = json.loads(request.body)
+    memory_in = body.get("metadata", {}).pop("memory_in", None)
+    return body, None if memory_in is None else json.loads(memory_in)
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """An address at which nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+# -- what is handed over -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", HANDED)
+def test_a_request_carries_a_memory_in_however_it_is_handed_over(
+    memd_client: TypeScriptPackage, upstream: RecordingUpstream, way: str
+) -> None:
+    options = {"topic": "lamp", "mode": "full", "session": "evening"}
+    told = handed(memd_client, upstream.url, way, options, corrections=[CORRECTION])
+    [request] = upstream.requests
+    assert (request.method, request.target) == ("POST", "/v1/chat/completions")
+    assert sent(request) == (BODY, {"topic_id": "lamp", "corrections": [CORRECTION]})
+    names = ("x-own", "x-memory-mode", "x-memory-session", "content-length")
+    assert [request.header(name) for name in names] == ["kept", "full", "evening", str(len(request.body))]
+    assert (request.header("content-type") or "").startswith("application/json")
+    assert json.loads(told["body"])["choices"][0]["message"]["content"] == "Noted."
+    assert told["pending"] == [CORRECTION], "no memd took it"
+
+
+def test_a_body_that_can_be_read_only_once_passes_and_the_queue_waits(
+    memd_client: TypeScriptPackage, upstream: RecordingUpstream
+) -> None:
+    told = handed(memd_client, upstream.url, "stream", {"session": "evening"}, corrections=[CORRECTION])
+    [request] = upstream.requests
+    assert sent(request) == (BODY, None)
+    assert (request.header("x-memory-session"), told["pending"]) == ("evening", [CORRECTION])
+
+
+def test_ollama_js_carries_a_memory_in_and_is_told_what_became_of_corrections(
+    memd_client: TypeScriptPackage, make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    upstream.answer = ollama_answer
+    daemon = make_daemon(upstream.url).start()
+    told = handed(memd_client, daemon.base_url, "ollama", {"topic": "lamp"}, corrections=[CORRECTION])
+    outs = [part["memory_out"] for part in json.loads(told["body"]) if "memory_out" in part]
+    assert [out["signals"] for out in outs] == [[{"type": "correction_failed", "chunk_id": "ffffffff"}]]
+    assert told["pending"] == []
+
+
+@pytest.mark.parametrize("way", ["request", "length"])
+@pytest.mark.parametrize(
+    ("options", "headers", "memory_in"),
+    [
+        ({"mode": "readonly"}, {}, {"topic_id": "lamp"}),
+        ({"mode": "off"}, {}, None),  # memd would pass it on to the model server
+        ({}, {"X-Memory-Mode": "Off"}, None),
+        ({"mode": "off"}, {"X-Memory-Mode": "full"}, {"topic_id": "lamp", "corrections": [CORRECTION]}),
+    ],
+)
+def test_a_mode_that_stores_nothing_sends_nothing_to_be_stored(
+    memd_client: TypeScriptPackage,
+    upstream: RecordingUpstream,
+    way: str,
+    options: Json,
+    headers: dict[str, str],
+    memory_in: Json | None,
+) -> None:
+    told = handed(
+        memd_client, upstream.url, way, {"topic": "lamp", **options}, headers=headers, corrections=[CORRECTION]
+    )
+    [request] = upstream.requests
+    assert sent(request) == (BODY, memory_in)
+    assert request.header("x-memory-mode") == (headers.get("X-Memory-Mode") or options["mode"])
+    assert told["pending"] == [CORRECTION]
+
+
+# -- options -----------------------------------------------------------------------------------------------------
+
+TOPIC_RULE = 'use 1 to 128 letters, digits, ".", "_" or "-", beginning with a letter or digit'
+WRONG: list[tuple[Json, str]] = [
+    ({"topic": ""}, f'topic cannot be "": {TOPIC_RULE}'),
+    ({"topic": "the office"}, f'topic cannot be "the office": {TOPIC_RULE}'),
+    ({"topic": ".hidden"}, f'topic cannot be ".hidden": {TOPIC_RULE}'),
+    ({"topic": "büro"}, f'topic cannot be "büro": {TOPIC_RULE}'),
+    ({"topic": "a" * 129}, f'topic cannot be "{"a" * 129}": {TOPIC_RULE}'),
+    ({"topic": 7}, f"topic cannot be 7: {TOPIC_RULE}"),
+    ({"relatedTopics": ["fine", "a/b"]}, f'relatedTopics[1] cannot be "a/b": {TOPIC_RULE}'),
+    ({"mode": "read-only"}, 'mode cannot be "read-only": use one of full, readonly, off'),
+    ({"session": "böse"}, 'session cannot be "böse": use letters, digits and signs of ASCII'),
+    ({"session": "a\nb"}, 'session cannot be "a\\nb": use letters, digits and signs of ASCII'),
+    ({"session": ""}, 'session cannot be "": use letters, digits and signs of ASCII'),
+    ({"url": "localhost"}, 'url cannot be "localhost": give memd\'s own address, like http://127.0.0.1:8766'),
+]
+RIGHT: list[Json] = [
+    {},
+    {"topic": "a" * 128, "relatedTopics": [], "mode": "off", "session": "chat 1/2 (Marta)"},
+    {"topic": "0._-", "url": "https://memd.example/", "token": "secret"},
+]
+
+
+def test_a_wrong_option_throws_at_once_and_says_what_to_write(memd_client: TypeScriptPackage) -> None:
+    told = json.loads(memd_client.run("options.ts", [*[options for options, _ in WRONG], *RIGHT]))
+    assert told == [*[f"memd-client: {problem}" for _, problem in WRONG], *[None] * len(RIGHT)]
+
+
+# -- without a model ---------------------------------------------------------------------------------------------
+
+
+def test_the_types_of_answers_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
+    shared: Json = dict.fromkeys(("id", "uuid", "topic_id", "kind", "content"), "a")
+    shared |= {"canonical_id": 1, "said_at": 1, "roles": ("user",), "source": "wiki", "tags": ("ops",)}
+    shared |= {"heading": ("Lamps",), "page": 1, "sheet": "one", "multiplier": 1.0}
+    numbers = ("score", "cosine", "meaning", "words", "feedback", "neighbours", "echo", "time")
+    scores: Json = dict.fromkeys(numbers, 0.5)
+    found = FoundChunk(**shared, **scores, tokens=1, created_at=1, verdict="injected")
+    counted: Json = {"budget_tokens": 1, "tokens": 1, "is_model_asked": True}
+    answer = SearchAnswer(question="a", topics=("b",), as_of=1, note="c", chunks=(found,), **counted)
+    event = LogEvent(**shared, at=1, event="told", reason="d", live=True, supersedes=("e",))
+    pages = [LogPage(events=(event,), next=1), LogPage(events=(), next=None)]
+    answers = [answer, SearchAnswer(question="a", topics=(), chunks=(), **counted)]
+    values = [("SearchAnswer", one) for one in answers] + [("LogPage", one) for one in pages]
+    lines = [
+        f"export const value{place}: {name} = {msgspec.json.encode(one).decode()};"
+        for place, (name, one) in enumerate(values)
+    ]
+    memd_client.write(
+        "answers.ts", "import type { LogPage, SearchAnswer } from 'memd-client';\n" + "\n".join(lines) + "\n"
+    )
+    memd_client.check_types()
+
+
+def test_what_is_flushed_is_found_corrected_and_in_the_log(
+    memd_client: TypeScriptPackage, daemon: DaemonProcess
+) -> None:
+    options = {"topic": "lamp", "url": f"{daemon.own_url}/"}
+    notes = [{"content": NOTE, "title": "Lamp", "tags": ["house"]}, {"content": "The rope is wet."}]
+    flushes: list[Json] = [{"call": "flush", "notes": notes}, {"call": "flush", "notes": notes[:1]}]
+    first, again = [one["told"] for one in memd_client.steps("routes.ts", flushes, **options)]
+    daemon.wait_stored(NOTE, "wet")  # until then only words find it
+    filters: list[Json] = [
+        {"tags": ["house"], "kinds": ["note"], "limit": 1},
+        {"contains": "WET", "from": "2020-01-01"},
+        {"to": "2020-01-01"},
+        {"topics": []},
+    ]
+    asked: list[Json] = [{"call": "search", "question": WHERE, "filter": one} for one in filters]
+    searches = [one["told"] for one in memd_client.steps("routes.ts", asked, **options)]
+    assert [len(note["chunk_ids"]) for note in first["notes"]] == [1, 1]
+    assert again["notes"] == [{**first["notes"][0], "duplicate": True}]
+    assert [[chunk["content"] for chunk in one["chunks"]] for one in searches[:3]] == [[NOTE], ["The rope is wet."], []]
+    assert {chunk["content"] for chunk in searches[3]["chunks"]} == {NOTE, "The rope is wet."}
+    [chunk_id] = first["notes"][0]["chunk_ids"]
+    # It was never shown to a model, which a correction in a request would have needed.
+    update = {
+        "chunk_ids": [chunk_id],
+        "action": "Update",
+        "reason": "moved",
+        "content": "The spare lamp is in the boat.",
+    }
+    steps: list[Json] = [
+        {"call": "flush", "corrections": [update, CORRECTION]},
+        {"call": "log", "part": {"limit": 2}},
+    ]
+    flushed, page = memd_client.steps("routes.ts", steps, **options)
+    assert flushed["told"] == {"failed": ["ffffffff"], "notes": []}
+    assert [flushed["pending"], flushed["refused"]] == [[], []]
+    assert [event["event"] for event in page["told"]["events"]] == ["replacement", "Update"]
+    assert page["told"]["events"][0]["content"] == update["content"]
+    older = {"call": "log", "part": {"before": page["told"]["next"]}}
+    [rest] = memd_client.steps("routes.ts", [older], **options)
+    assert [event["event"] for event in rest["told"]["events"]] == ["told", "told"]
+
+
+def test_more_notes_than_memd_takes_at_once_are_sent_in_turns(
+    memd_client: TypeScriptPackage, daemon: DaemonProcess
+) -> None:
+    notes = [{"content": f"Shelf {number} is full."} for number in range(150)]
+    [told] = memd_client.steps("routes.ts", [{"call": "flush", "notes": notes}], url=daemon.own_url)
+    assert len({note["chunk_ids"][0] for note in told["told"]["notes"]}) == 150
+
+
+def test_what_could_not_be_flushed_waits_and_what_memd_cannot_read_is_kept_apart(
+    memd_client: TypeScriptPackage, daemon: DaemonProcess, nowhere: str
+) -> None:
+    note = {"content": NOTE}
+    flush = {"call": "flush", "notes": [note], "corrections": [CORRECTION]}
+    [told] = memd_client.steps("routes.ts", [flush], url=nowhere)
+    remedy = "start it (memd serve), or give its own address (admin.port) as url"
+    assert told["told"] == {
+        "error": f"memd-client: no memd answers at {nowhere} (ECONNREFUSED): {remedy}",
+        "status": None,
+    }
+    assert (told["pending"], told["notes"]) == ([CORRECTION], [note])
+    wrong = {**CORRECTION, "action": "Delete"}
+    steps = [
+        {"call": "flush", "notes": [{"content": ""}]},
+        {"call": "flush", "corrections": [wrong, CORRECTION]},
+        {"call": "flush", "notes": [note]},
+    ]
+    bad_note, bad_correction, rest = memd_client.steps("routes.ts", steps, topic="lamp", url=daemon.own_url)
+    assert [one["told"]["status"] for one in (bad_note, bad_correction)] == [400, 400]
+    assert bad_note["refused_notes"] == [{"content": ""}]
+    assert (bad_correction["refused"], bad_correction["pending"]) == ([wrong], [CORRECTION])
+    assert rest["told"]["failed"] == ["ffffffff"]
+    assert (rest["pending"], rest["notes"]) == ([], [])
+
+
+def test_a_note_that_was_erased_for_good_is_not_sent_for_ever(
+    memd_client: TypeScriptPackage, daemon: DaemonProcess
+) -> None:
+    flush: list[Json] = [{"call": "flush", "notes": [{"content": NOTE}]}]
+    [taken] = memd_client.steps("routes.ts", flush, url=daemon.own_url)
+    daemon.wait_stored(NOTE)
+    [chunk_id] = taken["told"]["notes"][0]["chunk_ids"]
+    assert daemon.run("erase", "--chunk", chunk_id, "--forbid", "--yes").returncode == 0
+    [refused] = memd_client.steps("routes.ts", flush, url=daemon.own_url)
+    assert refused["told"]["status"] == 409 and "memd erase --forbid" in refused["told"]["error"]
+    told = handed(memd_client, daemon.base_url, "request", notes=[{"content": NOTE}])
+    for one in (refused, told):
+        assert (one["notes"], one["refused_notes"]) == ([], [{"content": NOTE}])
+
+
+@pytest.mark.parametrize("mode", ["readonly", "off"])
+def test_a_mode_that_stores_nothing_flushes_nothing(
+    memd_client: TypeScriptPackage, upstream: RecordingUpstream, mode: str
+) -> None:
+    [told] = memd_client.steps(
+        "routes.ts", [{"call": "flush", "notes": [{"content": NOTE}]}], mode=mode, url=upstream.url
+    )
+    assert told["told"]["error"] == f"memd-client: mode is {mode}, so nothing is stored: flush a Memory of mode full"
+    assert (told["notes"], upstream.requests) == ([{"content": NOTE}], [])
+
+
+def test_a_token_opens_memd_s_own_address_also_where_the_model_s_leads_there(
+    memd_client: TypeScriptPackage, make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    daemon = make_daemon(upstream.url, {"auth": {"token": "a-token-of-this-test"}}).start()
+    steps: list[Json] = [{"call": "flush", "notes": [{"content": NOTE}]}, {"call": "search", "question": WHERE}]
+    for url in (daemon.own_url, daemon.base_url):
+        _, found = memd_client.steps("routes.ts", steps, url=url, token="a-token-of-this-test")
+        assert found["told"]["chunks"][0]["content"] == NOTE
+    [refused] = memd_client.steps("routes.ts", [{"call": "log"}], url=daemon.own_url)
+    assert refused["told"]["status"] == 401
+    assert refused["told"]["error"].endswith(": give memd's auth.token as token, or that of `memd token add`")
+    assert refused["told"]["name"] == "UnknownToken"
+
+
+def test_a_token_that_may_only_read_is_told_so_and_the_chat_goes_on(
+    memd_client: TypeScriptPackage, make_daemon: MakeDaemon, upstream: RecordingUpstream
+) -> None:
+    secret = "reader-has-a-token-of-this-length"
+    auth: Json = {"token": "a-token-of-this-test", "tokens": [token_setting("reader", secret, "read")]}
+    daemon = make_daemon(upstream.url, {"auth": auth}).start()
+    note, owner = {"notes": [{"content": NOTE}]}, {"X-Memory-Token": auth["token"]}
+    assert ask(f"{daemon.own_url}/memd/notes", note, headers=owner).status == 200
+    steps: list[Json] = [{"call": "flush", **note}, {"call": "search", "question": WHERE}]
+    refused, found = memd_client.steps("routes.ts", steps, url=daemon.own_url, token=secret)
+    assert (refused["told"]["name"], refused["told"]["status"]) == ("RightMissing", 403)
+    assert refused["told"]["error"].startswith("memd-client: the token 'reader' has no right to write")
+    assert refused["notes"] == note["notes"] and found["told"]["chunks"][0]["content"] == NOTE
+    headers = {"authorization": f"Bearer {secret}"}
+    told = handed(memd_client, daemon.base_url, "request", headers=headers, corrections=[CORRECTION])
+    assert told["body"] and told["mode"] == "readonly" and told["pending"] == [CORRECTION]
+    log = [{"call": "log"}]
+    for number in range(60):
+        ask(f"{daemon.own_url}/memd/me", headers={"X-Memory-Token": f"guess {number}"})
+    [many] = memd_client.steps("routes.ts", log, url=daemon.own_url, token="a wrong one")
+    assert (many["told"]["name"], many["told"]["status"]) == ("TooManyAttempts", 429)
+    assert many["told"]["retry_after"] >= 1 and "try again in" in many["told"]["error"]
+
+
+ODD_ANSWERS = [
+    b"",
+    b"<html>",
+    b"[]",
+    b'{"chunks": {}}',
+    b'{"chunks": [{"id": 1}]}',
+    b'{"events": 1}',
+    b'{"notes": [1]}',
+]
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_a_server_that_is_no_memd_is_an_error_that_says_so(
+    memd_client: TypeScriptPackage, upstream: RecordingUpstream, status: int
+) -> None:
+    upstream.answer = lambda request: Response((ODD_ANSWERS[(len(upstream.requests) - 1) // 3],), status=status)
+    upstream.answers_all = True
+    calls: list[Json] = [
+        {"call": "search", "question": WHERE},
+        {"call": "log"},
+        {"call": "flush", "notes": [{"content": NOTE}]},
+    ]
+    for one in memd_client.steps("routes.ts", calls * len(ODD_ANSWERS), url=upstream.url):
+        assert one["told"]["error"].startswith(f"memd-client: {upstream.url} does not answer like memd")
+        assert one["told"]["error"].endswith(": give its own address (admin.port) as url")
+    assert len(upstream.requests) == 3 * len(ODD_ANSWERS)
