@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -488,6 +488,7 @@ def remove(config: Config, name: str) -> int:
     return 0
 
 
+Names = tuple[str, ...]
 _SCHEMES = ("postgresql://", "postgres://")
 _TWO_SIDES = (
     "name a folder and a cluster: of the two places one is a data directory, and one the settings file of a daemon of "
@@ -497,16 +498,6 @@ _STAYS = (
     "Receipts, the audit and the list of erasures are not moved: keep them as long as you want to look things up. "
     "Tokens that were copied hold on both sides: take those back that are to hold on one alone."
 )
-
-
-class CopiedRights(NamedTuple):
-    """The names of tokens, and the number of grants."""
-
-    tokens: tuple[str, ...]
-    """Those that are new there."""
-    left: tuple[str, ...]
-    """Those whose name or secret another one has there: they were not copied."""
-    grants: int
 
 
 @click.command()
@@ -565,7 +556,7 @@ def move(
                     click.echo(msgspec.json.encode(one))
                 elif one.note:
                     click.echo(f"{one.topic}: not moved: {for_terminal(one.note)}")
-        rights = None if topics else _copy_rights(folder, kept, is_into_cluster=is_into_log)
+        tokens, left, given = ((), (), 0) if topics else _copy_rights(folder, kept, is_into_cluster=is_into_log)
     if not as_json:
         moved = [one for one in done if one.outcome == "moved"]
         compared = f"{counted(sum(one.entries for one in moved), 'entry')}, {sized(sum(one.bytes for one in moved))}"
@@ -573,18 +564,18 @@ def move(
             f"{counted(len(moved), 'topic')} moved, {len(done) - len(moved):,} refused; {compared} read again there "
             "and compared. Nothing was removed from where they came from."
         )
-        if rights is not None and rights.tokens:
-            grants = f", with {counted(rights.grants, 'grant')}" if rights.grants else ""
-            click.echo(f"Tokens that hold there now: {', '.join(rights.tokens)}{grants}.")
-        if rights is not None and rights.left:
-            click.echo(f"Not copied, as another token there has the name or the secret: {', '.join(rights.left)}.")
+        if tokens:
+            grants = f", with {counted(given, 'grant')}" if given else ""
+            click.echo(f"Tokens that hold there now: {', '.join(tokens)}{grants}.")
+        if left:
+            click.echo(f"Not copied, as another token there has the name or the secret: {', '.join(left)}.")
         click.echo(_STAYS)
     return FOUND_SOMETHING if any(one.outcome == "refused" for one in done) else 0
 
 
-def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) -> CopiedRights:
-    """Copy the tokens; the grants too where no program has registered yet, as its id holds only there. Raises
-    StoreError: a side cannot be read or written; what was copied is there."""
+def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) -> tuple[Names, Names, int]:
+    """Copy the tokens; the grants too where no program has registered yet, as its id holds only there. Returns the
+    names of tokens that are new there and of those whose name or secret another one has there, and how many grants."""
     shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenList(LocalDisk(), folder)
     tokens, left = _copy_tokens(own, shared) if is_into_cluster else _copy_tokens(shared, own)
     there, path = SharedGrants(SharedBook(kept_there, "grants")), folder / GRANTS_NAME
@@ -605,10 +596,10 @@ def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) 
         state = there.read()
         if state.key:
             grants = len(here.change(lambda _: msgspec.structs.replace(state, codes={})).grants)
-    return CopiedRights(tokens, left, grants)
+    return tokens, left, grants
 
 
-def _copy_tokens(source: TokenList, target: TokenList) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _copy_tokens(source: TokenList, target: TokenList) -> tuple[Names, Names]:
     """Copy tokens; return the names of those that are new, and of those that cannot be there beside another one."""
     wanted, new, left = source.read(), list[KeptToken](), list[KeptToken]()
 
