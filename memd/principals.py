@@ -110,11 +110,6 @@ class Principals:
         """The names of those who have a token besides the owner, sorted."""
         return sorted(one.name for one in self._known.values() if one != OWNER)
 
-    @property
-    def has_others(self) -> bool:
-        """Whether anybody besides the owner has a token."""
-        return any(one != OWNER for one in self._known.values())
-
     def lend(self, secret: str, principal: Principal) -> None:
         """Take a secret of memd's own for this principal from now on, whatever is exchanged meanwhile."""
         self._lent[digest_of(secret)] = principal

@@ -71,7 +71,7 @@ class Auditor:
     def is_on(self) -> bool:
         """Whether acts are noted: one that has begun goes on, though the last token be gone."""
         if not self._is_begun and self._record == "auto":
-            self._is_begun = self.principals.has_others
+            self._is_begun = bool(self.principals.names)
         return self._is_begun
 
     def note(self, act: Act) -> None:

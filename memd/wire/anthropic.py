@@ -121,13 +121,6 @@ def joined(pieces: Sequence[Raw], texts: Sequence[str]) -> Raw:
     return Raw(msgspec.json.encode(element))
 
 
-def with_result(piece: Raw, text: str) -> Raw:
-    """Put `text` in place of the content of the tool result that a piece consists of."""
-    members = OBJECT.decode(piece)
-    blocks = [with_content(block, text) for block in LIST.decode(members["content"])]
-    return Raw(msgspec.json.encode(members | {"content": blocks}))
-
-
 def _block(raw: Raw) -> _ContentBlock:
     """Decode a content block; one that is no object has no members."""
     return _block_decoder.decode(raw) if is_object(raw) else _ContentBlock()
@@ -368,9 +361,12 @@ class AnthropicApi(Api):
             shown = [position for position in element if position not in left_out]
             raw = [raws[p] for p in shown]
             for place, p in enumerate(shown):
-                if p in replaced:
-                    is_tools = request.messages[p].role == "tool"
-                    raw[place] = (with_result if is_tools else with_content)(raws[p], replaced[p])
+                if p in replaced and request.messages[p].role == "tool":  # the piece is nothing but its result
+                    members = OBJECT.decode(raws[p])
+                    blocks_of = [with_content(block, replaced[p]) for block in LIST.decode(members["content"])]
+                    raw[place] = Raw(msgspec.json.encode(members | {"content": blocks_of}))
+                elif p in replaced:
+                    raw[place] = with_content(raws[p], replaced[p])
             if len(element) > 1 and shown:
                 elements.append(joined(raw, [blocks.get(position, "") for position in shown]))
             elif shown:

@@ -65,22 +65,14 @@ _item_decoder = msgspec.json.Decoder(_ItemMembers)
 _image_decoder = msgspec.json.Decoder(_ImagePart)
 
 
-def is_of_assistant(raw: Raw | bytes) -> bool:
-    """Tell whether the item `raw` is part of an assistant message: its text, its calls, its reasoning. Raises
-    BadRequestBody: not a JSON object."""
-    item, kind = _decoded(raw)
-    if kind == "message":
-        return lenient_text(item.role) == _ASSISTANT
-    return not kind.endswith("_output")
-
-
 def grouped(items: Iterable[Raw]) -> list[Raw]:
     """Join the items of each message, their JSON texts separated by commas: the assistant's between two others. Raises
     BadRequestBody: one is not a JSON object."""
     groups: list[list[bytes]] = []
     follows_assistant = False
     for raw in items:
-        of_assistant = is_of_assistant(raw)
+        item, kind = _decoded(raw)  # an answer's text, its calls, its reasoning
+        of_assistant = lenient_text(item.role) == _ASSISTANT if kind == "message" else not kind.endswith("_output")
         if of_assistant and follows_assistant:
             groups[-1].append(bytes(raw))
         else:
