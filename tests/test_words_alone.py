@@ -111,6 +111,9 @@ async def test_corrections_that_need_no_vector_are_applied_meanwhile_and_others_
     assert {"type": "correction_failed", "chunk_id": shown} in [
         {"type": one["type"], "chunk_id": one.get("chunk_id")} for one in told["memory_out"]["signals"]
     ]
+    url, asked = f"{client.daemon.own_url}/memd/corrections", {"topic_id": "default", **update}
+    async with client.session.post(url, json=asked) as refused:
+        assert refused.status == 503 and "the model is not there" in await refused.text()
     await client.ask(f"{WHERE} Tell me.")
     assert KEY in client.upstream.prompts[-1], "it is as it was"
 

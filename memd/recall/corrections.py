@@ -174,7 +174,7 @@ def plan(
     embed: Callable[[str], bytes],
     new_uuid: Callable[[], bytes],
     now_us: int,
-    copies: Callable[[Entry], Iterable[Entry]] = lambda _: (),
+    copies: Callable[[Entry], Iterable[Entry]],
 ) -> Plan:
     """Turn corrections into entries; a decision from values alone.
 
