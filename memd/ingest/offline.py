@@ -23,7 +23,7 @@ from memd.ingest.redaction.redactor import NO_REDACTION, Redactor, last_look
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
-from memd.store.layout import models_dir
+from memd.store.layout import TopicLayout, models_dir, topic_ids_in
 from memd.store.store import ModelId, Store, StoreShared, TopicLog, models_in
 
 Advanced = Callable[[int, int], None]
@@ -34,7 +34,9 @@ def stored_models(config: Config, files: LocalDisk) -> set[tuple[int, str]]:
     """Dimension and fingerprint of the models that wrote the log, for a model that is not there yet; see
     `load_embedder`."""
     is_asked = config.embedding.url or config.embedding.idle_unload_seconds
-    return {(one.dimension, one.fingerprint) for one in models_in(config.data_dir, files)} if is_asked else set()
+    names = topic_ids_in(files, config.data_dir) if is_asked else ()
+    models = (one for name in names for one in models_in(files, TopicLayout(config.data_dir, name)))
+    return {(one.dimension, one.fingerprint) for one in models}
 
 
 @contextmanager

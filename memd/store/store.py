@@ -172,9 +172,7 @@ class Store:
 
     def has_other_model(self, topic_id: str) -> bool:
         """Whether another embedding model wrote a file of the topic; reads only headers."""
-        paths = TopicLayout(self.data_dir, topic_id).log_files(self.files)
-        headers = (read_header(self.files, path) for path in paths)
-        return any(header is not None and not self.model.wrote(header) for header in headers)
+        return bool(models_in(self.files, TopicLayout(self.data_dir, topic_id)) - {self.model})
 
     def close_topic(self, topic_id: str) -> None:
         """Close a topic; the next call of `topic` reads it from disk. Its snapshots stay valid."""
@@ -326,15 +324,10 @@ class Store:
         self._lock.release()
 
 
-def models_in(data_dir: Path, files: LocalDisk | None = None) -> set[ModelId]:
-    """Return the models that wrote the log files of a directory; reads only headers, and needs no lock."""
-    files = files or LocalDisk()
-    found = set()
-    for topic_id in topic_ids_in(files, data_dir):
-        for path in TopicLayout(data_dir, topic_id).log_files(files):
-            if (header := read_header(files, path)) is not None:
-                found.add(ModelId(header.dimension, header.fingerprint))
-    return found
+def models_in(files: LocalDisk, layout: TopicLayout) -> set[ModelId]:
+    """Return the models that wrote the log files of a topic; reads only headers, and needs no lock."""
+    headers = (read_header(files, path) for path in layout.log_files(files))
+    return {ModelId(one.dimension, one.fingerprint) for one in headers if one is not None}
 
 
 def _rows_of(topic: TopicLog) -> list[Records]:
