@@ -1,4 +1,4 @@
-"""The command line: exit codes, one clear line for what goes wrong, and no more imported than needed."""
+"""The command line: exit codes, one line for what goes wrong, no more imported than needed, and who hears the token."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import click
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from daemon_process import DaemonProcess
+from conftest import MakeDaemon
+from daemon_process import DaemonProcess, ask, clean_environment
+from drafts import draft, open_store
+from msgspec.structs import replace
+from recording_upstream import RecordingUpstream, Request, Response, recording_upstream
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -24,12 +27,12 @@ from rich.table import Table
 from memd import __version__
 from memd.cli.main import COMMANDS, FORMER, GROUPS, OTHERS_CALL_IT, main, show_what_it_can
 from memd.cli.operations import fitting
-from memd.entries import Draft
+from memd.cli.running import RunningDaemon
 from memd.settings.loading import CONSTANTS_VARIABLE
-from memd.store.store import ModelId, Store, StoreShared
+from memd.store.disk import LocalDisk, Lock
 
-DIMENSION = 8
 ENTRIES = 2_000  # more than a pipe holds
+CONTENT = "user: a sentence about bicycles, naïve cafés and 自行车"
 
 
 def memd(*arguments: str | Path) -> Result:
@@ -45,19 +48,12 @@ def one_line(result: Result) -> str:
     return result.stderr
 
 
-def draft(number: int) -> Draft:
-    vector = np.zeros(DIMENSION, dtype="<f4")
-    vector[number % DIMENSION] = 1
-    content = f"user: sentence {number} about bicycles, naïve cafés and 自行车"
-    return Draft(uuid=uuid4().bytes, content=content, vector=vector.tobytes(), created_at=1, roles=("user",))
-
-
 @pytest.fixture(scope="module")
 def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with two topics."""
     folder = tmp_path_factory.mktemp("log")
-    store = Store(folder, StoreShared(model=ModelId(DIMENSION, "test"), segment_entries_max=100_000))
-    store.topic("first").append([draft(number) for number in range(ENTRIES)])
+    store = open_store(None, folder, segment_entries_max=100_000)
+    store.topic("first").append([replace(draft(number), content=f"{CONTENT} {number}") for number in range(ENTRIES)])
     store.topic("second").append([draft(0)])
     store.close()
     return folder
@@ -66,7 +62,7 @@ def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def damaged_dir(tmp_path: Path) -> Path:
     """A data directory in which a byte in the middle of a file has flipped."""
-    store = Store(tmp_path, StoreShared(model=ModelId(DIMENSION, "test"), segment_entries_max=100_000))
+    store = open_store(None, tmp_path, segment_entries_max=100_000)
     store.topic("first").append([draft(number) for number in range(10)])
     store.topic("first").append([draft(number) for number in range(10)])
     store.close()
@@ -255,7 +251,7 @@ def test_export_writes_a_json_object_per_entry_in_order(log_dir: Path) -> None:
     entries = [json.loads(line) for line in result.stdout_bytes.decode().splitlines()]
     assert len(entries) == ENTRIES + 1
     assert entries == sorted(entries, key=lambda entry: int(entry["canonical_id"]))
-    assert entries[0]["content"] == "user: sentence 0 about bicycles, naïve cafés and 自行车"
+    assert entries[0]["content"] == f"{CONTENT} 0"
 
 
 def test_a_topic_name_that_leads_out_of_the_data_directory_is_wrong_usage(log_dir: Path) -> None:
@@ -390,3 +386,108 @@ def test_no_cell_is_cut_on_a_narrow_terminal(width: int) -> None:
     for word in [*ids, "spare", "hang", "1,234", "21.9", "9,999", "/data"]:
         assert word in shown.split() or f"{word}," in shown.split(), shown
     assert "…" not in shown
+
+
+# The token, which commands tell nobody but the daemon that has the data directory
+
+TOKEN = "the token of this memory"
+
+
+@pytest.fixture
+def stranger() -> Iterator[RecordingUpstream]:
+    """A server that is not memd, and all that it has been told."""
+    with recording_upstream() as running:
+        running.answers_all = True
+        running.answer = lambda _: Response((b"{}",))
+        yield running
+
+
+@pytest.fixture
+def guarded(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    return make_daemon(upstream.url, {"auth": {"token": TOKEN}}).start()
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    """A data directory whose lock is held."""
+    lock: Lock = LocalDisk().lock(tmp_path / "memd.lock")
+    yield tmp_path
+    lock.release()
+
+
+def run_beside(guarded: DaemonProcess, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    flags = ["--data-dir", str(guarded.data_dir), "--config", str(guarded.config)]
+    command = [sys.executable, "-m", "memd", *arguments, *flags]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, env=clean_environment() | environment
+    )
+
+
+def test_an_address_that_was_left_behind_is_not_even_asked(guarded: DaemonProcess, stranger: RecordingUpstream) -> None:
+    guarded.kill()
+    assert (guarded.data_dir / "memd.url").exists() and (
+        guarded.data_dir / "memd.secret"
+    ).stat().st_mode & 0o777 == 0o600
+    (guarded.data_dir / "memd.url").write_text(stranger.url)
+    for command in (["stats"], ["check", "--upstream", "http://127.0.0.1:9"], ["log"]):
+        run_beside(guarded, *command)
+    assert stranger.requests == []
+
+
+def test_a_stranger_at_the_address_of_a_running_daemon_never_hears_the_token(
+    guarded: DaemonProcess, stranger: RecordingUpstream
+) -> None:
+    """Nor one who passes the challenge on to the real daemon, or leads there."""
+
+    def pass_on(request: Request) -> Response:
+        return Response((ask(guarded.own_url + request.target).body,))
+
+    def lead(request: Request) -> Response:
+        return Response((), 307, (("Location", guarded.own_url + request.target),))
+
+    (guarded.data_dir / "memd.url").write_text(stranger.url)
+    for answer in (stranger.answer, pass_on, lead):
+        stranger.answer = answer
+        heard = len(stranger.requests)
+        refused = run_beside(guarded, "log")
+        assert refused.returncode == 1 and "in use by another memd" in refused.stderr
+        assert len(stranger.requests) == heard + 1 and TOKEN not in str(stranger.requests)
+
+
+def test_the_daemon_itself_is_found_whatever_proxy_the_environment_names(
+    guarded: DaemonProcess, stranger: RecordingUpstream
+) -> None:
+    asked = run_beside(
+        guarded, "stats", "--json", http_proxy=stranger.url, all_proxy=stranger.url, HTTP_PROXY=stranger.url
+    )
+    assert asked.returncode == 0 and f'"daemon_url":"{guarded.own_url}"' in asked.stdout
+    assert stranger.requests == []
+
+
+@pytest.mark.parametrize(
+    "url", ["http://192.0.2.1:8766", "http://example.invalid:8766", "file:///etc/passwd", "http://127.0.0.1", "", "\0"]
+)
+def test_only_an_address_of_this_machine_is_asked(held: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("somebody is asked")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    (held / "memd.url").write_text(url)
+    (held / "memd.secret").write_text("0" * 64)
+    assert RunningDaemon.find(held, TOKEN) is None
+
+
+def test_a_proof_is_for_one_challenge_and_needs_one(guarded: DaemonProcess) -> None:
+    first, second = (ask(f"{guarded.own_url}/memd/proof?challenge={digit * 64}") for digit in "ab")
+    assert first.status == second.status == 200 and first.json != second.json
+    assert ask(f"{guarded.own_url}/memd/proof?challenge=short").status == 400
+    assert ask(f"{guarded.own_url}/memd/proof").status == 400
+    assert guarded.terminate() == 0
+    assert not {"memd.url", "memd.secret"} & {path.name for path in guarded.data_dir.iterdir()}
+
+
+def test_a_command_with_another_token_is_told_so(guarded: DaemonProcess) -> None:
+    config = guarded.folder / "other.yaml"
+    config.write_text("auth: {token: some other token}\n")
+    checked = guarded.run("check", "--config", str(config), "--upstream", "http://127.0.0.1:9")
+    assert "does not know this token" in checked.stdout

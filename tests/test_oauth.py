@@ -504,6 +504,3 @@ async def test_a_file_that_cannot_be_read_is_as_none(stage: Stage, caplog: pytes
         stage.open()
         assert stage.ledger.live() == () and "have to ask again" in caplog.text
         assert await stage.tokens()
-
-
-# -- rights -----------------------------------------------------------------------------------------------------------
