@@ -37,7 +37,7 @@ from memd.ingest.topic import erased_in
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Block
 from memd.store.disk import Wiper
-from memd.store.erasure import Erasure, ForbiddenText, Kind, was_erased
+from memd.store.erasure import Erasure, ForbiddenText, Kind
 from memd.store.log.columns import Bits, text_hash, uuid_bytes
 from memd.store.shared.books import SharedErasures, SharedTimes
 from memd.store.snapshot import Place, Snapshot
@@ -151,7 +151,7 @@ def written_by(snapshot: Snapshot, author: str) -> set[bytes]:
 def versions_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[bytes]:
     """Return the chunks that these replaced; they are chunks of their own."""
     replaced = {one for entry in _entries_of(snapshot, uuids) for one in entry.supersedes} - set(uuids)
-    return {one for one in replaced if not was_erased(snapshot, one)}
+    return {one for one in replaced if not snapshot.was_erased(one)}
 
 
 def _planned(snapshot: Snapshot, kind: Kind, places: list[Place]) -> PlannedErasure:

@@ -36,7 +36,6 @@ from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.notes import Note
 from memd.settings.model import ChunkingSettings, Config
-from memd.store.erasure import was_erased
 from memd.store.snapshot import alike_since, live_copy
 from memd.store.store import TopicLog
 
@@ -283,7 +282,7 @@ def _derived_uuid(topic_id: str, first_digest: bytes, place: int, draft: Draft) 
 def under_new_uuid(topic: TopicLog, draft: Draft) -> Draft:
     """The draft, under another uuid if its own is of a chunk that was erased: that one does not come back."""
     snapshot = topic.snapshot()
-    while was_erased(snapshot, draft.uuid):
+    while snapshot.was_erased(draft.uuid):
         draft = msgspec.structs.replace(draft, uuid=hashlib.blake2b(draft.uuid, digest_size=16).digest())
     return draft
 

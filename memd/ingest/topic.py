@@ -46,7 +46,7 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.unstored import BufferedText, ListedParts, PartCutter, unstored_messages
 from memd.messages import Message, rebuilt
 from memd.store.disk import LocalDisk, Wiper
-from memd.store.erasure import Erasure, ForbiddenText, was_erased
+from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.log.format import encode_record
 from memd.store.log.journal import Journal, SharedMark, payloads_in, read_journal
 from memd.store.shared.seam import News, Row, SharedLog
@@ -395,7 +395,7 @@ def without_forbidden(event: BufferEvent, forbidden: ForbiddenText) -> BufferEve
 
 def without_erased(event: BufferEvent, snapshot: Snapshot) -> BufferEvent:
     """The event; a block that shows what was erased since it was made is none."""
-    if isinstance(event, Placed) and any(was_erased(snapshot, chunk.uuid) for chunk in event.block.chunks):
+    if isinstance(event, Placed) and any(snapshot.was_erased(chunk.uuid) for chunk in event.block.chunks):
         return Removed(event.conversation, [event.digest])
     return event
 
@@ -732,7 +732,7 @@ class SharedTopic(Topic):
         snapshot = self.log.snapshot()
         blocks = [block for one in self.buffer.conversations() for block in one.blocks.values()]
         shown = {chunk.uuid for block in blocks for chunk in block.chunks}
-        if erased := {uuid for uuid in shown | self.buffer.injected_uuids() if was_erased(snapshot, uuid)}:
+        if erased := {uuid for uuid in shown | self.buffer.injected_uuids() if snapshot.was_erased(uuid)}:
             self.forget_shown(erased)
         log.info("a topic was read anew: something in it was erased", extra={"topic": self.id})
 

@@ -40,7 +40,6 @@ from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
 from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
 from memd.store.log.format import decode_entry, encode_entry, encode_record, payload_at, payload_of, scan_records
 from memd.store.log.recovery import Finding
-from memd.store.snapshot import Snapshot
 from memd.wording import counted, day_and_time
 
 Kind = Literal["chunks", "age", "topic"]
@@ -367,10 +366,3 @@ def holds(records: Records, uuids: Collection[bytes]) -> bool:
     wanted = np.array([uuid_halves(uuid)[0] for uuid in uuids], dtype=np.uint64)
     rows = records[np.isin(records["uuid_high"], wanted) & (records["is_erased"] == 0)]
     return any(uuid_bytes(row["uuid_high"], row["uuid_low"]) in uuids for row in rows)
-
-
-def was_erased(snapshot: Snapshot, uuid: bytes) -> bool:
-    """Whether the text of a chunk was erased."""
-    return snapshot.has_erased and any(
-        snapshot.views[segment_id].rows[row]["is_erased"] for segment_id, row in snapshot.places(uuid)
-    )

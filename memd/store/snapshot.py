@@ -235,6 +235,10 @@ class Snapshot:
         """Whether the text of any chunk was erased."""
         return any(view.has_erased for view in self.views.values())
 
+    def was_erased(self, uuid: bytes) -> bool:
+        """Whether the text of a chunk was erased."""
+        return self.has_erased and any(self.views[number].rows[row]["is_erased"] for number, row in self.places(uuid))
+
     @functools.cached_property
     def indexed_segments(self) -> frozenset[int]:
         """The segments whose entries an index finds, so that their vectors are not in memory by themselves."""

@@ -20,7 +20,7 @@ from memd.entries import PUBLIC_ID_DIGITS_MIN, Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
 from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, write_beside
-from memd.store.erasure import ForbiddenText, holds, publish_forbidden, read_forbidden, was_erased, without_text
+from memd.store.erasure import ForbiddenText, holds, publish_forbidden, read_forbidden, without_text
 from memd.store.index.sealed_index import (
     SealedIndex,
     columns_from_log,
@@ -178,7 +178,7 @@ class TopicLog:
             active = self._open_active(self._shared.model)
             fresh = {one.uuid: self._reserved[one.uuid] for one in drafts if one.uuid in self._reserved}
             reserved = list(fresh)
-            if gone := [one for one in drafts if one.uuid not in fresh and was_erased(self._snapshot, one.uuid)]:
+            if gone := [one for one in drafts if one.uuid not in fresh and self._snapshot.was_erased(one.uuid)]:
                 raise StoreError(f"chunk {gone[0].uuid.hex()[:8]} was erased: nothing can be stored of it any more")
             public_ids = self._assigned(drafts, fresh, self._order.copy())
             entries = [

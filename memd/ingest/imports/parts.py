@@ -27,7 +27,6 @@ from memd.ingest.imports.files import Found
 from memd.ingest.pipeline import Drafter, unstored_runs
 from memd.messages import DIGEST_BYTES, ROOT_DIGEST, Message, Speech, ToolCall, chain_all, leading_count
 from memd.settings.model import AUTO_TOPIC
-from memd.store.erasure import was_erased
 from memd.store.log.columns import uuid_bytes
 from memd.store.store import TopicLog
 from memd.store.tools.export import decode_line, state_of
@@ -174,7 +173,7 @@ def line_drafts(
         # A chunk may be in one state several times (praised, blamed, praised): states are compared in order.
         is_behind = place != BEYOND and state_of(draft) in states[place:]
         place = states.index(state_of(draft), place) + 1 if is_behind else BEYOND
-        is_known = is_behind or was_erased(snapshot, draft.uuid)
+        is_known = is_behind or snapshot.was_erased(draft.uuid)
         if is_known and place == len(states) and _belongs_to_the_last(topic, drafts, draft):
             is_known, place = False, BEYOND
         histories[draft.uuid] = states, place
