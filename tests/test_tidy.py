@@ -34,7 +34,7 @@ WORDS = {
 """The words every layer speaks."""
 LOWER = WORDS | {"assets", "wire", "embedding", "store", "telemetry"}
 MIDDLE = LOWER | {"conversation", "recall", "ingest"}
-FLOOR = MIDDLE | {"access", "http", "receipts"}
+FLOOR = MIDDLE | {"access", "receipts"}
 """Below the two that answer requests: `admin` those to memd, `proxy` those to the model."""
 
 MAY_IMPORT = {
@@ -56,8 +56,7 @@ MAY_IMPORT = {
     "conversation": WORDS,
     "recall": LOWER,
     "ingest": LOWER | {"conversation"},
-    "http": WORDS | {"telemetry", "wire"},
-    "access": WORDS | {"http", "wire"},
+    "access": WORDS | {"telemetry", "wire"},
     "receipts": LOWER | {"recall", "ingest"},
     "admin": FLOOR,
     "proxy": FLOOR,
@@ -110,7 +109,6 @@ EVENT_LOOP_USERS = {
     "recall",
     "ingest",
     "access",
-    "http",
     "receipts",
     "admin",
     "proxy",

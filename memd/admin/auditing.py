@@ -22,12 +22,11 @@ from aiohttp import web
 from msgspec import Meta
 
 from memd import __version__
-from memd.access import principal_of
+from memd.access import principal_of, refusal_of
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import ALL_TOPICS, BEFOREHAND, FORBIDDEN, IDS_MAX, Extent, PeriodQuery, Route, get, names_of
 from memd.admin.tokens import user_name
 from memd.errors import BadQuestion, MemdError, StoreError
-from memd.http import refusal_of
 from memd.principals import OWNER, OWNER_NAME, Principal, Principals
 from memd.recall.explained import INJECTED
 from memd.receipts import Receipt, receipt_in

@@ -16,11 +16,10 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from memd.access import let_in_as, principal_of
+from memd.access import error_response, let_in_as, principal_of, read_body
 from memd.admin.parts import DaemonParts
 from memd.admin.routes import TOOLS, call
 from memd.admin.routing import Answer, as_given, encoded, route_of
-from memd.http import error_response, read_body
 from memd.wording import pip_install
 
 NOT_INSTALLED = f"memd: programs that speak MCP need the extra: {pip_install('memd-proxy[mcp]')}, and start memd again"

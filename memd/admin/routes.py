@@ -20,11 +20,16 @@ from multidict import MultiMapping
 
 from memd.access import (
     WrongTokens,
+    error_response,
     forwarding_header,
     is_from_another_page,
     is_let_in_still,
     is_own,
+    key_of,
     principal_of,
+    prove,
+    read_body,
+    refusal_of,
     same_host,
 )
 from memd.admin import auditing, documents, page, reads, status, tokens, turns, writes
@@ -35,7 +40,6 @@ from memd.admin.parts import DaemonParts
 from memd.admin.routing import FORBIDDEN, Extent, Route, WholeAnswer, decode_query, document, get, route_of, routes_of
 from memd.admin.tokens import PROOF
 from memd.errors import BadQuestion, Forbidden, MemdError
-from memd.http import error_response, key_of, prove, read_body, refusal_of
 from memd.principals import OWNER
 from memd.telemetry.metrics import CLIENT_GONE
 

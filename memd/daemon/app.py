@@ -36,7 +36,7 @@ import uvloop
 from aiohttp import HttpVersion11, web
 
 from memd import __version__
-from memd.access import WrongTokens
+from memd.access import OWN_HEADERS, WrongTokens
 from memd.admin.auditing import Auditor, note_turn, own_erasure
 from memd.admin.mcp_endpoint import McpEndpoint
 from memd.admin.oauth.endpoint import OAuthEndpoint
@@ -53,7 +53,6 @@ from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import QUESTION_SECONDS, give_back_memory, load_embedder
 from memd.errors import ConfigError, EmbeddingError, StoreError
-from memd.http import OWN_HEADERS
 from memd.ingest.archiver import Archiver
 from memd.ingest.erasing import BY, Eraser, ErasureFollower, Retention
 from memd.ingest.indexer import Indexer

@@ -15,12 +15,22 @@ import aiohttp
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from memd.access import WrongTokens, is_from_foreign_page
+from memd.access import (
+    BodyRoom,
+    Take,
+    TooManyBodies,
+    WrongTokens,
+    body_parts,
+    error_response,
+    is_from_foreign_page,
+    prove,
+    read_body,
+    too_many_bodies,
+)
 from memd.admin import page
 from memd.admin.parts import DaemonParts
 from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
-from memd.http import BodyRoom, Take, TooManyBodies, body_parts, error_response, prove, read_body, too_many_bodies
 from memd.proxy.headers import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import BAD_MODE, NO_MODE, Call, Plain, RequestReader, unpacked
 from memd.proxy.relay import forwarded_headers, pass_through

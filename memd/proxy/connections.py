@@ -23,7 +23,7 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import _ErrInfo
 
-from memd.http import ProvableConnection, error_response
+from memd.access import ProvableConnection, error_response
 from memd.proxy.headers import let_page_read
 from memd.proxy.upstream.connection import HEADERS_MAX
 from memd.settings.model import LimitsSettings

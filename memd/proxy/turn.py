@@ -16,11 +16,11 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from memd.access import error_response
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
 from memd.embedding.priority import Priority
 from memd.errors import BadTopicId, MemdError
-from memd.http import error_response
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
 from memd.proxy.correct import CorrectionResult, Corrector

@@ -13,7 +13,15 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from aiohttp import web
 
-from memd.access import WrongTokens, is_from_another_page, let_in_as, principal_of, shown_secrets
+from memd.access import (
+    WrongTokens,
+    error_response,
+    is_from_another_page,
+    let_in_as,
+    principal_of,
+    read_body,
+    shown_secrets,
+)
 from memd.admin.oauth.grants import Allowed, GivenGrant
 from memd.admin.oauth.ledger import Ledger
 from memd.admin.oauth.protocol import (
@@ -40,7 +48,6 @@ from memd.admin.oauth.protocol import (
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import Body, get, post
 from memd.errors import NotFound, OAuthRefused, StoreError
-from memd.http import error_response, read_body
 from memd.principals import Principal, Right, digest_of
 from memd.settings.model import is_this_machine
 
