@@ -17,12 +17,11 @@ from memd.errors import BadRequestBody
 from memd.messages import THINKING_ALONE, Message
 from memd.telemetry.metrics import Metrics
 from memd.wire.anthropic import ANTHROPIC
-from memd.wire.api import Api, MessageCache
+from memd.wire.api import Api, MessageCache, ModelRequest, without_own_blocks
 from memd.wire.chat import CHAT
 from memd.wire.ollama import OLLAMA
 from memd.wire.registry import APIS, api_of
 from memd.wire.reply import Reply
-from memd.wire.request import ModelRequest, without_own_blocks
 
 
 def counted(metrics: Metrics) -> set[str]:

@@ -21,8 +21,7 @@ from memd.conversation.hot_buffer import Arrival
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
 from memd.principals import OWNER, Principal
 from memd.store.erasure import ForbiddenText
-from memd.wire.api import Api
-from memd.wire.request import ModelRequest
+from memd.wire.api import Api, ModelRequest
 
 UNANSWERED = Message("assistant", "[no answer]")
 """Stands between results that the model did not come to answer and the user's next words."""

@@ -35,10 +35,9 @@ from memd.receipts import Receipt
 from memd.settings.loading import Programs, programs_of
 from memd.settings.model import Config
 from memd.telemetry.metrics import record_of
-from memd.wire.api import Api, MessageCache, read_request
+from memd.wire.api import Api, MessageCache, ModelRequest, read_request, renamed
 from memd.wire.content_codings import unpacked_parts
 from memd.wire.lenient_json import UNREADABLE
-from memd.wire.request import ModelRequest, renamed
 from memd.wire.sideband import MemoryIn, MemoryOut, Signal
 
 log = logging.getLogger("memd")

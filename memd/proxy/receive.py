@@ -24,7 +24,7 @@ from memd.messages import Block, Message, Speech, chain_all, leading_count
 from memd.proxy.prompt import LiveTurns, Prompt, with_live_turns
 from memd.proxy.reading import Asked
 from memd.proxy.upstream.pool import Assignment, Hints, UpstreamPool, trail_of
-from memd.wire.request import ModelRequest, without_own_blocks
+from memd.wire.api import ModelRequest, without_own_blocks
 
 PREPARED_AT_ONCE_CHARACTERS = 20_000
 """Text that is counted on the event loop: about a millisecond, hardly more than a switch of threads costs."""

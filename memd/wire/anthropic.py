@@ -23,7 +23,7 @@ from msgspec import Raw
 from memd.errors import BadRequestBody
 from memd.messages import Message
 from memd.wire import chat
-from memd.wire.api import Api, MessageCache
+from memd.wire.api import Api, MessageCache, ModelRequest, objects_in, top_level
 from memd.wire.chat import with_text_in_front
 from memd.wire.lenient_json import (
     LIST,
@@ -36,7 +36,6 @@ from memd.wire.lenient_json import (
     with_content,
 )
 from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, SseEvent, Usage, count_of, error_text
-from memd.wire.request import ModelRequest, objects_in, top_level
 
 _PLACES = "memd_places"  # member of a piece: the places of its blocks in the element; never forwarded
 _TOOL_RESULT = b'"tool_result"'

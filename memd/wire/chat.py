@@ -26,7 +26,7 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import DIGEST_BYTES, RESULT_ROLES, Message, ToolCall
-from memd.wire.api import Api, MessageCache
+from memd.wire.api import Api, MessageCache, ModelRequest, list_in, top_level
 from memd.wire.lenient_json import (
     LIST,
     OBJECT,
@@ -51,7 +51,6 @@ from memd.wire.reply import (
     count_of,
     error_text,
 )
-from memd.wire.request import ModelRequest, list_in, top_level
 
 _WHITE_SPACE = b" \t\n\r"
 _BLOCK_GAP = "\n\n"  # between a block and the content that it is merged into

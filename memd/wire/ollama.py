@@ -19,11 +19,10 @@ from msgspec import Raw
 
 from memd.messages import DIGEST_BYTES, Message
 from memd.wire import chat
-from memd.wire.api import Api, MessageCache
+from memd.wire.api import Api, MessageCache, ModelRequest
 from memd.wire.chat import ChatApi, ChatCapture, assistant_message
 from memd.wire.lenient_json import OBJECT, decode_or_none, text_or_empty
 from memd.wire.reply import Reply, SseEvent, SseParser, Usage, count_of, error_text
-from memd.wire.request import ModelRequest
 
 
 class _OwnMembers(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from msgspec import Raw
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall, canonical_arguments
-from memd.wire.api import Api, MessageCache
+from memd.wire.api import Api, MessageCache, ModelRequest, objects_in, top_level
 from memd.wire.chat import joined_answer, joined_text, parse_message, parsed_or_none, with_text_in_front
 from memd.wire.lenient_json import (
     LIST,
@@ -35,7 +35,6 @@ from memd.wire.lenient_json import (
     text_or_empty,
 )
 from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, SseEvent, Usage, count_of, error_text
-from memd.wire.request import ModelRequest, objects_in, top_level
 
 _ASSISTANT = "assistant"
 _WITHOUT_CONTENT = frozenset({"reasoning", "item_reference"})

@@ -22,29 +22,9 @@ from memd.access import (
     read_body,
     shown_secrets,
 )
+from memd.admin.oauth import protocol
 from memd.admin.oauth.grants import Allowed, GivenGrant
 from memd.admin.oauth.ledger import Ledger
-from memd.admin.oauth.protocol import (
-    AUTHORIZE,
-    PAGE_HEADERS,
-    PATHS,
-    REGISTER,
-    RESOURCE,
-    REVOKE,
-    SCOPES,
-    TOKEN,
-    PermissionRefused,
-    challenge_of,
-    consent_page,
-    going_back_page,
-    metadata,
-    permission_asked,
-    refusing_page,
-    registered,
-    registration,
-    token_asked,
-    token_to_revoke,
-)
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import Body, get, post
 from memd.errors import NotFound, OAuthRefused, StoreError
@@ -52,7 +32,7 @@ from memd.principals import Principal, Right, digest_of
 from memd.settings.model import is_this_machine
 
 BODY_BYTES_MAX = 32_768
-BY_POST = (TOKEN, REGISTER, REVOKE)
+BY_POST = (protocol.TOKEN, protocol.REGISTER, protocol.REVOKE)
 TOPICS_MAX = 64
 UNAUTHORIZED = 401
 INSUFFICIENT = "insufficient_scope"
@@ -81,7 +61,7 @@ class OAuthEndpoint:
 
     def serves(self, request: web.BaseRequest) -> bool:
         """Whether the request is for one of these routes, which are there only where a token is needed."""
-        return not self._principals.is_open and request.path in PATHS
+        return not self._principals.is_open and request.path in protocol.PATHS
 
     def lets_in(self, request: web.BaseRequest) -> bool:
         """Whether a request to `/mcp` shows an access token; it comes from its principal then, with no more rights
@@ -91,7 +71,7 @@ class OAuthEndpoint:
             whole = None if grant is None else self._principals.known(grant.principal_sha256)
             if grant is not None and whole is not None:
                 let_in_as(request, acting := whole.narrowed(grant.rights, grant.topics))
-                left_out = whole.rights.intersection(SCOPES) - acting.rights
+                left_out = whole.rights.intersection(protocol.SCOPES) - acting.rights
                 request[_LEFT_OUT] = frozenset((grant.id, right) for right in left_out)
                 return True
         return False
@@ -111,57 +91,57 @@ class OAuthEndpoint:
         if len(self._led_on) >= LED_ON_MAX:
             self._led_on.clear()
         self._led_on.add(asked)
-        allowed = f"this program was allowed {' and '.join(one for one in SCOPES if one in has) or 'nothing'}"
+        allowed = f"this program was allowed {' and '.join(one for one in protocol.SCOPES if one in has) or 'nothing'}"
         message = f"memd: {allowed}, and this tool needs {right}; it can ask you in your browser"
         refusal = error_response(403, message, INSUFFICIENT)
-        scopes = [one for one in SCOPES if one in has or one == right]
-        refusal.headers["WWW-Authenticate"] = challenge_of(issuer, INSUFFICIENT, scopes)
+        scopes = [one for one in protocol.SCOPES if one in has or one == right]
+        refusal.headers["WWW-Authenticate"] = protocol.challenge_of(issuer, INSUFFICIENT, scopes)
         return refusal
 
     def leading(self, request: web.BaseRequest, refusal: web.Response) -> web.Response:
         """Return a refusal that tells a client of MCP where to ask for a token, if it can have one there."""
         issuer = issuer_of(request)
-        if request.path == RESOURCE and refusal.status == UNAUTHORIZED and issuer:
+        if request.path == protocol.RESOURCE and refusal.status == UNAUTHORIZED and issuer:
             error = "invalid_token" if "Authorization" in request.headers else ""
-            refusal.headers["WWW-Authenticate"] = challenge_of(issuer, error)
+            refusal.headers["WWW-Authenticate"] = protocol.challenge_of(issuer, error)
         return refusal
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer one request."""
         path, issuer = request.path, issuer_of(request)
-        methods = ("GET", "POST") if path == AUTHORIZE else ("POST",) if path in BY_POST else ("GET", "HEAD")
+        methods = ("GET", "POST") if path == protocol.AUTHORIZE else ("POST",) if path in BY_POST else ("GET", "HEAD")
         if not issuer:
             return _refusal(OAuthRefused("invalid_request", NO_TLS))
         fetched = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
-        is_opened = request.method == "GET" and path == AUTHORIZE and fetched == ("navigate", "document")
+        is_opened = request.method == "GET" and path == protocol.AUTHORIZE and fetched == ("navigate", "document")
         if is_from_another_page(request) and not is_opened:  # a client's page may have the browser open memd's
             return _refusal(OAuthRefused("access_denied", "pages of other addresses may not ask"), 403)
         if request.method not in methods:
             refusal = _refusal(OAuthRefused("invalid_request", f"{path} takes {' and '.join(methods)}"), 405)
             refusal.headers["Allow"] = ", ".join(methods)
             return refusal
-        if path == AUTHORIZE and request.method == "GET":
+        if path == protocol.AUTHORIZE and request.method == "GET":
             query = request.raw_path.partition("?")[2]
             try:
-                permission = permission_asked(query, self._ledger.key, issuer)
+                permission = protocol.permission_asked(query, self._ledger.key, issuer)
             except OAuthRefused as error:
                 return _page_of_refusal(error)
-            return _page(consent_page(permission, query, rights=permission.scopes))
+            return _page(protocol.consent_page(permission, query, rights=permission.scopes))
         if request.method != "POST":
-            return _json(metadata(path, issuer))
+            return _json(protocol.metadata(path, issuer))
         body = await read_body(request, BODY_BYTES_MAX, self._idle_seconds)
         if body is None:
             return _refusal(OAuthRefused("invalid_request", f"the body exceeds {BODY_BYTES_MAX:,} bytes"), 413)
         form = body.decode("ascii", "replace")
         try:
-            if path == AUTHORIZE:
+            if path == protocol.AUTHORIZE:
                 return await self._take_answer(request, form, issuer)
-            if path == REGISTER:
-                client = registered(body)
-                return _json(registration(client, await self._ledger.key_to_register()), 201)
-            if path == TOKEN:
-                return _json(await self._ledger.tokens_for(token_asked(form, self._ledger.key, issuer)))
-            token = token_to_revoke(form)
+            if path == protocol.REGISTER:
+                client = protocol.registered(body)
+                return _json(protocol.registration(client, await self._ledger.key_to_register()), 201)
+            if path == protocol.TOKEN:
+                return _json(await self._ledger.tokens_for(protocol.token_asked(form, self._ledger.key, issuer)))
+            token = protocol.token_to_revoke(form)
             grant = self._ledger.acting(token)
             await self._ledger.revoke(token)
             if grant is not None:
@@ -179,12 +159,12 @@ class OAuthEndpoint:
             raise OAuthRefused("invalid_request", "the form has too many fields") from None
         query = filled.get("request", [""])[0]
         try:
-            permission = permission_asked(query, self._ledger.key, issuer)
+            permission = protocol.permission_asked(query, self._ledger.key, issuer)
         except OAuthRefused as error:
             return _page_of_refusal(error)
         if filled.get("answer") != ["allow"]:
             url = permission.answer(issuer, error="access_denied", error_description="the person refused")
-            return _page(going_back_page(permission, url, is_allowed=False))
+            return _page(protocol.going_back_page(permission, url, is_allowed=False))
         topics = filled.get("topics", [""])[0]
         rights = tuple(right for right in permission.scopes if right in filled.get("right", []))
         token = filled.get("token", [""])[0].strip()
@@ -192,7 +172,7 @@ class OAuthEndpoint:
             await self._wrong_tokens.catch_up(None)
         whole = self._wrong_tokens.look_up(request.remote, token)
         if problem := _problem_with(whole, rights, topics.split()):
-            asked_again = consent_page(permission, query, rights=rights, topics=topics, problem=problem)
+            asked_again = protocol.consent_page(permission, query, rights=rights, topics=topics, problem=problem)
             return _page(asked_again, 403 if whole is None else 422)
         assert whole is not None
         allowed = Allowed(
@@ -204,7 +184,7 @@ class OAuthEndpoint:
         extent = f"to {', '.join(allowed.rights)} in {', '.join(allowed.topics or whole.topics)}"
         await self._recorded(request, whole.name, f"a program is let in {extent}")
         url = permission.answer(issuer, code=await self._ledger.allow(permission, allowed))
-        return _page(going_back_page(permission, url, is_allowed=True))
+        return _page(protocol.going_back_page(permission, url, is_allowed=True))
 
 
 class GivenGrants(msgspec.Struct, frozen=True):
@@ -265,7 +245,7 @@ def _problem_with(whole: Principal | None, rights: tuple[str, ...], topics: list
         return f"These are more than {TOPICS_MAX} names of topics; leave the field empty, or use *."
     if wrong := next((one for one in topics if not _PATTERN.fullmatch(one)), None):
         return f"{wrong[:80]} is no name of a topic: letters, digits, “.”, “_” and “-”, and * for any characters."
-    if outside := next((one for one in topics if not whole.narrowed(SCOPES, (one,)).topics), None):
+    if outside := next((one for one in topics if not whole.narrowed(protocol.SCOPES, (one,)).topics), None):
         return f"This token has no topic like {outside[:80]}; it has {', '.join(whole.topics)}."
     return ""
 
@@ -282,10 +262,10 @@ def _refusal(error: OAuthRefused, status: int = 0) -> web.Response:
 
 
 def _page(text: str, status: int = 200) -> web.Response:
-    return web.Response(status=status, text=text, content_type="text/html", headers=PAGE_HEADERS)
+    return web.Response(status=status, text=text, content_type="text/html", headers=protocol.PAGE_HEADERS)
 
 
 def _page_of_refusal(error: OAuthRefused) -> web.Response:
     """Tell a person. The program hears of it if they go back: an address nobody has looked at is not led to."""
-    back = error.back if isinstance(error, PermissionRefused) else ""
-    return _page(refusing_page(f"{error}.", back), 400)
+    back = error.back if isinstance(error, protocol.PermissionRefused) else ""
+    return _page(protocol.refusing_page(f"{error}.", back), 400)

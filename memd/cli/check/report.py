@@ -33,9 +33,8 @@ from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import RECEIPTS_NAME
 from memd.store.tools.disk_usage import disk_usage
-from memd.wire.api import read_request
+from memd.wire.api import ModelRequest, read_request
 from memd.wire.registry import api_of
-from memd.wire.request import ModelRequest
 from memd.wording import counted, for_terminal
 
 _COLOUR: dict[Mark, str] = {"ok": "green", "warning": "yellow", "failed": "red"}

@@ -37,7 +37,7 @@ from memd.proxy.upstream.connection import Interim, attempt_of_task
 from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
-from memd.wire.request import ModelRequest
+from memd.wire.api import ModelRequest
 
 log = logging.getLogger("memd")
 
