@@ -24,20 +24,9 @@ from memd.admin.parts import DaemonParts
 from memd.admin.routing import Body, Extent, TopicBody, post
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction, Entry
 from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError, WrongKey
+from memd.ingest import erasing
 from memd.ingest.archiver import TakenNote, take_note
-from memd.ingest.erasing import (
-    COMPARED_MAX,
-    ErasureDone,
-    PlannedErasure,
-    digests_of,
-    plan_by_age,
-    plan_of,
-    repeating,
-    texts_of,
-    versions_of,
-    visible_digests,
-    written_by,
-)
+from memd.ingest.erasing import ErasureDone, PlannedErasure
 from memd.ingest.topic import waiting_in
 from memd.ingest.topics import Topic
 from memd.notes import GivenNote, check_not_ahead, checked_notes
@@ -337,7 +326,7 @@ class _Asked(NamedTuple):
 async def _topic(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Principal) -> _Asked:
     try:
         async with parts.held_one(topic_id, who, "admin") as topic:
-            plan = await asyncio.to_thread(plan_of, topic.log.snapshot())
+            plan = await asyncio.to_thread(erasing.plan_of, topic.log.snapshot())
             return _Asked([plan], [plan], (), _live_prompts(topic, None, forbid=body.forbid))
     except StoreError as error:
         told = {"topic": topic_id, "error": error}
@@ -352,8 +341,8 @@ async def _older(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Prin
     except ValueError:
         raise BadQuestion(f"{str(body.before)[:40]!r} is no time; write it like 2026-11-20") from None
     async with parts.held_one(topic_id, who, "admin") as topic:
-        visible = visible_digests(topic.buffer)
-        plan, uuids = await asyncio.to_thread(plan_by_age, topic.log.snapshot(), before, visible)
+        visible = erasing.visible_digests(topic.buffer)
+        plan, uuids = await asyncio.to_thread(erasing.plan_by_age, topic.log.snapshot(), before, visible)
     return _Asked([plan], [plan] if uuids else [], uuids, [])
 
 
@@ -370,11 +359,11 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Ask
     async with parts.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
         having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
         mine = [one for one in having if who.may("admin", one.id)]
-        plans = [plan for topic in mine if (plan := plan_of(topic.log.snapshot(), uuids)).entries]
+        plans = [plan for topic in mine if (plan := erasing.plan_of(topic.log.snapshot(), uuids)).entries]
         remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
         for topic in mine:
             await parts.archiver.store_named(topic, uuids, whole=True)  # its message is forgotten with a chunk
-            digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), uuids)
+            digests = await asyncio.to_thread(erasing.digests_of, topic.log.snapshot(), uuids)
             remains += _live_prompts(topic, digests, forbid=body.forbid)
         remains += await asyncio.to_thread(_elsewhere, topics, mine, uuids, who)
     return _Asked(plans, plans, uuids, remains)
@@ -387,7 +376,7 @@ async def _written(topics: Sequence[Topic], author: str) -> list[history.Named]:
     def found(topic: Topic, unstored: UnstoredText) -> list[history.Named]:
         snapshot, waiting = topic.log.snapshot(), unstored.chunks()
         own = (one.entry.uuid for one in waiting if (one.entry.author or "") == name)
-        stored = [history.Named(snapshot, uuid) for uuid in written_by(snapshot, name)]
+        stored = [history.Named(snapshot, uuid) for uuid in erasing.written_by(snapshot, name)]
         return [*stored, *(history.Named(snapshot, uuid, waiting) for uuid in own)]
 
     return [one for topic in topics for one in await asyncio.to_thread(found, topic, topic.unstored())]
@@ -431,18 +420,18 @@ def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes
     files: set[str] = set()
     for topic in having:
         snapshot = topic.log.snapshot()
-        if versions := versions_of(snapshot, uuids):
+        if versions := erasing.versions_of(snapshot, uuids):
             told.append(f"what they replaced: {_short_ids(sorted(versions))} in topic {topic.id}")
         if topic not in topics:
             continue
-        texts += texts_of(snapshot, uuids)
+        texts += erasing.texts_of(snapshot, uuids)
         entries = (snapshot.find(uuid) for uuid in uuids)
         files |= {one.source for one in entries if one is not None and one.kind == "document" and one.source}
-    is_few = len(uuids) <= COMPARED_MAX
-    others = repeating([topic.log.snapshot() for topic in topics], texts, uuids) if is_few else []
-    told += (
-        [] if is_few else [f"other chunks with words of it, if there are any: over {COMPARED_MAX:,} are not compared"]
-    )
+    is_few = len(uuids) <= erasing.COMPARED_MAX
+    others = erasing.repeating([topic.log.snapshot() for topic in topics], texts, uuids) if is_few else []
+    if not is_few:
+        most = f"over {erasing.COMPARED_MAX:,} are not compared"
+        told.append(f"other chunks with words of it, if there are any: {most}")
     for one in others[:NAMED_MAX]:
         more = f" and {counted(len(one.words) - 1, 'passage')} more" if len(one.words) > 1 else ""
         told.append(f"chunk {one.uuid.hex()[:8]} in topic {one.topic_id} stays: it has {one.words[0]!r} too{more}")

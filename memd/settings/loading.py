@@ -26,24 +26,8 @@ import yaml
 from memd.assets import words_of
 from memd.errors import ConfigError
 from memd.principals import EVERY_TOPIC, OWNER_NAME, RIGHTS, digest_of, overlapping
-from memd.settings.model import (
-    BEGINNING_OF_TOPIC,
-    LISTED_WORD,
-    PATTERN_COUNTRY,
-    PATTERN_NAME,
-    PATTERN_WORD,
-    Config,
-    IngestSettings,
-    RedactionName,
-    SourceSettings,
-    Text,
-    TokenSettings,
-    base_of,
-    is_this_machine,
-    place_of,
-    url_problem,
-    without_credentials,
-)
+from memd.settings import model
+from memd.settings.model import Config, IngestSettings, SourceSettings, TokenSettings
 
 FILE_BYTES_MAX = 1 << 20  # a config file is a page long; anything bigger is the wrong file
 
@@ -390,7 +374,8 @@ def _fields() -> dict[str, Any]:
         if field.name in _GROUPS:
             keys |= {f"{field.name}.{inner.name}": inner.type for inner in msgspec.structs.fields(field.type)}
         else:
-            keys[field.name] = Text if field.name == "data_dir" else field.type  # a path, which msgspec does not know
+            is_path = field.name == "data_dir"  # which msgspec does not know
+            keys[field.name] = model.Text if is_path else field.type
     return keys
 
 
@@ -441,8 +426,8 @@ def load_config(
             values[setting.key] = f"{_PATH}{_absolute(setting, setting.value.removeprefix(_PATH))}"
     values["sources"] = tuple(source for _, source in sources)
     url, urls = values.get("upstream.url"), values.get("upstream.urls")
-    if url is not None and urls and all(base_of(url) != base_of(one) for one in urls):
-        said = f"upstream.urls is given, and upstream.url too, which is {without_credentials(url):.60}"
+    if url is not None and urls and all(model.base_of(url) != model.base_of(one) for one in urls):
+        said = f"upstream.urls is given, and upstream.url too, which is {model.without_credentials(url):.60}"
         raise ConfigError(f"{places['upstream.urls']}: {said}; remove one of the two")
     config = _built(values | {"data_dir": data_dir.absolute()})
     for key, problem in _contradictions(config):
@@ -467,8 +452,8 @@ _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if fi
 _MAY_BE_EMPTY = _GROUPS | {"retention"} | {key.partition(".")[0] for key in REMOVED}
 _FIELDS, _KEYS = _fields(), known_keys()
 _WRITTEN = {
-    PATTERN_COUNTRY: "a country in two capital letters (ISO 3166: DE, GB)",
-    PATTERN_WORD: "a word or phrase of at most 100 characters, without signs and spaces at its ends",
+    model.PATTERN_COUNTRY: "a country in two capital letters (ISO 3166: DE, GB)",
+    model.PATTERN_WORD: "a word or phrase of at most 100 characters, without signs and spaces at its ends",
 }
 """Texts that a pattern describes, in words."""
 _SECRET = frozenset(
@@ -551,7 +536,7 @@ def _checked(setting: Setting) -> Any:
     try:
         return msgspec.convert(setting.value, expected)
     except (msgspec.ValidationError, RecursionError) as error:  # RecursionError: a YAML list that contains itself
-        shown = "empty" if setting.value in (None, "") else f"{without_credentials(repr(setting.value)):.60}"
+        shown = "empty" if setting.value in (None, "") else f"{model.without_credentials(repr(setting.value)):.60}"
         if setting.key in _SECRET and shown != "empty":
             shown = "not a text"  # messages end in logs and in bug reports
         if setting.key == "ingest.redact_words":
@@ -600,8 +585,8 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.BoolType():
             return "true or false"
         case msgspec.inspect.DictType(key_type=msgspec.inspect.StrType(pattern=pattern)):
-            names = "a name has letters, digits, _ and -, " if pattern == PATTERN_NAME else ""
-            names = "a name is a topic's, or its beginning and *, " if pattern == BEGINNING_OF_TOPIC else names
+            names = "a name has letters, digits, _ and -, " if pattern == model.PATTERN_NAME else ""
+            names = "a name is a topic's, or its beginning and *, " if pattern == model.BEGINNING_OF_TOPIC else names
             return f"one `name: value` per line: {names}a value is {_allowed(kind.value_type)}"
         case _:
             return "one line of text (in quotes if YAML would take it for something else)"
@@ -628,7 +613,7 @@ def _built(values: Mapping[str, Any]) -> Config:
             inner = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
             groups[field.name] = field.type(**inner)
     config = Config(**groups)
-    bases = [base_of(url) for url in config.upstream.urls or (config.upstream.url,)]
+    bases = [model.base_of(url) for url in config.upstream.urls or (config.upstream.url,)]
     upstream = msgspec.structs.replace(config.upstream, url=bases[0], urls=tuple(bases) if len(bases) > 1 else ())
     return msgspec.structs.replace(config, upstream=upstream)
 
@@ -636,19 +621,19 @@ def _built(values: Mapping[str, Any]) -> Config:
 def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     """Yield errors that the type of a single setting cannot express: the key, and what is wrong with it."""
     for one in config.upstream.each():
-        if problem := url_problem(one.url):
+        if problem := model.url_problem(one.url):
             key, verb = ("upstream.urls", "has") if config.upstream.urls else ("upstream.url", "is")
             yield key, f"{verb} {one.address!r}: {problem}; give http://HOST:PORT"
-    servers = [place_of(url) for url in config.upstream.urls]
+    servers = [model.place_of(url) for url in config.upstream.urls]
     for number, url in enumerate(config.upstream.urls):
         if servers[number] in servers[:number]:
-            yield "upstream.urls", f"has {without_credentials(url)} twice; name each server once"
+            yield "upstream.urls", f"has {model.without_credentials(url)} twice; name each server once"
     backup, is_http = config.backup, config.embedding.model == "http"
     urls = {"rerank.url": config.rerank.url, "backup.endpoint": backup.endpoint}
     urls = {key: url for key, url in urls.items() if url} | ({"embedding.url": config.embedding.url} if is_http else {})
     for key, url in urls.items():
-        if problem := url_problem(url):
-            yield key, f"is {without_credentials(url)!r}: {problem}; give http://HOST:PORT"
+        if problem := model.url_problem(url):
+            yield key, f"is {model.without_credentials(url)!r}: {problem}; give http://HOST:PORT"
     if is_http and not config.embedding.name:
         yield "embedding.name", "is empty; give the name of the model at embedding.url (llama-server takes any)"
     if bool(backup.access_key) != bool(backup.secret_key):
@@ -658,7 +643,7 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
             yield "cluster.database", "is not the address of a database; give postgresql://USER@HOST/DATABASE"
         if config.backup.is_on:
             yield "backup.bucket", "backs up a folder, and with cluster.database that is a copy: back up the database"
-    if not config.auth.is_closed and not is_this_machine(config.listen.host):
+    if not config.auth.is_closed and not model.is_this_machine(config.listen.host):
         wanted = "set auth.token (tokens of `memd token` are not enough: the last may be revoked), or use 127.0.0.1"
         yield "listen.host", f"is {config.listen.host!r}, which others can reach: {wanted}"
     for number, problem in token_problems(config.auth.tokens, config.auth.token):
@@ -677,7 +662,8 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _of_redaction(ingest: IngestSettings) -> Iterator[tuple[str, str]]:
-    taken = {*get_args(RedactionName), *ingest.redact_persons, *((LISTED_WORD,) if ingest.redact_words else ())}
+    listed = [model.LISTED_WORD] if ingest.redact_words else []
+    taken = {*get_args(model.RedactionName), *ingest.redact_persons, *listed}
     for name, pattern in ingest.redact_patterns.items():
         problem = _redaction_problem(name, pattern, taken)
         if problem:
