@@ -30,19 +30,10 @@ from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 
+from memd import errors
 from memd.caching import Latest
 from memd.clock import steady_now
-from memd.errors import (
-    BadDocument,
-    BadQuestion,
-    BadSource,
-    BadTopicId,
-    ErasedForGood,
-    Forbidden,
-    MemdError,
-    NotFound,
-    UnknownTopic,
-)
+from memd.errors import MemdError
 from memd.principals import OWNER, SECRET_PREFIX, TOKEN_HEADER, Principal, Principals
 from memd.settings.model import is_this_machine
 from memd.telemetry.logging import Content
@@ -92,13 +83,13 @@ def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web
 
 def refusal_of(error: MemdError) -> tuple[int, str]:
     """The status and the kind of the answer to a request to a route of memd's own that was refused."""
-    if isinstance(error, NotFound):
-        return 404, UnknownTopic.kind if isinstance(error, UnknownTopic) else "not_found"
-    if isinstance(error, Forbidden):
-        return 403, Forbidden.kind
-    if isinstance(error, ErasedForGood):
-        return 409, ErasedForGood.kind
-    if isinstance(error, BadQuestion | BadTopicId | BadDocument | BadSource):
+    if isinstance(error, errors.NotFound):
+        return 404, errors.UnknownTopic.kind if isinstance(error, errors.UnknownTopic) else "not_found"
+    if isinstance(error, errors.Forbidden):
+        return 403, errors.Forbidden.kind
+    if isinstance(error, errors.ErasedForGood):
+        return 409, errors.ErasedForGood.kind
+    if isinstance(error, errors.BadQuestion | errors.BadTopicId | errors.BadDocument | errors.BadSource):
         return 400, "invalid_request_error"
     return 503, "unavailable"
 

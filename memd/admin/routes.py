@@ -18,20 +18,8 @@ import msgspec
 from aiohttp import web
 from multidict import MultiMapping
 
-from memd.access import (
-    WrongTokens,
-    error_response,
-    forwarding_header,
-    is_from_another_page,
-    is_let_in_still,
-    is_own,
-    key_of,
-    principal_of,
-    prove,
-    read_body,
-    refusal_of,
-    same_host,
-)
+from memd import access
+from memd.access import WrongTokens
 from memd.admin import auditing, documents, page, reads, status, tokens, turns, writes
 from memd.admin.auditing import ENDLESS, Streamed, audited
 from memd.admin.oauth import endpoint
@@ -104,14 +92,14 @@ class OwnRoutes:
         if refusal := self._refusal(request):
             return refusal
         if not is_open:
-            prove(request)
+            access.prove(request)
         if leads_on:
             return _led(page.PREFIX)
         if page.is_page(request):
             return page.page(request)
         if request.path != MCP and not request.path.startswith(page.PREFIX):
             message = f"memd: there is no {request.path} at memd's own address; models are at {self._parts.base_url}/v1"
-            return error_response(404, message, "not_found")
+            return access.error_response(404, message, "not_found")
         if request.path != MCP:
             return await self._answer_route(request)
         answer = await self._mcp(request)
@@ -124,50 +112,50 @@ class OwnRoutes:
         wrote them."""
         if target.partition("?")[0] in (HEALTH, PROOF):
             return await self.answer(request)
-        return self._refusal(request) or _led(same_host(request, self._parts.own_url) + target)
+        return self._refusal(request) or _led(access.same_host(request, self._parts.own_url) + target)
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         """Refuse requests of other machines and of other pages; None for any other."""
-        if self._principals.is_open and (header := forwarding_header(request)):
+        if self._principals.is_open and (header := access.forwarding_header(request)):
             message = f"memd: a proxy passed this on ({header}); set auth.token before others can reach memd"
-            return error_response(403, message, "forbidden")
-        if self._principals.is_open and not is_own(request, self._parts.config.listen.host):
+            return access.error_response(403, message, "forbidden")
+        if self._principals.is_open and not access.is_own(request, self._parts.config.listen.host):
             message = (
                 "memd: this path is only for programs on this machine that call it by its address or localhost; set "
                 "auth.token before others can reach memd"
             )
-            return error_response(403, message, "forbidden")
-        if is_from_another_page(request):
+            return access.error_response(403, message, "forbidden")
+        if access.is_from_another_page(request):
             message = (
                 "memd: a web page of another address asked for this, and memd's own paths are closed to those; to see "
                 "memd's page, enter its address in the browser yourself"
             )
-            return error_response(403, message, "forbidden")
+            return access.error_response(403, message, "forbidden")
         return None
 
     async def _answer_route(self, request: web.Request) -> web.StreamResponse:
         matched = await self._router.resolve(request)
         if isinstance(matched.http_exception, web.HTTPMethodNotAllowed):
             allowed = ", ".join(sorted(matched.http_exception.allowed_methods))
-            response = error_response(405, f"memd: {request.path} takes {allowed}", "method_not_allowed")
+            response = access.error_response(405, f"memd: {request.path} takes {allowed}", "method_not_allowed")
             response.headers["Allow"] = allowed
             return response
         if matched.http_exception is not None:
-            return error_response(404, f"memd: there is no {request.path}", "not_found")
+            return access.error_response(404, f"memd: there is no {request.path}", "not_found")
         if request.method == "POST" and request.content_type != "application/json":
             message = "memd: send a JSON body, with Content-Type: application/json"
-            return error_response(415, message, "unsupported_media")
+            return access.error_response(415, message, "unsupported_media")
         try:
             route, body = self._routes[matched.route], b""
             if route.body is not None:
-                read = await read_body(request, route.body_bytes_max, self._parts.config.limits.idle_seconds)
+                read = await access.read_body(request, route.body_bytes_max, self._parts.config.limits.idle_seconds)
                 if read is None:
                     raise BadQuestion(f"the body is larger than {route.body_bytes_max:,} bytes")
                 body = read
             answer = await call(self._parts, request, route, tuple(matched.values()), request.query, body)
         except MemdError as error:
-            status, kind = refusal_of(error)
-            return error_response(status, f"memd: {error}", kind)
+            status, kind = access.refusal_of(error)
+            return access.error_response(status, f"memd: {error}", kind)
         if isinstance(answer, Streamed):
             return answer.response
         if isinstance(answer, WholeAnswer):
@@ -193,7 +181,7 @@ async def call(
     Raises:
         MemdError: it is refused, or cannot be done.
     """
-    who = OWNER if route.right == "open" else principal_of(request)
+    who = OWNER if route.right == "open" else access.principal_of(request)
     if route.right != "open" and route.right != "any":
         try:
             (who.check_somewhere if route.takes_who else who.check_everywhere)(route.right)
@@ -201,7 +189,7 @@ async def call(
             parts.auditor.note_refused(request, f"{route.method} {route.path}")
             raise
     asked = decode_query(query, route.query)
-    given: dict[str, Any] = {"query": asked, "who": who, "headers": request.headers, "key": key_of(request)}
+    given: dict[str, Any] = {"query": asked, "who": who, "headers": request.headers, "key": access.key_of(request)}
     if route.body is not None:
         try:
             given["body"] = msgspec.json.decode(body, type=route.body)
@@ -229,7 +217,7 @@ async def _streamed(
         await response.prepare(request)
         with suppress(ConnectionError):
             while piece:
-                if not is_let_in_still(request):
+                if not access.is_let_in_still(request):
                     if content_type != ENDLESS and request.transport is not None:
                         request.transport.abort()
                     break
@@ -242,6 +230,6 @@ async def _streamed(
 def _led(location: str) -> web.Response:
     """Lead a client to another address, for now: the port is a setting."""
     message = f"memd: this is at {location}"
-    response = error_response(307, message, "moved")
+    response = access.error_response(307, message, "moved")
     response.headers.update({"Location": location, "Cache-Control": "no-store"})
     return response

@@ -50,22 +50,13 @@ from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topic import waiting_in
 from memd.selection import until as time_of
 from memd.settings.model import ClusterSettings, Config, EmbeddingSettings, EncryptionSettings
+from memd.store import layout
 from memd.store.bucket.objects import Bucket, at_url
 from memd.store.bucket.restoring import restore as restore_from
 from memd.store.bucket.restoring import restore_copy
 from memd.store.disk import LocalDisk, Trouble, disk_trouble
 from memd.store.encryption.opening import check_installed, check_not_lost, disk_of, master_key
-from memd.store.layout import (
-    CONVERSION_NAME,
-    GRANTS_NAME,
-    KEY_NAME,
-    LOCK_NAME,
-    TopicLayout,
-    check_no_cluster,
-    is_memory,
-    models_dir,
-    topic_ids_in,
-)
+from memd.store.layout import TopicLayout
 from memd.store.shared.books import KeptToken, SharedBook, SharedTokens, TokenList
 from memd.store.shared.moving import MovedTopic, into_folder, into_log
 from memd.store.shared.postgres import shared_log
@@ -99,12 +90,12 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
     config = config_of_existing(config_path, {"data_dir": folder or data_dir})
     if folder is not None:
         config = msgspec.structs.replace(config, cluster=ClusterSettings())
-        if config.encryption.is_on and LocalDisk().size(config.data_dir / KEY_NAME) is None:
+        if config.encryption.is_on and LocalDisk().size(config.data_dir / layout.KEY_NAME) is None:
             check_not_lost(LocalDisk(), config.data_dir)
             click.echo("This backup is in plain text: it is read without the key.", err=True)
             config = msgspec.structs.replace(config, encryption=EncryptionSettings())
     with topics_folder(config) as (checked, files):
-        is_served = files.is_locked(checked / LOCK_NAME)
+        is_served = files.is_locked(checked / layout.LOCK_NAME)
         report = with_audit(verify_log(checked, files, is_served=is_served), config.data_dir, disk_of(config))
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))  # str: paths
@@ -233,7 +224,7 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
         f"{kept}, {sized(report.bytes)}"
     )
     click.echo("Tokens are in no backup. Those of `memd token` have to be made again, before others can reach it.")
-    key = ", with its master key" if (folder / KEY_NAME).exists() else ""
+    key = ", with its master key" if (folder / layout.KEY_NAME).exists() else ""
     click.echo(f"Look at it with: memd verify {folder}; then: memd serve --data-dir {folder}{key}")
     return FOUND_SOMETHING if report.damaged else 0
 
@@ -247,10 +238,10 @@ def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple
         StoreError: it is the copy of a cluster that the settings do not name, or the cluster cannot be read.
     """
     if not config.cluster.is_on:
-        if not is_memory(LocalDisk(), config.data_dir):
+        if not layout.is_memory(LocalDisk(), config.data_dir):
             what = "name a data directory (--data-dir), or the folder that `memd backup` wrote to"
             raise ConfigError(f"{config.data_dir}: is no memory: it has nothing of memd in it; {what}")
-        check_no_cluster(files := disk_of(config), config.data_dir)
+        layout.check_no_cluster(files := disk_of(config), config.data_dir)
         yield config.data_dir, files
         return
     from memd.store.shared.moving import into_folder  # it takes a moment
@@ -268,7 +259,7 @@ def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple
 def waiting_messages(data_dir: Path, files: LocalDisk, topic_id: str | None = None) -> int:
     """How many messages of all topics, or of one, are in a journal and not in the log. Raises StoreError: a journal
     cannot be read."""
-    named = topic_ids_in(files, data_dir) if topic_id is None else [topic_id]
+    named = layout.topic_ids_in(files, data_dir) if topic_id is None else [topic_id]
     return sum(waiting_in(TopicLayout(data_dir, name).hot, files) for name in named)
 
 
@@ -391,8 +382,9 @@ def _convert(config: Config, act: str, outcome: str, change: Callable[..., Conve
         report = change(LocalDisk(), lambda topic_id: click.echo(f"{topic_id} …", err=True))
     written = f" ({counted(report.topics, 'topic')}, {counted(report.bytes_written, 'byte')})"
     click.echo(f"{folder}: {outcome}" + (written if report.bytes_written else ""))
-    former = (str(path.relative_to(folder)).removeprefix(f"{CONVERSION_NAME}/old-") for path in report.kept_elsewhere)
-    tell_not_overwritten(list(former), "a backup shares them or the disk does not let one")
+    names = (str(path.relative_to(folder)) for path in report.kept_elsewhere)
+    former = [name.removeprefix(f"{layout.CONVERSION_NAME}/old-") for name in names]
+    tell_not_overwritten(former, "a backup shares them or the disk does not let one")
 
 
 @click.command()
@@ -448,7 +440,7 @@ def add(config: Config, file: Path | None, name: str) -> int:
     """
     from memd.embedding import multilingual as adding
 
-    beside = models_dir(config.data_dir)
+    beside = layout.models_dir(config.data_dir)
     is_new = adding.add(beside, file, lambda sentence: click.echo(f"{sentence} …", err=True))
     click.echo("measuring its cosines …", err=True) if is_new else None
     load_embedder(EmbeddingSettings(model=name), models_dir=beside).prepare()
@@ -464,10 +456,10 @@ def list_(config: Config) -> int:
     """List the models that can be added, and whether they were."""
     from memd.embedding import multilingual as adding
 
-    folder = adding.folder_in(models_dir(config.data_dir))
+    folder = adding.folder_in(beside := layout.models_dir(config.data_dir))
     used = " (embedding.model)" if config.embedding.model == MULTILINGUAL else ""
     size = sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else 0
-    said = f"{sized(size)} in {folder}" if size else f"not added; {adding.how_to_add(models_dir(config.data_dir))}"
+    said = f"{sized(size)} in {folder}" if size else f"not added; {adding.how_to_add(beside)}"
     click.echo(f"{MULTILINGUAL}{used}: {said}")
     return 0
 
@@ -479,7 +471,7 @@ def remove(config: Config, name: str) -> int:
     """Remove the model NAME from the data directory. What it embedded stays stored."""
     from memd.embedding import multilingual as adding
 
-    beside = models_dir(config.data_dir)
+    beside = layout.models_dir(config.data_dir)
     if config.embedding.model == name:
         click.echo(f"memd: embedding.model is {name}; set it to another model first", err=True)
         return FOUND_SOMETHING
@@ -540,7 +532,7 @@ def move(
     files = disk_of(msgspec.structs.replace(config, data_dir=folder.absolute(), encryption=own), creating=not dry_run)
     with closing(shared_log(config)) as kept:
         kept.connect()
-        names = topics or (topic_ids_in(files, folder) if is_into_log else topics_in(kept))
+        names = topics or (layout.topic_ids_in(files, folder) if is_into_log else topics_in(kept))
         if dry_run:
             for name in names:
                 click.echo(f"{name}: to be moved")
@@ -578,7 +570,7 @@ def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) 
     names of tokens that are new there and of those whose name or secret another one has there, and how many grants."""
     shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenList(LocalDisk(), folder)
     tokens, left = _copy_tokens(own, shared) if is_into_cluster else _copy_tokens(shared, own)
-    there, path = SharedGrants(SharedBook(kept_there, "grants")), folder / GRANTS_NAME
+    there, path = SharedGrants(SharedBook(kept_there, "grants")), folder / layout.GRANTS_NAME
     here, is_kept = GrantFile(LocalDisk(), path), LocalDisk().size(path) is not None
     grants = 0
     if is_into_cluster and is_kept:
@@ -654,11 +646,11 @@ def stats(config: Config, as_json: bool) -> int:
         found = disk_trouble(data_dir, files.room(data_dir))
         troubles = [] if found is None else [Trouble(found.what, found.since, found.remedy)]
     if not config.cluster.is_on:
-        check_no_cluster(files, data_dir)
+        layout.check_no_cluster(files, data_dir)
     topics, unsearched_chunks = disk_usage(data_dir, files), 0
     if any(topic.chunks for topic in topics):
         try:
-            beside, stored = models_dir(data_dir), stored_models(config, files)
+            beside, stored = layout.models_dir(data_dir), stored_models(config, files)
             present = load_embedder(config.embedding, models_dir=beside, fetch=False, stored=stored).fingerprint
             unsearched_chunks = sum(topic.chunks_of_others(present) for topic in topics)
         except EmbeddingError:

@@ -15,18 +15,8 @@ import aiohttp
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from memd.access import (
-    BodyRoom,
-    Take,
-    TooManyBodies,
-    WrongTokens,
-    body_parts,
-    error_response,
-    is_from_foreign_page,
-    prove,
-    read_body,
-    too_many_bodies,
-)
+from memd import access
+from memd.access import BodyRoom, Take, TooManyBodies, WrongTokens
 from memd.admin import page
 from memd.admin.parts import DaemonParts
 from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
@@ -128,12 +118,13 @@ class Router:
             await self._wrong_tokens.make_sure(request, inquiry)
         if refusal := self._wrong_tokens.refusal(request, lambda: shape):
             return refusal
-        prove(request)
-        if self._principals.is_open and self._pool.shows_credentials(request.headers) and is_from_foreign_page(request):
-            return error_response(403, FOREIGN_PAGE, "permission_error", shape)
+        access.prove(request)
+        shows_own = self._principals.is_open and self._pool.shows_credentials(request.headers)
+        if shows_own and access.is_from_foreign_page(request):
+            return access.error_response(403, FOREIGN_PAGE, "permission_error", shape)
         codings = transfer_codings(request.headers)
         if codings not in ("", "chunked") or (codings and request.version < HttpVersion11):
-            refusal = error_response(501, NO_CODINGS, "invalid_request_error", shape)
+            refusal = access.error_response(501, NO_CODINGS, "invalid_request_error", shape)
             refusal.force_close()  # others may see another end of its body
             return refusal
         if found := _V1_TOO_OFTEN.match(target):
@@ -141,7 +132,7 @@ class Router:
         api = api_of(request.method, _path(target))
         if path_topic is not None and TOPIC_ID_PATTERN.fullmatch(path_topic) is None:
             message = f"memd: {path_topic[:140]!r} is not a topic name: {TOPIC_ID_RULE}"
-            return error_response(400, message, "invalid_request_error", api or CHAT)
+            return access.error_response(400, message, "invalid_request_error", api or CHAT)
         call = Call(request, api, target, path_topic)
         with recorded(self._pool.metrics, request, "" if api is None else api.name) as record:
             try:
@@ -149,7 +140,7 @@ class Router:
                     response = await self._answer_model(call, take)
             except TooManyBodies as error:
                 log.warning("a request was refused", extra={"error": error})
-                response = _with_headers(too_many_bodies(error, api or CHAT), record)
+                response = _with_headers(access.too_many_bodies(error, api or CHAT), record)
             except (aiohttp.ClientError, TimeoutError) as error:
                 response = self._unanswered(request, error, api or CHAT, record)
             record.http_status = response.status
@@ -165,7 +156,7 @@ class Router:
         record.note_status(mode, status)
         if mode == "off" and status != BAD_MODE and request.content_length is not None:
             return await self._pass_through(call, take, _headers(record))
-        came = await read_body(request, limits.body_bytes_max, limits.idle_seconds, take)
+        came = await access.read_body(request, limits.body_bytes_max, limits.idle_seconds, take)
         if came is None:
             return self._too_large(api, record)
         if status == BAD_MODE:
@@ -185,7 +176,8 @@ class Router:
             asked = self._reader.unread(call, came, error)
         except Forbidden as error:
             self._auditor.note_refused(request, f"POST {api.name}", error.topic_id)
-            return _with_headers(error_response(403, f"memd: {error}; {OTHER_TOPIC}", Forbidden.kind, api), record)
+            refusal = access.error_response(403, f"memd: {error}; {OTHER_TOPIC}", Forbidden.kind, api)
+            return _with_headers(refusal, record)
         if isinstance(asked, Plain):
             return await self._turns.without_memory(request, asked)
         record.topic = asked.topic_id
@@ -194,7 +186,7 @@ class Router:
     def _too_large(self, api: Api, record: RequestRecord) -> web.StreamResponse:
         size = self._limits.body_bytes_max
         message = f"memd: the request body is larger than {size} bytes; raise limits.body_bytes_max if it has to be"
-        return _with_headers(error_response(413, message, "invalid_request_error", api), record)
+        return _with_headers(access.error_response(413, message, "invalid_request_error", api), record)
 
     async def _pass_through(
         self, call: Call, take: Take, extra: list[tuple[str, str]] | None = None, body: bytes | None = None
@@ -211,7 +203,7 @@ class Router:
                 return web.Response(body=msgspec.json.encode(listed), content_type="application/json")
         parts: AsyncIterator[bytes] | bytes | None = body
         if body is None and request.can_read_body:
-            parts = body_parts(request, self._limits.idle_seconds)
+            parts = access.body_parts(request, self._limits.idle_seconds)
             if request.content_length is not None and request.content_length <= READ_WHOLE_BYTES_MAX:
                 take(request.content_length)
                 parts = b"".join([part async for part in parts])
@@ -238,11 +230,11 @@ class Router:
                 f"memd: the model server at {url} did not answer ({reason}). Start it there (for llama.cpp: "
                 "llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs."
             )
-        return _with_headers(error_response(502, message, "upstream_unreachable", api), record)
+        return _with_headers(access.error_response(502, message, "upstream_unreachable", api), record)
 
 
 def _tunnel_refusal(request: web.Request) -> web.Response:
-    response = error_response(405, NO_TUNNELS, "method_not_allowed")
+    response = access.error_response(405, NO_TUNNELS, "method_not_allowed")
     response.headers["Allow"] = METHODS
     response.force_close()  # what follows is no HTTP
     return response

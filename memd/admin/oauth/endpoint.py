@@ -13,15 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from aiohttp import web
 
-from memd.access import (
-    WrongTokens,
-    error_response,
-    is_from_another_page,
-    let_in_as,
-    principal_of,
-    read_body,
-    shown_secrets,
-)
+from memd import access
+from memd.access import WrongTokens
 from memd.admin.oauth import protocol
 from memd.admin.oauth.grants import Allowed, GivenGrant
 from memd.admin.oauth.ledger import Ledger
@@ -66,11 +59,11 @@ class OAuthEndpoint:
     def lets_in(self, request: web.BaseRequest) -> bool:
         """Whether a request to `/mcp` shows an access token; it comes from its principal then, with no more rights
         and topics than its grant has."""
-        for _, token in shown_secrets(request):
+        for _, token in access.shown_secrets(request):
             grant = None if self._principals.is_open else self._ledger.acting(token)
             whole = None if grant is None else self._principals.known(grant.principal_sha256)
             if grant is not None and whole is not None:
-                let_in_as(request, acting := whole.narrowed(grant.rights, grant.topics))
+                access.let_in_as(request, acting := whole.narrowed(grant.rights, grant.topics))
                 left_out = whole.rights.intersection(protocol.SCOPES) - acting.rights
                 request[_LEFT_OUT] = frozenset((grant.id, right) for right in left_out)
                 return True
@@ -84,7 +77,7 @@ class OAuthEndpoint:
         client of TypeScript renews its token and tries again), and then its model is to hear the tool's own refusal.
         The scopes that it has are named too: clients of earlier versions of MCP ask for those named alone.
         """
-        issuer, has = issuer_of(request), principal_of(request).rights
+        issuer, has = issuer_of(request), access.principal_of(request).rights
         asked = next((one for one in request.get(_LEFT_OUT, ()) if one[1] == right), None)
         if asked is None or asked in self._led_on or not issuer:
             return None
@@ -93,7 +86,7 @@ class OAuthEndpoint:
         self._led_on.add(asked)
         allowed = f"this program was allowed {' and '.join(one for one in protocol.SCOPES if one in has) or 'nothing'}"
         message = f"memd: {allowed}, and this tool needs {right}; it can ask you in your browser"
-        refusal = error_response(403, message, INSUFFICIENT)
+        refusal = access.error_response(403, message, INSUFFICIENT)
         scopes = [one for one in protocol.SCOPES if one in has or one == right]
         refusal.headers["WWW-Authenticate"] = protocol.challenge_of(issuer, INSUFFICIENT, scopes)
         return refusal
@@ -114,7 +107,7 @@ class OAuthEndpoint:
             return _refusal(OAuthRefused("invalid_request", NO_TLS))
         fetched = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
         is_opened = request.method == "GET" and path == protocol.AUTHORIZE and fetched == ("navigate", "document")
-        if is_from_another_page(request) and not is_opened:  # a client's page may have the browser open memd's
+        if access.is_from_another_page(request) and not is_opened:  # a client's page may have the browser open memd's
             return _refusal(OAuthRefused("access_denied", "pages of other addresses may not ask"), 403)
         if request.method not in methods:
             refusal = _refusal(OAuthRefused("invalid_request", f"{path} takes {' and '.join(methods)}"), 405)
@@ -129,7 +122,7 @@ class OAuthEndpoint:
             return _page(protocol.consent_page(permission, query, rights=permission.scopes))
         if request.method != "POST":
             return _json(protocol.metadata(path, issuer))
-        body = await read_body(request, BODY_BYTES_MAX, self._idle_seconds)
+        body = await access.read_body(request, BODY_BYTES_MAX, self._idle_seconds)
         if body is None:
             return _refusal(OAuthRefused("invalid_request", f"the body exceeds {BODY_BYTES_MAX:,} bytes"), 413)
         form = body.decode("ascii", "replace")
