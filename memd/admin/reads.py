@@ -15,20 +15,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from memd.admin import history
+from memd.admin import history, routing
 from memd.admin.parts import DaemonParts
-from memd.admin.routing import (
-    PAGE,
-    PAGE_MAX,
-    AnyTopicQuery,
-    Before,
-    Extent,
-    FilterQuery,
-    Limit,
-    TopicsQuery,
-    chunks_in,
-    get,
-)
+from memd.admin.routing import Before, Extent, Limit, chunks_in, get
 from memd.entries import Moment
 from memd.errors import BadQuestion
 from memd.principals import Principal
@@ -51,32 +40,32 @@ KindName = Literal["e-mail", "link", "path", "version", "ticket", "identifier", 
 """`entities.Kind`, as a parameter."""
 
 
-class SearchQuery(FilterQuery, frozen=True, kw_only=True):
+class SearchQuery(routing.FilterQuery, frozen=True, kw_only=True):
     """`GET /memd/search`."""
 
     q: Annotated[str, Meta(min_length=1, max_length=100_000, pattern=r"\S", description="The question.")]
     as_of: Annotated[
         Moment | None, Meta(description="Search what was stored up to this time (2026-11-20T14:30) or canonical_id.")
     ] = None
-    limit: Limit = PAGE_MAX
+    limit: Limit = routing.PAGE_MAX
 
 
-class LogQuery(TopicsQuery, frozen=True, kw_only=True):
+class LogQuery(routing.TopicsQuery, frozen=True, kw_only=True):
     """`GET /memd/log`."""
 
     before: Before = None
-    limit: Limit = PAGE
+    limit: Limit = routing.PAGE
 
 
-class ChunksQuery(FilterQuery, frozen=True, kw_only=True):
+class ChunksQuery(routing.FilterQuery, frozen=True, kw_only=True):
     """`GET /memd/chunks`."""
 
     before: Before = None
-    limit: Limit = PAGE
+    limit: Limit = routing.PAGE
     all: Annotated[bool, Meta(description="Also those that were taken out.")] = False
 
 
-class DigestQuery(FilterQuery, frozen=True, kw_only=True):
+class DigestQuery(routing.FilterQuery, frozen=True, kw_only=True):
     """`GET /memd/digest`."""
 
     by: Annotated[
@@ -86,21 +75,21 @@ class DigestQuery(FilterQuery, frozen=True, kw_only=True):
     sentences: Annotated[int, Meta(ge=0, le=50, description="The most key sentences of a period.")] = 3
 
 
-class RelatedQuery(TopicsQuery, frozen=True, kw_only=True):
+class RelatedQuery(routing.TopicsQuery, frozen=True, kw_only=True):
     """`GET /memd/chunks/{id}/related`."""
 
     limit: Limit = 10
 
 
-class EntitiesQuery(TopicsQuery, frozen=True, kw_only=True):
+class EntitiesQuery(routing.TopicsQuery, frozen=True, kw_only=True):
     """`GET /memd/entities`."""
 
     name: Annotated[str | None, Meta(description="Only this name, in any case, with all its chunks.")] = None
     kind: Annotated[tuple[KindName, ...], Meta(description="Only names written like this; may be given again.")] = ()
-    limit: Limit = PAGE
+    limit: Limit = routing.PAGE
 
 
-class ExportQuery(AnyTopicQuery, frozen=True, kw_only=True):
+class ExportQuery(routing.AnyTopicQuery, frozen=True, kw_only=True):
     """`GET /memd/export`."""
 
     live: Annotated[bool, Meta(description="Only chunks as they are now.")] = False
@@ -153,13 +142,13 @@ async def chunks(parts: DaemonParts, query: ChunksQuery, who: Principal) -> Chun
 
 
 @get("/memd/days", "read")
-async def days(parts: DaemonParts, query: FilterQuery, who: Principal) -> SaidDays:
+async def days(parts: DaemonParts, query: routing.FilterQuery, who: Principal) -> SaidDays:
     """How many chunks were said on which day, of this machine's time zone."""
     return SaidDays(await parts.read(query.topic, who, lambda found: history.said_days(found, query.wanted)))
 
 
 @get("/memd/chunks/{id}", "read", act="read", touches=lambda story: chunks_in(story.versions), tool="read_memory")
-async def chunk(parts: DaemonParts, chunk_id: str, query: TopicsQuery, who: Principal) -> history.ChunkStory:
+async def chunk(parts: DaemonParts, chunk_id: str, query: routing.TopicsQuery, who: Principal) -> history.ChunkStory:
     """Read one piece of memory: its whole text, what was said just before and after it, its earlier versions.
 
     Also one that is not in the log yet.

@@ -21,23 +21,10 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta
 
-from memd.admin import history
+from memd.admin import history, routing
 from memd.admin.history import QUARTER_US
 from memd.admin.parts import DaemonParts
-from memd.admin.routing import (
-    PAGE,
-    AnyTopicQuery,
-    Extent,
-    FilterQuery,
-    Limit,
-    NoQuery,
-    PeriodQuery,
-    Skip,
-    TopicsQuery,
-    WholeAnswer,
-    chunks_in,
-    get,
-)
+from memd.admin.routing import Extent, Limit, Skip, chunks_in, get
 from memd.entries import WallTime
 from memd.errors import BadQuestion, NotFound
 from memd.principals import Principal
@@ -55,17 +42,17 @@ TITLE_CHARACTERS = 120
 BRANCHES_MAX = 20
 
 
-class TurnsQuery(AnyTopicQuery, frozen=True, kw_only=True):
+class TurnsQuery(routing.AnyTopicQuery, frozen=True, kw_only=True):
     """`GET /memd/turns`."""
 
     before: Annotated[str | None, Meta(description="Only turns older than the one with this id.")] = None
-    limit: Limit = PAGE
+    limit: Limit = routing.PAGE
     steps: Annotated[
         bool, Meta(description="Also the later steps of tool loops; without them each turn has `steps`.")
     ] = True
 
 
-class ReplayQuery(NoQuery, frozen=True, kw_only=True):
+class ReplayQuery(routing.NoQuery, frozen=True, kw_only=True):
     """`GET /memd/turns/{id}/replay`."""
 
     then: Annotated[bool, Meta(description="Search what was stored when the turn began, not what is stored now.")] = (
@@ -73,18 +60,18 @@ class ReplayQuery(NoQuery, frozen=True, kw_only=True):
     )
 
 
-class ConversationsQuery(TopicsQuery, frozen=True, kw_only=True):
+class ConversationsQuery(routing.TopicsQuery, frozen=True, kw_only=True):
     """`GET /memd/conversations`, `GET /memd/conversations/{id}`."""
 
     skip: Skip = 0
-    limit: Limit = PAGE
+    limit: Limit = routing.PAGE
 
 
-class TranscriptQuery(FilterQuery, frozen=True, kw_only=True):
+class TranscriptQuery(routing.FilterQuery, frozen=True, kw_only=True):
     """`GET /memd/transcript`."""
 
     skip: Skip = 0
-    limit: Limit = PAGE
+    limit: Limit = routing.PAGE
 
 
 class TurnsPage(msgspec.Struct, frozen=True):
@@ -128,9 +115,10 @@ async def turns(parts: DaemonParts, query: TurnsQuery, who: Principal) -> TurnsP
 
 
 @get("/memd/receipts", "read", act="read", streams="application/jsonl")
-async def receipts(parts: DaemonParts, who: Principal) -> WholeAnswer:
+async def receipts(parts: DaemonParts, who: Principal) -> routing.WholeAnswer:
     """All receipts that this daemon keeps, a JSON line each, the newest first."""
-    return WholeAnswer(await asyncio.to_thread(lambda: b"\n".join(parts.receipts.lines(who))), "application/jsonl")
+    lines = await asyncio.to_thread(lambda: b"\n".join(parts.receipts.lines(who)))
+    return routing.WholeAnswer(lines, "application/jsonl")
 
 
 @get("/memd/turns/{id}", "read", act="read", touches=lambda turn: _candidates_in(turn, turn.candidates))
@@ -437,7 +425,7 @@ def _first_words(text: str) -> str:
     return words if len(words) <= TITLE_CHARACTERS else f"{words[:TITLE_CHARACTERS].rsplit(' ', 1)[0]} …"
 
 
-class FiguresQuery(PeriodQuery, frozen=True, kw_only=True):
+class FiguresQuery(routing.PeriodQuery, frozen=True, kw_only=True):
     """`GET /memd/figures`."""
 
     by: Annotated[
@@ -501,7 +489,7 @@ class RequestCost(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(RequestCost)
 
 
-def _costs(lines: Iterable[bytes], query: PeriodQuery) -> tuple[int | None, list[RequestCost]]:
+def _costs(lines: Iterable[bytes], query: routing.PeriodQuery) -> tuple[int | None, list[RequestCost]]:
     """When the oldest of some receipts is of, and those of a topic and time that are asked for."""
     read = (decode_or_none(_decoder, line) for line in lines)
     costs = [cost for cost in read if cost is not None]  # None: torn, or the first line of a file
@@ -521,14 +509,14 @@ def _tokens(answered: Sequence[RequestCost]) -> dict[str, Any]:
 
 
 @get("/memd/usage", "read")
-async def usage(parts: DaemonParts, query: PeriodQuery, who: Principal) -> UsageByDay:
+async def usage(parts: DaemonParts, query: routing.PeriodQuery, who: Principal) -> UsageByDay:
     """The tokens of requests by day, topic and model."""
     for name in query.topic:
         who.check("read", name)
     return await asyncio.to_thread(lambda: usage_of(parts.receipts.lines(who), query))
 
 
-def usage_of(lines: Iterable[bytes], query: PeriodQuery) -> UsageByDay:
+def usage_of(lines: Iterable[bytes], query: routing.PeriodQuery) -> UsageByDay:
     """Add up receipts, whatever their order."""
     grouped: dict[tuple[str, str, str], list[RequestCost]] = defaultdict(list)
     oldest, costs = _costs(lines, query)

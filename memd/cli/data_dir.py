@@ -28,19 +28,8 @@ import msgspec
 
 from memd.admin.oauth.grants import LedgerState
 from memd.admin.oauth.ledger import GrantFile, SharedGrants
-from memd.cli.flags import (
-    FOUND_SOMETHING,
-    WholeSentences,
-    config_of,
-    config_of_existing,
-    key_flag,
-    key_of,
-    memory_elsewhere,
-    refuse_cluster,
-    settings_flags,
-    tell_not_overwritten,
-    with_settings,
-)
+from memd.cli import flags
+from memd.cli.flags import FOUND_SOMETHING
 from memd.cli.operations import Lines, json_flag, progress, show, table
 from memd.cli.running import RunningDaemon, command_act
 from memd.embedding.loading import MULTILINGUAL, load_embedder
@@ -75,7 +64,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@settings_flags
+@flags.settings_flags
 @click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
 @click.argument("folder", metavar="[DIR]", required=False)
 def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder: str | None) -> int:
@@ -87,7 +76,7 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
     """
     if folder is not None and not Path(folder).is_dir():
         raise ConfigError(f"{folder}: there is no such folder; name the folder that `memd backup` wrote to")
-    config = config_of_existing(config_path, {"data_dir": folder or data_dir})
+    config = flags.config_of_existing(config_path, {"data_dir": folder or data_dir})
     if folder is not None:
         config = msgspec.structs.replace(config, cluster=ClusterSettings())
         if config.encryption.is_on and LocalDisk().size(config.data_dir / layout.KEY_NAME) is None:
@@ -106,7 +95,7 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
 
 
 @click.command()
-@with_settings()
+@flags.with_settings()
 @click.option("--topic", help="Only this topic.")
 @click.option("--live", is_flag=True, help="Only the present state of chunks: no superseded and no deprecated entries.")
 @click.option("--as", "form", type=click.Choice(list(FORMS)), help="Write conversations, as other programs read them.")
@@ -150,7 +139,7 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
 
 
 @click.command()
-@with_settings()
+@flags.with_settings()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 def backup(config: Config, folder: Path) -> int:
     """Back up the log to DIR, or update the backup there.
@@ -188,7 +177,7 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
 
     Example: memd restore s3://backups/memd ./memory
     """
-    config = config_of(config_path, {})
+    config = flags.config_of(config_path, {})
     try:
         at = None if until is None else int(time_of(until))
     except ValueError:
@@ -283,7 +272,7 @@ _OLD_BLOCKS = (
 _NOT_A_CACHE = "a cluster is encrypted from its first start on, or never: `memd move` its topics to a new one"
 
 
-class OnByDefault(WholeSentences):
+class OnByDefault(flags.WholeSentences):
     """A group that is `on` where no command of it is named, as `memd encrypt` was before it had others."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -317,10 +306,10 @@ def new(file: Path) -> int:
 
 
 @encrypt.command()
-@with_settings(takes_key=True)
+@flags.with_settings(takes_key=True)
 def on(config: Config) -> int:
     """Encrypt the data directory with the key of the settings."""
-    refuse_cluster(config, _NOT_A_CACHE)
+    flags.refuse_cluster(config, _NOT_A_CACHE)
     master = master_key(config.encryption)
     from memd.store.encryption.converting import encrypt as convert
 
@@ -331,10 +320,10 @@ def on(config: Config) -> int:
 
 
 @encrypt.command("off")
-@with_settings(takes_key=True)
+@flags.with_settings(takes_key=True)
 def decrypt(config: Config) -> int:
     """Write the data directory in plain text again."""
-    refuse_cluster(config, _NOT_A_CACHE)
+    flags.refuse_cluster(config, _NOT_A_CACHE)
     master = master_key(config.encryption)
     from memd.store.encryption.converting import decrypt as convert
 
@@ -344,7 +333,7 @@ def decrypt(config: Config) -> int:
 
 
 @encrypt.command()
-@with_settings(takes_key=True)
+@flags.with_settings(takes_key=True)
 @click.option(
     "--new-key-file",
     metavar="FILE",
@@ -357,9 +346,9 @@ def rekey(config: Config, new_key_file: Path | None, new_key_stdin: bool, data: 
     """Give the encrypted data directory another master key, which the settings have to name afterwards."""
     if (new_key_file is not None) == new_key_stdin:
         raise ConfigError("the new key is missing: give either --new-key-file or --new-key-stdin")
-    refuse_cluster(config, "`memd move` its topics to a folder, and from there to a new cluster with the new key")
+    flags.refuse_cluster(config, "`memd move` its topics to a folder, and from there to a new cluster with the new key")
     master = master_key(config.encryption)
-    given = EncryptionSettings(key_file=str(new_key_file or ""), key=key_of(new_key_stdin) or "")
+    given = EncryptionSettings(key_file=str(new_key_file or ""), key=flags.key_of(new_key_stdin) or "")
     other = master_key(given)
     from memd.store.encryption.converting import rekey as convert
 
@@ -384,11 +373,11 @@ def _convert(config: Config, act: str, outcome: str, change: Callable[..., Conve
     click.echo(f"{folder}: {outcome}" + (written if report.bytes_written else ""))
     names = (str(path.relative_to(folder)) for path in report.kept_elsewhere)
     former = [name.removeprefix(f"{layout.CONVERSION_NAME}/old-") for name in names]
-    tell_not_overwritten(former, "a backup shares them or the disk does not let one")
+    flags.tell_not_overwritten(former, "a backup shares them or the disk does not let one")
 
 
 @click.command()
-@with_settings()
+@flags.with_settings()
 def reembed(config: Config) -> int:
     """Re-embed chunks that another model embedded.
 
@@ -396,7 +385,7 @@ def reembed(config: Config) -> int:
 
     Example: memd reembed
     """
-    refuse_cluster(
+    flags.refuse_cluster(
         config, "memd move the topics into a folder, run memd reembed --data-dir there, and memd move them back"
     )
     with opened(config) as (store, model), progress("embedding") as advanced:
@@ -412,7 +401,7 @@ def reembed(config: Config) -> int:
 _NAME = click.argument("name", type=click.Choice([MULTILINGUAL]))
 
 
-@click.group(cls=WholeSentences)
+@click.group(cls=flags.WholeSentences)
 def model() -> None:
     """Add an embedding model, list or remove those that were added.
 
@@ -423,7 +412,7 @@ def model() -> None:
 
 
 @model.command()
-@with_settings(existing=False)
+@flags.with_settings(existing=False)
 @click.option(
     "--from",
     "file",
@@ -451,7 +440,7 @@ def add(config: Config, file: Path | None, name: str) -> int:
 
 
 @model.command(name="list")
-@with_settings(existing=False)
+@flags.with_settings(existing=False)
 def list_(config: Config) -> int:
     """List the models that can be added, and whether they were."""
     from memd.embedding import multilingual as adding
@@ -465,7 +454,7 @@ def list_(config: Config) -> int:
 
 
 @model.command()
-@with_settings(existing=False)
+@flags.with_settings(existing=False)
 @_NAME
 def remove(config: Config, name: str) -> int:
     """Remove the model NAME from the data directory. What it embedded stays stored."""
@@ -499,7 +488,7 @@ _STAYS = (
 @click.option("--topic", "topics", metavar="TOPIC", multiple=True, help="Only this topic; may be given again.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each topic.")
-@key_flag
+@flags.key_flag
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 def move(
@@ -523,12 +512,12 @@ def move(
         raise BadQuestion(_TWO_SIDES)
     folder, place = (Path(source), target) if is_into_log else (Path(target), source)
     if place.startswith(_SCHEMES):
-        config = config_of(config_path, {"cluster.database": place})
+        config = flags.config_of(config_path, {"cluster.database": place})
     else:
-        config = config_of(Path(place), {})
+        config = flags.config_of(Path(place), {})
         if not config.cluster.is_on:
             raise ConfigError(f"{place}: names no cluster; set cluster.database in it")
-    own = EncryptionSettings(key=key_of(key_stdin) or "") if key_stdin else config.encryption
+    own = EncryptionSettings(key=flags.key_of(key_stdin) or "") if key_stdin else config.encryption
     files = disk_of(msgspec.structs.replace(config, data_dir=folder.absolute(), encryption=own), creating=not dry_run)
     with closing(shared_log(config)) as kept:
         kept.connect()
@@ -629,7 +618,7 @@ class StoredFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@with_settings()
+@flags.with_settings()
 @json_flag
 def stats(config: Config, as_json: bool) -> int:
     """Show what is stored, and how fast a running daemon finds it.
@@ -712,7 +701,7 @@ def _lines(figures: StoredFigures) -> Lines:
 def overview() -> str:
     """Say whether a daemon runs on the data directory of the settings, what is remembered there and what to do next.
     Raises ConfigError: a setting is wrong."""
-    config = config_of(None, {})
+    config = flags.config_of(None, {})
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     remembered, is_empty = _remembered(config)
     lines, url = [f"No daemon runs on {config.data_dir}.", *remembered], None
@@ -756,5 +745,5 @@ def _remembered(config: Config) -> tuple[list[str], bool]:
     named += [f"{counted(len(topics) - TOPICS_NAMED, 'topic')} more"] if len(topics) > TOPICS_NAMED else []
     told = [f"{where}: {counted(sum(one.chunks for one in topics), 'chunk')} ({', '.join(named)})."] if topics else []
     told += [f"{note}."] if (note := waiting_note(waiting)) else []
-    nothing = (not told and memory_elsewhere(config)) or "nothing is stored yet"
+    nothing = (not told and flags.memory_elsewhere(config)) or "nothing is stored yet"
     return told or [f"{nothing[0].upper()}{nothing[1:]}."], not (told or config.cluster.is_on)

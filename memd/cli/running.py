@@ -28,20 +28,11 @@ from typing import Any
 import click
 import msgspec
 
+from memd import errors
 from memd.admin.routing import ALL_TOPICS, Answer, as_given, encoded, route_of
 from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of, user_name
 from memd.cli.flags import memory_elsewhere, note_memory
-from memd.errors import (
-    AddressUnusable,
-    BadQuestion,
-    DaemonError,
-    Forbidden,
-    MemdError,
-    RightMissing,
-    StoreError,
-    StoreLocked,
-    UnknownTopic,
-)
+from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
 from memd.principals import TOKEN_HEADER
 from memd.settings.model import AdminSettings, Config, ListenSettings
 from memd.store.audit import Act, ActKind, AuditBook, not_done
@@ -120,12 +111,12 @@ class RunningDaemon:
             answer = connection.getresponse()
             content = answer.read()
         if answer.status == WANTS_TOKEN:
-            raise RightMissing(f"the daemon at {self.url} {self.refusal}; {THE_RIGHT_ONE}")
+            raise errors.RightMissing(f"the daemon at {self.url} {self.refusal}; {THE_RIGHT_ONE}")
         if answer.status != OK:
             message, kind = _error(content)
-            refused: type[MemdError] = BadQuestion if answer.status == BAD_REQUEST else DaemonError
-            refused = {UnknownTopic.kind: UnknownTopic, Forbidden.kind: RightMissing}.get(kind, refused)
-            raise refused(message or f"the daemon at {self.url} answers {answer.status}")
+            refused: type[errors.MemdError] = BadQuestion if answer.status == BAD_REQUEST else DaemonError
+            kinds = {errors.UnknownTopic.kind: errors.UnknownTopic, errors.Forbidden.kind: errors.RightMissing}
+            raise kinds.get(kind, refused)(message or f"the daemon at {self.url} answers {answer.status}")
         return content
 
     @classmethod
@@ -185,7 +176,7 @@ def telling_who_serves(config: Config) -> Iterator[None]:
     """Where a start fails in the block because another memd has the data directory, say which one and where it is."""
     try:
         yield
-    except (AddressUnusable, StoreLocked):
+    except (errors.AddressUnusable, StoreLocked):
         if not LocalDisk().is_locked(lock := config.data_dir / LOCK_NAME):
             raise
         other, holder = RunningDaemon.find(config.data_dir, config.auth.token), lock.read_text(errors="replace").strip()
