@@ -15,19 +15,7 @@ from typing import Any
 
 import click
 
-from memd.cli.flags import (
-    Number,
-    config_of,
-    key_flag,
-    key_of,
-    memory_elsewhere,
-    model_flag,
-    note_memory,
-    servers_of,
-    settings_flags,
-    upstream_flag,
-    with_settings,
-)
+from memd.cli import flags
 from memd.cli.running import daemon_for, telling_who_serves
 from memd.errors import BadQuestion
 from memd.settings.loading import load_config, places_of_settings
@@ -41,23 +29,23 @@ _SETTINGS_OF = {
     "admin_port": "admin.port",
     "log_level": "log.level",
 }
-_PORT = Number(0, 65_535)
+_PORT = flags.Number(0, 65_535)
 SWITCH_SECONDS = 0.001
 """A thread that computes lets the event loop go on after so long, and not after Python's 5 ms: beside a request of
 25 MB with 300,000 tool calls other requests take 5 ms and not 13 (bench/NOTES.md, 2026-11-27)."""
 
 
 @click.command()
-@settings_flags
+@flags.settings_flags
 @click.option("--host", help="Address to listen on. Default: listen.host, 127.0.0.1.")
 @click.option("--port", type=_PORT, help="Port to listen on; 0 takes a free one. Default: 8765.")
 @click.option("--admin-port", type=_PORT, help="Port of memd's own page. Default: one above --port, 8766.")
-@upstream_flag("The model server, or several. Default: upstream.url, http://127.0.0.1:8080.")
-@model_flag("Start llama.cpp with this model and use it as the upstream (needs the `llama` extra).")
-@key_flag
+@flags.upstream_flag("The model server, or several. Default: upstream.url, http://127.0.0.1:8080.")
+@flags.model_flag("Start llama.cpp with this model and use it as the upstream (needs the `llama` extra).")
+@flags.key_flag
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Default: log.level, info.")
 def serve(
-    config_path: Path | None, upstream: tuple[str, ...], model: Path | None, key_stdin: bool, **flags: Any
+    config_path: Path | None, upstream: tuple[str, ...], model: Path | None, key_stdin: bool, **chosen: Any
 ) -> int:
     """Run the daemon until Ctrl-C or SIGTERM.
 
@@ -67,9 +55,9 @@ def serve(
     """
     if model is not None and upstream:
         raise click.UsageError("--model starts its own upstream; give either --model or --upstream")
-    named = {_SETTINGS_OF[flag]: value for flag, value in flags.items()}
-    given = {**named, **servers_of(upstream), "encryption.key": key_of(key_stdin)}
-    config = config_of(config_path, given, tells_each=True)
+    named = {_SETTINGS_OF[flag]: value for flag, value in chosen.items()}
+    given = {**named, **flags.servers_of(upstream), "encryption.key": flags.key_of(key_stdin)}
+    config = flags.config_of(config_path, given, tells_each=True)
     gc.disable()  # what is imported stays: to look through it on the way takes a tenth of the start
     from memd.admin.tokens import AuthSource
     from memd.daemon.app import serve as serve_until_stopped
@@ -77,9 +65,9 @@ def serve(
     gc.freeze()
     gc.enable()
     sys.setswitchinterval(SWITCH_SECONDS)
-    if elsewhere := memory_elsewhere(config):
+    if elsewhere := flags.memory_elsewhere(config):
         click.echo(f"memd: {elsewhere}", err=True)
-    note_memory(config.data_dir)
+    flags.note_memory(config.data_dir)
     known = {key: value for key, value in given.items() if value is not None}
     path, _ = places_of_settings(config_path, os.environ, known)
     source = AuthSource(path, lambda: load_config(path, os.environ, known).auth)
@@ -89,7 +77,7 @@ def serve(
 
 @click.command()
 @click.option("--fast", is_flag=True, help="Without pauses for reading.")
-@model_flag("Ask this model at the end, with memory and without (needs the `llama` extra).")
+@flags.model_flag("Ask this model at the end, with memory and without (needs the `llama` extra).")
 @click.option("--stay", is_flag=True, help="Open the page at the end, and stay until Ctrl-C or an empty question.")
 def demo(fast: bool, model: Path | None, stay: bool) -> int:
     """Play a long conversation and show what is remembered.
@@ -114,7 +102,7 @@ def config() -> int:
 
 
 @click.command()
-@with_settings(existing=False)
+@flags.with_settings(existing=False)
 def mcp(config: Config) -> int:
     """Speak MCP on standard input and output, for agents.
 
