@@ -69,24 +69,6 @@ def test_a_text_has_one_vector_whatever_the_thread_count_or_the_load() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        SENTENCE * 60,
-        "记忆系统保存对话。" * 200,
-        "안녕하세요 " * 300,
-        "naïve café — “quotes” 👩‍👩‍👧 " * 200,
-        "aB3+" * 2000,
-        "   \n" * 3000,
-        "\ud800 lone \udfff" * 500,
-    ],
-)
-def test_pieces_join_to_the_text_and_fit_the_model(embedder: PiecewiseEmbedder, text: str) -> None:
-    pieces = embedder.pieces(text)
-    assert "".join(pieces) == text
-    assert all(embedder.pieces(piece) == [piece] for piece in pieces)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
         "",
         " ",
         "\x00",

@@ -15,7 +15,6 @@ from memd.conversation.tokens import (
     ATTACHMENT_TOKENS,
     MESSAGE_OVERHEAD,
     Drift,
-    MessageCounts,
     TokenCounter,
     cl100k_base,
 )
@@ -107,13 +106,3 @@ def test_only_so_many_models_are_remembered_the_oldest_is_forgotten() -> None:
         drift.observe(str(number), 1000, 2000)
     assert drift.factor("0") == 1.0
     assert drift.factor(str(Drift.MODELS_MAX)) == 2.0
-
-
-def test_of_many_messages_those_are_counted_that_somebody_asks_for() -> None:
-    counter = TokenCounter(cl100k_base(ranks_bytes()))
-    messages = [Message("user", f"message {number}") for number in range(100)]
-    digests = [message.content_digest for message in messages]
-    counts = MessageCounts(counter, messages, digests)
-    assert list(counts[98:]) == [counter.message(one, one.content_digest) for one in messages[98:]]
-    assert len(counts) == 100 and counts[0] == counts[1]
-    assert [count is not None for count in counter.known(messages, digests)] == [True] * 2 + [False] * 96 + [True] * 2

@@ -107,32 +107,6 @@ def test_keep_alive_comments_never_add_up_to_the_bound() -> None:
     assert parser.skipped == 0
 
 
-def data_offsets(stream: bytes, *fed: bytes) -> list[tuple[bytes, bytes]]:
-    """The data of each event, and the bytes that stand in the stream where it is said to end."""
-    parser = SseParser()
-    found = [event for piece in fed for event in parser.feed(piece)]
-    return [(event.data, stream[: event.data_end]) for event in found]
-
-
-long_streams = st.lists(
-    st.tuples(
-        st.sampled_from([TEXT, ROLE, USAGE, DONE, PING, b"event: e\n" + TEXT, b"data: {\ndata: }", b"data: {}\r"]),
-        st.integers(1, 60),
-    ),
-    max_size=5,
-).map(lambda runs: b"".join((event + b"\n\n") * times for event, times in runs))
-
-
-@given(long_streams, st.lists(st.integers(min_value=0)))
-def test_a_stream_that_comes_in_large_parts_has_the_same_events_at_the_same_places(
-    stream: bytes, cuts: list[int]
-) -> None:
-    slowly = data_offsets(stream, *(stream[at : at + 100] for at in range(0, len(stream), 100)))
-    assert data_offsets(stream, *pieces(stream, cuts)) == data_offsets(stream, stream) == slowly
-    assert [data for data, _ in slowly] == [data for _, data in reference_events(stream)]
-    assert all(before.endswith(data.rpartition(b"\n")[2]) for data, before in slowly)
-
-
 OUT = MemoryOut((InjectedChunk("a3f9", "default", 7),))
 MEMBER = b',"memory_out":{"injected_chunks":[{"id":"a3f9","topic_id":"default","canonical_id":7}]}'
 
