@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -276,29 +277,23 @@ def test_the_words_of_a_merged_index_without_a_file_of_them_are_those_of_its_seg
     store.close()
 
 
-def _garbled(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "garbled": lambda data: data[:100] + bytes([data[100] ^ 1]) + data[101:],
+    "cut short": lambda data: data[:-7],
+    "emptied": lambda data: b"",
+    "gone": lambda data: None,
+}
 
 
-def _cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-def _emptied(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize("damage", [_garbled, _cut_short, _emptied, Path.unlink])
-def test_whatever_is_wrong_with_its_file_it_is_made_anew(tmp_path: Path, damage: object) -> None:
+@pytest.mark.parametrize("name", DAMAGES)
+def test_whatever_is_wrong_with_its_file_it_is_made_anew(tmp_path: Path, name: str) -> None:
     store = filled(tmp_path, segment_entries_max=9)
     seal_all(store.topic("talk"))
     store.close()
     [path] = (tmp_path / "talk" / "segments").glob("*.words")
     whole = path.read_bytes()
-    assert callable(damage)
-    damage(path)
+    damaged = DAMAGES[name](whole)
+    path.unlink() if damaged is None else path.write_bytes(damaged)
     store = open_store(None, tmp_path, segment_entries_max=9)
     topic = store.topic("talk")
     topic.load()
