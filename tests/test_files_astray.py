@@ -64,8 +64,8 @@ def test_a_missing_segment_is_not_passed_over_in_silence(make_daemon: MakeDaemon
 
 def test_the_files_of_another_topic_are_not_read_as_ones_own(make_daemon: MakeDaemon) -> None:
     with recording_upstream() as upstream:
-        daemon = make_daemon(upstream.url, {"retrieval": {"min_score": 0.4}}).start()
-        told(daemon, FACTS[0], topic="work")
+        daemon = make_daemon(upstream.url, SMALL_SEGMENTS).start()
+        told(daemon, FACTS[0], FACTS[2], topic="work")
         told(daemon, FACTS[1], topic="home")
         assert daemon.terminate() == 0
         work, home = daemon.data_dir / "work", daemon.data_dir / "home"

@@ -33,7 +33,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.conversation.events import BufferEvent
-from memd.entries import Draft
+from memd.entries import UTILITY_STEPS_LIMIT, Draft
 from memd.errors import BadTopicId, CorruptFile, DiskFull, ForeignFile, StoreError, StoreWriteFailed, UnknownTopic
 from memd.store.disk import LocalDisk, writing
 from memd.store.index.sealed_index import SealedIndex
@@ -340,6 +340,26 @@ def test_any_payload_is_an_entry_or_declared_corrupt(payload: bytes) -> None:
         decode_entry(payload, dimension=DIMENSION)
     except CorruptFile:
         pass
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"uuid": b"short"},
+        {"public_id": "zzzz"},
+        {"public_id": uuid_of(1).hex()[:3]},
+        {"vector": b"1234"},
+        {"origin_id": 6},
+        {"canonical_id": 0},
+        {"utility_steps": UTILITY_STEPS_LIMIT + 1},
+        {"group_left": -1},
+    ],
+    ids=repr,
+)
+def test_an_entry_that_contradicts_itself_is_corrupt(wrong: dict[str, Any]) -> None:
+    entry = draft(1).as_entry(public_id=uuid_of(1).hex()[:4], canonical_id=5, group_left=0)
+    with pytest.raises(CorruptFile, match="contradicts itself"):
+        decode_entry(encode_entry(msgspec.structs.replace(entry, **wrong)), dimension=DIMENSION)
 
 
 def test_a_header_is_read_back_and_says_what_is_wrong_with_it() -> None:
