@@ -16,6 +16,8 @@ from daemon_process import DaemonProcess, ask, peak_bytes, user, wait_until
 from raw_wire import Peer, RawUpstream, answer, answering, chunked, request
 from recording_upstream import RecordingUpstream, Response
 
+from memd.store.layout import RECENT_NAME
+
 BODY = b'{"input": "x"}'
 
 
@@ -282,9 +284,8 @@ def test_mode_readonly_shows_memories_and_leaves_no_trace(served: DaemonProcess,
 
 
 def test_a_hostile_topic_id_never_leaves_the_data_directory(served: DaemonProcess) -> None:
-    wait_until(lambda: not any(served.folder.rglob("*.tmp")), lambda: "the list of topics is still being written")
     receipts = {"memory/memd.receipts"}
-    before = everything_in(served.folder) | receipts
+    before = when_started(served) | receipts
     for topic_id in HOSTILE_TOPICS:
         answer = served.chat([user(FACT)], memory_in={"topic_id": topic_id})
         assert answer.reply == "Noted."
@@ -293,7 +294,7 @@ def test_a_hostile_topic_id_never_leaves_the_data_directory(served: DaemonProces
 
 
 def test_a_hostile_topic_in_the_path_is_answered_400(served: DaemonProcess, upstream: RecordingUpstream) -> None:
-    before = everything_in(served.folder)
+    before = when_started(served)
     for written in HOSTILE_PATH_TOPICS:
         connection = http.client.HTTPConnection(urlsplit(served.base_url).netloc, timeout=120)
         connection.request("POST", f"/t/{written}/v1/chat/completions", json.dumps({"messages": [user(FACT)]}))
@@ -319,6 +320,13 @@ def test_a_topic_in_the_path_is_the_default_and_memory_in_outranks_it(
     models = ask(f"{served.base_url}/t/garden/v1/models?x=1")
     assert models.status == 200
     assert upstream.requests[-1].target == "/v1/models?x=1"
+
+
+def when_started(daemon: DaemonProcess) -> set[str]:
+    """All files and folders once the list of topics is written."""
+    listed = daemon.data_dir / RECENT_NAME
+    wait_until(lambda: listed.exists() and not any(daemon.folder.rglob("*.tmp")), lambda: "no list of topics")
+    return everything_in(daemon.folder)
 
 
 def everything_in(folder: Path) -> set[str]:
