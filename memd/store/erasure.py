@@ -34,8 +34,7 @@ from msgspec import UNSET
 from memd.entries import Entry, Erased, Status
 from memd.errors import CorruptFile, StoreError
 from memd.messages import Message
-from memd.store.claim import Claim
-from memd.store.disk import LocalDisk, make_folder, replace_file, write_beside
+from memd.store.disk import LocalDisk, make_folder, replace_file
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
 from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
 from memd.store.log.format import decode_entry, encode_entry, encode_record, payload_at, payload_of, scan_records
@@ -255,12 +254,6 @@ def read_forbidden(files: LocalDisk, layout: TopicLayout) -> ForbiddenText:
             f"{layout.forbidden}: cannot be read ({error}); put it back out of a backup, or remove it if what was "
             "erased may be stored again"
         ) from error
-
-
-def publish_forbidden(claim: Claim, forbidden: ForbiddenText) -> None:
-    """Replace the file of a topic that is open, durably."""
-    path = claim.layout.forbidden
-    claim.publish({path: write_beside(claim.files, path, encode_forbidden(forbidden))})
 
 
 def encode_forbidden(forbidden: ForbiddenText) -> bytes:

@@ -20,7 +20,7 @@ from memd.entries import PUBLIC_ID_DIGITS_MIN, Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
 from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, write_beside
-from memd.store.erasure import ForbiddenText, holds, publish_forbidden, read_forbidden, without_text
+from memd.store.erasure import ForbiddenText, encode_forbidden, holds, read_forbidden, without_text
 from memd.store.index.sealed_index import (
     SealedIndex,
     columns_from_log,
@@ -414,7 +414,8 @@ class TopicLog:
 
     def forbid(self, forbidden: ForbiddenText) -> None:
         """Never store this again. Raises StoreWriteFailed: it is as it was."""
-        publish_forbidden(self.claim, forbidden)
+        path = self._layout.forbidden
+        self.claim.publish({path: write_beside(self._files, path, encode_forbidden(forbidden))})
         self.forbidden = forbidden
 
     def erase(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:

@@ -17,7 +17,7 @@ from memd.entries import Draft, Entry, Erased
 from memd.errors import Behind, MadeAnew, Rewritten, StoreError
 from memd.store.claim import Claim
 from memd.store.disk import Wiper
-from memd.store.erasure import ForbiddenText, encode_forbidden, publish_forbidden, without_text
+from memd.store.erasure import ForbiddenText, encode_forbidden, without_text
 from memd.store.log.format import HEADER_BYTES, Header, ModelId, Span, encode_header
 from memd.store.log.recovery import LogFile, read_log_file
 from memd.store.log.segment import GrowingSegment, new_header
@@ -225,8 +225,8 @@ class SharedTopicLog(TopicLog):
             forbidden = msgspec.json.decode(row.data, type=ForbiddenText)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StoreError(f"topic {self.topic_id}: its row of forbidden text cannot be read: {error}") from None
-        publish_forbidden(self.claim, forbidden)
-        self.forbidden, self._kept_head = forbidden, row.last
+        super().forbid(forbidden)
+        self._kept_head = row.last
 
     def _ids_of(self, uuids: Collection[bytes]) -> list[int]:
         """The ids of all entries of these chunks, ascending."""
