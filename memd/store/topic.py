@@ -517,12 +517,6 @@ class TopicLog:
         count = self._shared.line_tokens if entry.status is Status.ACTIVE else None
         return msgspec.structs.replace(entry, terms=terms, line_tokens=UNSET if count is None else count(entry))
 
-    def public_id_of(self, uuid: bytes) -> str:
-        """The public id of a chunk that the topic has, or that is reserved for one."""
-        if uuid in self._reserved:
-            return self._reserved[uuid]
-        return uuid.hex()[: self._snapshot.public_digits(uuid)]
-
     def _unreserve(self, uuids: Iterable[bytes]) -> None:
         """Let go of the ids of chunks that the topic has now."""
         for uuid in uuids:
@@ -538,7 +532,7 @@ class TopicLog:
         for draft, near in zip(drafts, self._snapshot.nearest([draft.uuid for draft in drafts]), strict=True):
             uuid, shown = draft.uuid, draft.public_id
             if uuid in near and uuid not in new:
-                ids[uuid] = self.public_id_of(uuid)
+                ids[uuid] = self._reserved.get(uuid) or uuid.hex()[: self._snapshot.public_digits(uuid)]
             elif uuid not in ids:
                 assert shown is None or uuid.hex().startswith(shown), "a public id is a prefix of the uuid"
                 at = bisect_left(others, uuid)

@@ -49,7 +49,6 @@ from memd.store.index.vectors import (
     products,
     sample_size,
     scores_of,
-    smoothed,
 )
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import FORMAT, SealedColumns
@@ -302,6 +301,8 @@ def _identity(segments: Sequence[SealedSegment]) -> tuple[tuple[int, int, int], 
 
 RATIO = 4
 _RATIO_OVER_BUDGET = 64
+SMOOTHING = 0.1
+"""Weight of the latest value in a gauge."""
 BATCH_VECTORS = 500
 """Vectors between two pauses for queries: 20 to 50 ms of work."""
 
@@ -428,7 +429,8 @@ class SealedIndex:
         else:
             labels = self._merged.index.search(queries, k, part.lists)
             found = np.concatenate([labels, self._best(part.extras, part.extra_matrix, queries, k, dead)])
-        self.search_ms = smoothed(self.search_ms, (time.perf_counter() - started) * 1000)
+        latest, before = (time.perf_counter() - started) * 1000, self.search_ms
+        self.search_ms = latest if before is None else before + SMOOTHING * (latest - before)
         return found
 
     def vectors_of(self, labels: Rows) -> Floats:

@@ -36,8 +36,6 @@ from memd.store.disk import FileChecksum, LocalDisk
 from memd.store.log.columns import Bits, Floats, Rows
 
 COSINE_DECIMALS = 6
-SMOOTHING = 0.1
-"""Weight of the latest value in a gauge."""
 SCANNED_ROWS = 512
 """Of a matrix at once: 0.8 MB of 384 dimensions, which a core keeps at hand."""
 
@@ -98,11 +96,6 @@ def best_rows(scores: NDArray[np.float64], k: int) -> Rows:
     least = np.partition(scores, len(scores) - k)[len(scores) - k]
     above = np.flatnonzero(scores > least)
     return np.concatenate([above, np.flatnonzero(scores == least)[len(above) - k :]])
-
-
-def smoothed(before: float | None, latest: float) -> float:
-    """Return a gauge that follows its latest values; None: there was none."""
-    return latest if before is None else before + SMOOTHING * (latest - before)
 
 
 def sample_size(count: int) -> int:

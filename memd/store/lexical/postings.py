@@ -47,11 +47,6 @@ def key_of(term: str) -> int:
 Stream = tuple[str, str | None, bytes]
 
 
-def place_in_stream(entry: Entry) -> Stream | None:
-    """The stream that an entry goes on with; None for one that is not its chunk's first, and so lies elsewhere."""
-    return stream_of(entry) if entry.content and entry.origin_id == entry.canonical_id else None
-
-
 def stream_of(entry: Entry) -> Stream:
     """The stream of text that a chunk was cut from: its kind and source, and of notes each by itself.
 
@@ -220,7 +215,8 @@ class GrowingColumns:
             if terms is not None:
                 added.append((row, terms))
             self._tokens[row] = 0 if entry.line_tokens is UNSET else min(entry.line_tokens, TOKENS_MAX)
-            stream = place_in_stream(entry)
+            # One that is not its chunk's first lies elsewhere.
+            stream = stream_of(entry) if entry.content and entry.origin_id == entry.canonical_id else None
             self._follows[row] = stream is not None and stream == self._stream
             self._stream = stream
             self._add_shown(row, () if entry.shown is UNSET else entry.shown)

@@ -280,7 +280,8 @@ def decode_entry(payload: bytes, *, dimension: int | None) -> Entry:
     """
     try:
         entry = _entry_decoder.decode(payload)
-        fields = msgspec.msgpack.decode(payload) if _count(payload) != _written_count(entry) else {}
+        known = len(_FIELDS) - _optional_values(entry).count(UNSET)  # without those of a later memd
+        fields = msgspec.msgpack.decode(payload) if _count(payload) != known else {}
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptFile(f"the record is not an entry: {error}") from error
     wanted_bytes = 0 if entry.status is Status.DEPRECATED else dimension and 4 * dimension
@@ -308,8 +309,3 @@ def _count(payload: bytes) -> int:
     if payload[0] & 0xF0 == 0x80:
         return payload[0] & 0x0F
     return int.from_bytes(payload[1:3], "big") if payload[0] == 0xDE else -1
-
-
-def _written_count(entry: Entry) -> int:
-    """How many fields the payload of an entry without unknown ones has."""
-    return len(_FIELDS) - _optional_values(entry).count(UNSET)
