@@ -10,7 +10,7 @@ is passed over, so another run resumes one that was interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -24,7 +24,7 @@ from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.encryption.opening import disk_of
 from memd.store.layout import TopicLayout, models_dir, topic_ids_in
-from memd.store.store import ModelId, Store, StoreShared, TopicLog, models_in
+from memd.store.store import ModelId, Store, StoreShared, models_in
 
 Advanced = Callable[[int, int], None]
 """A callback for progress: how much is done, and how much there is to do altogether."""
@@ -60,14 +60,6 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
         yield store, embedder
     finally:
         store.close()
-
-
-def append_and_seal(topic: TopicLog, drafts: Sequence[Draft]) -> None:
-    """Append one group, then build the indexes of the segments that it has filled. Raises StoreError: the group was not
-    stored, or an index was not written; the next start of memd builds that index."""
-    topic.append(drafts)
-    for segment_id in topic.unsealed():
-        topic.seal(segment_id)
 
 
 GROUP_CHUNKS = 256
@@ -112,6 +104,8 @@ def reembed_topics(
                 for draft, vector in zip(batch, vectors, strict=True)
             ]
             advanced(done + len(embedded), total)
-        append_and_seal(topic, embedded)
+        topic.append(embedded)
+        for segment_id in topic.unsealed():  # which it has filled
+            topic.seal(segment_id)
         done += len(embedded)
     return done, problems

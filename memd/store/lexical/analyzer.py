@@ -281,7 +281,7 @@ def _stemmed(found: list[str]) -> list[str]:
     """Replace plain English words by their stems; identifiers stay whole."""
     found = [fold(term) for term in found]
     plain = [_IRREGULAR.get(term, term) for term in found if term.isascii() and term.isalpha()]
-    stems = iter(english_stems(plain))  # one call for all
+    stems = iter(_stemmer("english").stemWords(plain))  # one call for all
     return [next(stems) if term.isascii() and term.isalpha() else term for term in found]
 
 
@@ -336,11 +336,6 @@ def _of_others() -> frozenset[str]:
 def stems(words: Sequence[str], language: str) -> list[str]:
     """Return the stems of words in small letters, folded."""
     return [fold(stem) for stem in _stemmer(STEMMERS[language]).stemWords(words)]
-
-
-def english_stems(words: Sequence[str]) -> list[str]:
-    """Return the stems of English words in small letters."""
-    return list(_stemmer("english").stemWords(words))
 
 
 def _stemmer(algorithm: str) -> Stemmer.Stemmer:
