@@ -82,6 +82,7 @@ from memd.recall.block import line_of
 from memd.recall.neutralising import neutralised
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
+from memd.recall.times import spans
 from memd.receipts import Receipts
 from memd.settings.loading import programs_of
 from memd.settings.model import REMEDY_IF_SHORT, Config
@@ -254,7 +255,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     """The daemon at work: it tends its topics and answers; in the end, replies in flight have their time of grace."""
     config, tasks, loop = daemon.config, daemon.tasks, asyncio.get_running_loop()
     tending = [
-        tasks.spawn(_wake(daemon.topics, daemon.retriever), "wake"),
+        tasks.spawn(_wake(daemon.topics, daemon.retriever, daemon.encoder.embedder), "wake"),
         tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
         tasks.spawn(daemon.auditor.tend(), "audit"),
         tasks.spawn(daemon.retention.eraser.resume(), "unfinished erasures"),
@@ -322,13 +323,14 @@ async def _say_where_later(files: LocalDisk, told: Mapping[Path, str]) -> None:
             return
 
 
-async def _wake(topics: Topics, retriever: Retriever) -> None:
+async def _wake(topics: Topics, retriever: Retriever, embedder: Embedder) -> None:
     with contextlib.suppress(StoreError):  # has been said; whoever asks for the topic hears it again
         used_last = await topics.wake()
         if used_last is not None:
             await retriever.load(used_last.log)
-        # Loads and compiles what the first question would wait for, 25 ms; without a topic no model is asked.
-        await retriever.retrieve("When was that?", [], Budget(0))
+    # What is loaded and compiled at its first use, so that the first question does not wait for it (25 ms).
+    await asyncio.to_thread(embedder.cut, "", 0)
+    await asyncio.to_thread(spans, "", 0)
 
 
 def serve(config: Config, model: Path | None = None, auth_source: AuthSource | None = None) -> int:

@@ -201,6 +201,7 @@ class Archiver:
                 cutting = partial(topic.cutter.cut, parts, step=self._turn.give_way)
                 await asyncio.get_running_loop().run_in_executor(self._cutting, cutting)
 
+        topic.unstored()  # lists them: then their chunks also come into the columns here, and not in the next search
         if parts := topic.listed_parts.of(conversation):
             self._tasks.spawn(cut(parts), "cutting")
         if conversation.stored < conversation.wanted_end:
@@ -482,6 +483,7 @@ class Archiver:
 
         def made() -> list[Draft]:
             nonlocal batch
+            self._encoder.give_way()  # to the request, too, for which some of it has just left the prompt
             _check_same(topic, log_)  # else the parts have what was erased
             batch = topic.cutter.next_batch(parts, is_shown, named, self._encoder.give_way)
             topic.being_stored = frozenset(digest for one in batch.cut for digest in one.digests)
