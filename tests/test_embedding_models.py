@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -340,3 +341,13 @@ def test_a_server_that_hangs_keeps_a_start_for_a_question_s_time_only(narrow: Na
 
     with pytest.raises(EmbeddingError, match="in time"):
         CalibratedEmbedder(Hanging(narrow._embedder), tmp_path, is_server=True).prepare()
+
+
+def test_a_model_that_cannot_be_loaded_says_so_however_fast_it_fails() -> None:
+    def load() -> Embedder:
+        raise EmbeddingError("its files are gone")
+
+    resident = ResidentEmbedder("m", 3, "f", load, idle_seconds=math.inf, question_seconds=60)
+    for _ in range(300):
+        with pytest.raises(EmbeddingError, match="its files are gone"):
+            resident.embed_query("Who?")

@@ -205,11 +205,11 @@ class ResidentEmbedder(Embedder):
             self._loading()
 
     def _loading(self) -> Future[Embedder]:
-        if self._model is None:
-            self._model = Future()
+        if (loading := self._model) is None:
+            loading = self._model = Future()
             # No daemon thread: a process that ends in the middle of loading would be aborted by the runtime.
-            threading.Thread(target=self._fill, args=[self._model], name="memd-model").start()
-        return self._model
+            threading.Thread(target=self._fill, args=[loading], name="memd-model").start()
+        return loading  # the thread may have failed by now
 
     @contextmanager
     def _used(self, seconds: float | None) -> Iterator[Embedder]:
