@@ -219,6 +219,8 @@ def test_what_waits_in_a_topic_that_cannot_be_opened_is_told(
         return topic["is_open"], topic["unstored"]
 
     wait_until(lambda: told() == (True, 2), lambda: repr(daemon))
+    journal = daemon.data_dir / "default" / "hot.log"
+    wait_until(lambda: b"Noted." in journal.read_bytes(), lambda: repr(daemon))  # it is written beside the answer
     daemon.kill()
     (daemon.data_dir / "default" / "forbidden").write_text("damaged")
     daemon.start()
