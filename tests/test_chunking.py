@@ -223,6 +223,11 @@ def test_a_document_is_redacted_before_it_is_cut(embedder: HashEmbedder) -> None
     assert draft.content == "The key:\n[redacted:private_key]"
 
 
+def test_messages_and_text_without_a_speaker_do_not_share_a_run(topic: TopicLog, embedder: HashEmbedder) -> None:
+    with pytest.raises(ValueError, match="runs of their own"):
+        drafter(embedder).drafts(topic, [[Utterance("Which lamp?", "user"), Utterance(SENTENCE)]])
+
+
 def test_a_chunk_is_redacted_though_the_message_that_it_was_cut_from_had_nothing(
     topic: TopicLog, embedder: HashEmbedder
 ) -> None:

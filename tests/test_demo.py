@@ -56,6 +56,13 @@ def test_the_stand_in_answers_from_its_prompt_and_from_nothing_else() -> None:
         assert standin.reply_to([*history[40:], asked]) == UNKNOWN
 
 
+async def test_the_stand_in_refuses_what_its_window_has_no_room_for() -> None:
+    async with FakeModel(window=400, count=len, lines={}).running() as standin, aiohttp.ClientSession() as session:
+        with pytest.raises(NotShown, match="exceeds the available context size"):
+            await ChatClient(session, standin.base_url, "demo", "").say("x" * 400)
+        assert standin.shown == []
+
+
 async def test_a_model_that_refuses_is_told_with_its_own_words(upstream: RecordingUpstream) -> None:
     upstream.answer = lambda _: Response((b'{"error": {"message": "this model has no chat template"}}',), 500)
     async with aiohttp.ClientSession() as session:

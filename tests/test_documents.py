@@ -260,13 +260,16 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     (docs / "guide.md").write_text(GUIDE)
     (docs / "tool.py").write_text("def lamp() -> str:\n    return 'second landing'\n")
     (docs / "photo.txt").write_bytes(b"\x89PNG\0")
+    (docs / "old.txt").write_bytes(b"a\xff")
     first = daemon.run("add", str(docs))
     assert first.returncode == 1 and "handbook/photo.txt: left out: it is no text" in first.stdout
+    assert "handbook/old.txt: left out: it is no UTF-8 text (byte 1): save it as UTF-8" in first.stdout
     assert (
-        "topic default: 3 files looked at, 0 of them unchanged, 1 left out; 5 chunks written, 0 taken out"
+        "topic default: 4 files looked at, 0 of them unchanged, 2 left out; 5 chunks written, 0 taken out"
         in first.stdout
     )
-    (docs / "photo.txt").unlink()
+    for name in ("photo.txt", "old.txt"):
+        (docs / name).unlink()
     assert said(daemon, "add", str(docs)).endswith("2 of them unchanged; 0 chunks written, 0 taken out\n")
     shown = said(daemon, "search", "When is pay day?", "--kind", "document")
     assert "document, Pay, handbook/guide.md" in shown and "On the 25th." in shown
