@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -137,6 +138,14 @@ def test_a_choice_counts_what_it_admits_and_finds_the_best_of_it(
     assert len(both) == min(10, len(expected))
 
 
+@contextmanager
+def retrieving(settings: RetrievalSettings, *, dates: bool) -> Iterator[Retriever]:
+    with closing(Encoder(OneVector())) as encoder:
+        made = Retriever(encoder, settings, dates=dates, count=lambda text: len(text.split()), now_us=lambda: 2**52)
+        with closing(made) as retriever:
+            yield retriever
+
+
 @pytest.mark.parametrize(("lexical_weight", "past"), [(0.0, False), (0.5, False), (1.0, False), (0.5, True)])
 async def test_a_question_about_a_week_of_a_large_topic_finds_the_best_of_that_week(
     topic: TopicLog, entries: list[Entry], lexical_weight: float, past: bool
@@ -144,15 +153,10 @@ async def test_a_question_about_a_week_of_a_large_topic_finds_the_best_of_that_w
     settings = RetrievalSettings(
         lexical_weight=lexical_weight, min_score=0.01, neighbour_weight=0.0, feedback_weight=0.0
     )
-    encoder = Encoder(OneVector())
-    retriever = Retriever(encoder, settings, dates=False, count=lambda text: len(text.split()))
-    try:
+    with retrieving(settings, dates=False) as retriever:
         topics = await retriever.as_of([topic], WallTime(2**52)) if past else [topic]
         asked = Filters(wanted=WEEK, everything=True)
         found = await retriever.retrieve(QUESTION, topics, Budget(10_000), asked)
-    finally:
-        retriever.close()
-        encoder.close()
     uuids = [one.entry.uuid for one in found.candidates]
     expected = admitted(entries, WEEK)
     weakest = sum(score < 0.01 for score in expected.values()) if lexical_weight == 0 else 0
@@ -165,18 +169,11 @@ async def test_a_question_about_a_week_of_a_large_topic_finds_the_best_of_that_w
 async def test_a_question_about_a_day_alone_brings_that_day_out_of_a_large_topic(
     topic: TopicLog, question: str
 ) -> None:
-    encoder = Encoder(OneVector())
     noon = START + 5_000 * MINUTE_US + 12 * 3600 * 1_000_000
     day = datetime.fromtimestamp(noon / 1e6)
     asked = question.replace("3 May", f"{day:%Y-%m-%d}").replace("am 3. Mai", f"{day:%Y-%m-%d}")
-    retriever = Retriever(
-        encoder, RetrievalSettings(), dates=True, count=lambda text: len(text.split()), now_us=lambda: 2**52
-    )
-    try:
+    with retrieving(RetrievalSettings(), dates=True) as retriever:
         found = await retriever.retrieve(asked, [topic], Budget(10_000))
-    finally:
-        retriever.close()
-        encoder.close()
     assert len(found.shown) > 5
     assert {datetime.fromtimestamp(one.entry.said / 1e6).date() for one in found.shown} == {day.date()}
 
