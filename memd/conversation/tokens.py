@@ -101,7 +101,7 @@ class TokenCounter:
     def ends(self, text: str) -> list[int]:
         """Where each raw token of `text` ends, in characters; of a character that takes several, all behind it."""
         ids = np.array(self._encoding.encode_ordinary(text), np.intp)
-        for one in np.unique(ids[self._lengths[ids] == 0]).tolist():
+        for one in set(ids[self._lengths[ids] == 0].tolist()):
             self._lengths[one] = len(self._encoding.decode_single_token_bytes(one))
         ends = np.cumsum(self._lengths[ids], dtype=np.intp)
         if not text.isascii():

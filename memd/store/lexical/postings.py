@@ -109,7 +109,7 @@ def query_keys(text: str, languages: frozenset[str]) -> Keys:
         return np.fromiter(map(key_of, known), np.uint32, len(known))
     forms, empty = in_languages(text, sorted(languages))
     terms = dict.fromkeys([*known, *(form for name, others in forms.items() if name not in empty for form in others)])
-    return np.unique(np.fromiter(map(key_of, terms), np.uint32, len(terms)))
+    return np.array(sorted(set(map(key_of, terms))), np.uint32)
 
 
 @lru_cache(maxsize=64)

@@ -182,7 +182,9 @@ class UuidIndex:
         order = np.argsort(texts, kind="stable")
         self._texts: UInts = texts[order]
         self._text_places: UInts = places[order]
-        self._digests: UInts = np.unique(_joined([digests for _, _, digests in segments], np.uint64))
+        digests = np.sort(_joined([digests for _, _, digests in segments], np.uint64))
+        is_first = np.append(True, digests[1:] != digests[:-1])[: len(digests)]  # the first `np.unique` takes 7 ms
+        self._digests: UInts = digests[is_first]
 
     @property
     def memory_bytes(self) -> int:
