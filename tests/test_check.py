@@ -518,7 +518,9 @@ def test_live_remembers_across_conversations_and_leaves_no_trace(make_daemon: Ma
     daemon = make_daemon(None, {"upstream": {"url": llama}, "listen": {"port": 0}})
     daemon.start()
     daemon.chat([{"role": "user", "content": "The code of the gate is on the blue bicycle."}])
-    wait_until(lambda: len(daemon.export()) == 1, lambda: repr(daemon))
+    [journal] = daemon.data_dir.rglob("hot.log")
+    wait_until(lambda: b"marked" in journal.read_bytes(), lambda: repr(daemon))  # as stored, behind its entry
+    assert len(daemon.export()) == 1
     before = contents(daemon.data_dir)
     done = daemon.run("check", "--live", "--json", "--config", str(daemon.config))
     live = [outcome for outcome in json.loads(done.stdout)["checks"] if outcome["check"] == "live"]
