@@ -322,7 +322,7 @@ def test_all_that_one_author_said_is_erased_and_nothing_else(
 async def test_the_words_of_very_many_chunks_are_not_looked_for_elsewhere_and_that_is_said(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memd.admin.writes.COMPARED_MAX", 1)
+    monkeypatch.setattr("memd.ingest.erasing.COMPARED_MAX", 1)
     await house.chat("ann", LAMP)
     await house.chat("ann", ROPE)
     await house.settled()
