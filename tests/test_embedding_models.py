@@ -167,7 +167,6 @@ def test_a_question_does_not_wait_longer_than_it_may_for_a_model_that_is_loaded_
 
     load_later = partial(ResidentEmbedder, "m", embedder.dimension, embedder.fingerprint, load)
     resident = load_later(idle_seconds=60.0, question_seconds=0.02)
-    resident.load()  # and who begins it does not wait
     for _ in range(2):
         with pytest.raises(EmbeddingError, match="is being loaded; words alone find until then"):
             resident.embed_query(TEXT)

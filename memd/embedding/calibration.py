@@ -172,10 +172,6 @@ class CalibratedEmbedder(Embedder):
         self._compare(self._kept, found[0])
         return found[1:]
 
-    def load(self) -> None:
-        """See `Embedder.load`."""
-        self._inner.load()
-
     def same_cosine(self, cosine: float) -> float:
         """See `Embedder.same_cosine`; before it is known only what is the same is."""
         return self._kept.calibration.same(cosine) if self._kept else 1 - 1e-5

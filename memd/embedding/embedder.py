@@ -67,10 +67,6 @@ class Embedder(Protocol):
         """
         return
 
-    def load(self) -> None:
-        """Begin to load it where it is not in memory, and wait for nothing: something is to be embedded soon."""
-        return
-
     def same_cosine(self, cosine: float) -> float:
         """The cosine from which this model takes two texts for as alike as the bundled one does from `cosine`."""
         return cosine

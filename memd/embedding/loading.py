@@ -199,23 +199,15 @@ class ResidentEmbedder(Embedder):
             if self._timer is not None:
                 self._timer.cancel()
 
-    def load(self) -> None:
-        """See `Embedder.load`."""
-        with self._lock:
-            self._loading()
-
-    def _loading(self) -> Future[Embedder]:
-        if (loading := self._model) is None:
-            loading = self._model = Future()
-            # No daemon thread: a process that ends in the middle of loading would be aborted by the runtime.
-            threading.Thread(target=self._fill, args=[loading], name="memd-model").start()
-        return loading  # the thread may have failed by now
-
     @contextmanager
     def _used(self, seconds: float | None) -> Iterator[Embedder]:
         with self._lock:
             self._uses += 1
-            loading = self._loading()
+            loading = self._model
+            if loading is None:
+                loading = self._model = Future()
+                # No daemon thread: a process that ends in the middle of loading would be aborted by the runtime.
+                threading.Thread(target=self._fill, args=[loading], name="memd-model").start()
         try:
             yield loading.result(seconds)
         except TimeoutError as error:

@@ -204,8 +204,8 @@ class Archiver:
         topic.unstored()  # lists them: then their chunks also come into the columns here, and not in the next search
         if parts := topic.listed_parts.of(conversation):
             self._tasks.spawn(cut(parts), "cutting")
-        if conversation.stored < conversation.wanted_end:
-            self._encoder.embedder.load()
+        if not (self._encoder.embedder.waits or conversation.stored == conversation.wanted_end):
+            self._encoder.ingestion.submit(self._encoder.embedder.embed_many, ())  # it is loaded, if it was not
 
     async def append_drafts(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
         """Append what is no conversation's (a document), durably and as one group; return the entries.
