@@ -125,6 +125,20 @@ def test_memd_alone_names_the_daemon_that_runs(daemon: DaemonProcess, monkeypatc
     assert f"A daemon runs at {daemon.base_url}, in front of http://" in told and f"{daemon.base_url}/v1" in told
 
 
+@pytest.mark.process
+def test_memd_without_a_token_offers_no_base_url_that_it_was_not_told(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = make_daemon(upstream.url, {"auth": {"token": "a" * 40}}).start()
+    monkeypatch.setenv("MEMD_DATA_DIR", str(daemon.data_dir))
+    told = memd().output
+    assert "which wants a token: give its auth.token" in told and "/v1" not in told
+    second = memd("serve", "--upstream", upstream.url)
+    assert f"memd already runs on {daemon.data_dir} (pid " in second.stderr, second.stderr
+    monkeypatch.setenv("MEMD_AUTH_TOKEN", "a" * 40)
+    assert f"{daemon.base_url}/v1" in memd().output
+
+
 def test_former_commands_go_on_working_and_no_list_has_them(tmp_path: Path) -> None:
     assert memd("key", "new", tmp_path / "old").exit_code == memd("encrypt", "key", tmp_path / "new").exit_code == 0
     for former in (["encrypt"], ["encrypt", "on"], ["decrypt"], ["encrypt", "off"]):

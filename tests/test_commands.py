@@ -277,6 +277,21 @@ def test_in_another_folder_a_command_says_where_the_memory_is(tmp_path: Path, mo
     assert "Bergen" in again.stdout and not again.stderr, "by now it has something"
 
 
+def test_a_backup_that_was_looked_into_is_not_offered_as_a_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for folder in ("home", "other"):
+        (tmp_path / folder).mkdir()
+    memory, backup = tmp_path / "home" / "memory", tmp_path / "backup"
+    for command in (["remember", "The spare key is with Ann."], ["backup", str(backup)]):
+        assert CliRunner().invoke(main, [*command, "--data-dir", str(memory)]).exit_code == 0
+    assert "Ann" in CliRunner().invoke(main, ["log", "--data-dir", str(backup)]).stdout
+    monkeypatch.chdir(tmp_path / "other")
+    told = CliRunner().invoke(main, []).output
+    assert f"({memory}), name it: --data-dir {memory}, " in told and str(backup) not in told
+
+
 def test_a_home_that_cannot_be_written_takes_no_command_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "state").write_text("no folder")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -133,6 +133,17 @@ async def test_answers_are_bounded_and_lead_on(served: DaemonProcess) -> None:
         )
 
 
+async def test_what_a_search_lists_though_nothing_is_near_is_called_what_it_is(served: DaemonProcess) -> None:
+    assert ask(f"{served.own_url}/memd/notes", {"notes": [{"content": FACT}], "topic_id": "log"}).status == 200
+    wait_all_in_log(served)
+    nearest = "A chat would be shown none of these; they came nearest:"
+    async with over_http(served) as client:
+        told = await called(client, "search_memory", query="What is the capital of Mongolia?")
+        note, named, first = told.split("\n\n")
+        assert note == "Nothing is shown: nothing is near the question." and named == nearest and FACT in first
+        assert nearest not in await called(client, "search_memory", query="What is the release word for the lamp?")
+
+
 async def test_a_search_is_not_refused_within_the_bounds_that_its_tool_tells(served: DaemonProcess) -> None:
     assert ask(f"{served.own_url}/memd/notes", {"notes": [{"content": FACT}], "topic_id": "log"}).status == 200
     async with over_http(served) as client:

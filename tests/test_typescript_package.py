@@ -124,7 +124,7 @@ def test_the_types_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
 def example(package: TypeScriptPackage, daemon: DaemonProcess, heading: str) -> list[str]:
     """Run a program of the README; the lines that it wrote."""
     program = examples()[heading]
-    assert program.count("http://127.0.0.1:876") == 1
+    assert "http://127.0.0.1:876" in program
     program = program.replace("http://127.0.0.1:8765", daemon.base_url).replace("http://127.0.0.1:8766", daemon.own_url)
     name = "example.cjs" if heading == "CommonJS" else "example.ts"
     package.write(name, program)
@@ -170,6 +170,27 @@ def test_the_readme_s_example_without_a_model_does_what_it_says(
         "] true",
         "400 memd-client: there is no topic 'nobody'; `memd stats` lists them",
     ]
+
+
+TOLD_BEFORE = (
+    "The booking API listens only on the shop's own network.",
+    "On port 8080 listens the label printer of the shop.",
+    "Marta reads her messages on the bus, before nine.",
+    "The spare keys of the van hang at Jonas's home.",
+)
+
+
+@pytest.mark.parametrize("heading", ["openai-node", "AI SDK", "Without a model"])
+def test_the_readme_s_examples_correct_one_chunk_of_those_that_were_shown(
+    memd_client: TypeScriptPackage, daemon: DaemonProcess, heading: str
+) -> None:
+    topic = "bike-workshop"
+    notes = [{"content": text} for text in TOLD_BEFORE]
+    before = ask(f"{daemon.own_url}/memd/notes", {"topic_id": topic, "notes": notes}).json["notes"]
+    example(memd_client, daemon, heading)
+    now = live(daemon)
+    assert [now[one["chunk_ids"][0]]["action"] for one in before] == [None] * 4
+    assert any(one["action"] for one in daemon.export()), "the one chunk was"
 
 
 def test_the_readme_s_other_examples_do_what_they_say(memd_client: TypeScriptPackage, daemon: DaemonProcess) -> None:

@@ -128,7 +128,9 @@ class MemoryTools:
         reach = min(offset + limit, PAGE_MAX)
         answer = self._ask(reads.search, q=query, limit=reach, **chosen)
         found = answer.chunks[offset:]
-        lines = [*([answer.note] if answer.note else []), *(f"{_head(one)}\n{_cut(one.content)}" for one in found)]
+        lines = [answer.note] if answer.note else []
+        lines += ["A chat would be shown none of these; they came nearest:"] if found and not answer.tokens else []
+        lines += [f"{_head(one)}\n{_cut(one.content)}" for one in found]
         if not found:
             lines.append("Nothing was found.")
         elif len(answer.chunks) == reach < PAGE_MAX:

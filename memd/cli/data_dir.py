@@ -31,7 +31,7 @@ from memd.admin.oauth.ledger import GrantFile, SharedGrants
 from memd.cli import flags
 from memd.cli.flags import FOUND_SOMETHING
 from memd.cli.operations import Lines, json_flag, progress, show, table
-from memd.cli.running import RunningDaemon, command_act
+from memd.cli.running import THE_RIGHT_ONE, RunningDaemon, command_act
 from memd.embedding.loading import MULTILINGUAL, load_embedder
 from memd.errors import BadQuestion, ConfigError, EmbeddingError, StoreError, WrongKey
 from memd.ingest.offline import opened, reembed_topics, stored_models
@@ -704,23 +704,22 @@ def overview() -> str:
     config = flags.config_of(None, {})
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     remembered, is_empty = _remembered(config)
-    lines, url = [f"No daemon runs on {config.data_dir}.", *remembered], None
-    if daemon is not None:
-        health = daemon.health()
-        url = health.get("model_url", daemon.url)
-        lines = [f"A daemon runs at {url}, which {daemon.refusal}.", *remembered]
-        if health:
-            answers = "" if health["upstream"]["reachable"] else ", which does not answer"
-            troubles = msgspec.convert(health["troubles"], list[Trouble])
-            lines = [f"A daemon runs at {url}, in front of {health['upstream']['url']}{answers}.", *remembered]
-            lines += [f"In trouble: {one}." for one in troubles]
+    lines, health = [f"No daemon runs on {config.data_dir}.", *remembered], {}
+    if daemon is not None and not (health := daemon.health()):
+        told = f"A daemon runs on {config.data_dir}, which {daemon.refusal}: {THE_RIGHT_ONE}."
+        lines = [told, f"Its own page is at {daemon.url}/memd/.", *remembered]
+    elif daemon is not None:
+        answers = "" if health["upstream"]["reachable"] else ", which does not answer"
+        place = f"{health['model_url']}, in front of {health['upstream']['url']}{answers}"
+        troubles = msgspec.convert(health["troubles"], list[Trouble])
+        lines = [f"A daemon runs at {place}.", *remembered, *(f"In trouble: {one}." for one in troubles)]
     steps = {}
-    if url is None and is_empty:
+    if daemon is None and is_empty:
         steps["memd demo"] = "shows on a long conversation what memd does; it needs no model"
-    if url is None:
+    if daemon is None:
         steps["memd serve"] = "runs the daemon; --upstream URL names the model server"
-    elif is_empty:
-        steps[f"{url}/v1"] = "is the base URL for your programs; what is said there is remembered"
+    elif is_empty and health:
+        steps[f"{health['model_url']}/v1"] = "is the base URL for your programs; what is said there is remembered"
     else:
         steps["memd turn"] = "shows what memory did in the latest turns"
     if is_empty:

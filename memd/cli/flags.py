@@ -191,8 +191,11 @@ def memory_elsewhere(config: Config) -> str:
     data_dir = config.data_dir
     if config.cluster.is_on or data_dir != Config().data_dir.absolute() or _has_topics(data_dir):
         return ""
+    from memd.store.tools.backup import MARKER_NAME  # as in `_has_topics`
+
     try:
-        others = [str(one) for one in _noted() if one != data_dir and _has_topics(one)]
+        noted = (one for one in _noted() if one != data_dir and _has_topics(one))
+        others = [str(one) for one in noted if not (one / MARKER_NAME).exists()]  # a backup is only looked into
     except (OSError, ValueError, RuntimeError):
         return ""
     if not others:

@@ -148,10 +148,10 @@ class RunningDaemon:
 
     @property
     def model_url(self) -> str:
-        """Where programs on this machine find the model that this daemon passes requests on to."""
-        own = urllib.parse.urlsplit(self.url)
-        port = urllib.parse.urlsplit(str(self.health().get("model_url", self.url))).port
-        return f"{own.scheme}://{own.netloc.rpartition(':')[0]}:{port}"
+        """Where programs on this machine find the model that this daemon passes requests on to; empty: it does not tell
+        this client."""
+        own, told = urllib.parse.urlsplit(self.url), self.health().get("model_url", "")
+        return f"{own.scheme}://{own.netloc.rpartition(':')[0]}:{urllib.parse.urlsplit(told).port}" if told else ""
 
 
 def _error(body: bytes) -> tuple[str, str]:
@@ -180,7 +180,7 @@ def telling_who_serves(config: Config) -> Iterator[None]:
         if not LocalDisk().is_locked(lock := config.data_dir / LOCK_NAME):
             raise
         other, holder = RunningDaemon.find(config.data_dir, config.auth.token), lock.read_text(errors="replace").strip()
-        at = f" at {other.model_url}" if other is not None else ""
+        at = f" at {url}" if other is not None and (url := other.model_url) else ""
         raise StoreLocked(
             f"memd already runs on {config.data_dir}{at} ({holder}): use that one, or stop it first; for a second one "
             "choose another data_dir, and another port with --port"

@@ -84,10 +84,9 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Chec
 def address(config: Config, daemon: RunningDaemon | None) -> CheckResult:
     """Check whether memd listens, or can listen, at the addresses in the settings."""
     host, port = config.listen.host, config.listen.port
-    if daemon is not None and not daemon.health():
+    if daemon is not None and not (model_url := daemon.model_url):
         return ok(ADDRESS, f"the running daemon's own page is at {daemon.url}/memd/; to others it tells nothing more")
     if daemon is not None:
-        model_url = daemon.model_url
         elsewhere = port not in (0, urlsplit(model_url).port)
         said = f"the running daemon listens at {model_url}, its own page is at {daemon.url}/memd/"
         return ok(ADDRESS, said + (f" (the settings say port {port})" if elsewhere else ""))

@@ -26,7 +26,7 @@ import msgspec
 from multidict import CIMultiDict
 
 from memd.cli.check import CheckResult, failed, ok, warning
-from memd.cli.running import RunningDaemon, unchecked_tls
+from memd.cli.running import THE_RIGHT_ONE, RunningDaemon, unchecked_tls
 from memd.daemon.app import running
 from memd.errors import MemdError
 from memd.principals import TOKEN_HEADER
@@ -356,7 +356,9 @@ async def _forwarded(config: Config, model: str, daemon: RunningDaemon) -> Check
     """Let a running daemon forward a question to the model without memory, and answer a search."""
     token = {TOKEN_HEADER: config.auth.token} if config.auth.token else {}
     headers = {"X-Memory-Mode": "off", **token, **_key_headers(config)}
-    url, connector = daemon.model_url, aiohttp.TCPConnector(ssl=unchecked_tls())
+    if not (url := daemon.model_url):
+        return failed(LIVE, f"the daemon at {daemon.url} {daemon.refusal}", THE_RIGHT_ONE)
+    connector = aiohttp.TCPConnector(ssl=unchecked_tls())
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
         answer = await _asked(session, url, _opening(model, ASKED))
     if problem := _problem(config, answer):
