@@ -533,6 +533,14 @@ def test_of_the_zips_in_a_folder_exports_are_taken_damaged_ones_named_and_others
         assert ("1 file looked at" in result.stdout) == (command == "add"), "the note is no export"
 
 
+def test_of_a_zip_of_documents_it_is_said_what_to_do(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "notes.zip", "w") as archive:
+        archive.writestr("oars.md", "The oars are in the loft.")
+    result = memd(tmp_path / "new", "add", str(tmp_path / "notes.zip"), code=1)
+    assert "of a zip only an export of conversations is read" in result.stderr and "unpack it" in result.stderr
+    assert "piped" not in result.stdout
+
+
 @pytest.mark.parametrize(
     "piped", [b"We leave for Turku at nine.\n", b"PK\x03\x04 and more", b"[ ] Oars\n", b"%PDF-1.7\n\xff", b""]
 )

@@ -342,6 +342,25 @@ def test_a_format_that_nobody_reads_is_named_with_what_to_do(reader: FileReader,
     assert is_readable(name) and "export it as" in reason(reader, tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jpg", b"\xff\xd8\xff\xe0 without a zero", "it is no text but image/jpeg; memd reads text, web pages, PDF"),
+        ("a.png", b"\x89PNG\0" + b"x" * 3_000_000, "it is no text but image/png; memd reads text"),
+        ("a.tar.gz", b"\x1f\x8b\x08", "it is no text but gzip; memd reads text"),
+        ("a.dat", b"\x01\xff\xfe", "it is no text: it has bytes of something else in it; memd reads text"),
+        ("a.txt", "schön".encode("latin-1"), "it is no UTF-8 text (byte 3): save it as UTF-8"),
+        ("a.txt", "schön".encode("utf-16"), "it is no UTF-8 text (byte 3): save it as UTF-8"),
+        ("a.notes", "schön".encode("latin-1"), "it is no UTF-8 text (byte 3): save it as UTF-8"),
+    ],
+)
+def test_what_is_no_text_is_told_with_its_kind_and_what_is_read_instead(
+    reader: FileReader, tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert reason(reader, tmp_path / name).startswith(said)
+
+
 def test_without_its_library_a_file_is_named_with_what_to_install(
     reader: FileReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

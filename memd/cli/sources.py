@@ -319,7 +319,7 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
     """Import files and print what was done; return the number of problems. `topic`: for everything; None: the topics of
     entries, and the default one for conversations. `wanted`: the name of the only format to read."""
     sending = Sending(lambda path, body: daemon.post(path, body, PART_SECONDS_MAX), topic)
-    dating, problems = _dating_now(), sending.problems
+    dating, problems, is_piped = _dating_now(), sending.problems, any(file.path == STANDARD_INPUT for file in files)
     whole, done = sum(file.size for file in files), 0
     read_files = foreign = 0  # those with conversations, and those of folders without
     try:
@@ -352,18 +352,18 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
                 elif not found_any and before == len(problems):
                     problems.append((file.name, Found("the file", problem="there is no conversation in it")))
     except KeyboardInterrupt:
-        said = _imported(sending.counts, read_files, foreign, dating.refused, len(problems))
+        said = _imported(sending.counts, read_files, foreign, dating.refused, len(problems), is_piped=is_piped)
         click.echo(f"memd: interrupted; {said}; run it again for the rest", err=True)
         raise
     for name, found in problems[:PROBLEMS_SHOWN]:
         click.echo(name_for_terminal(f"{name}, {found.place}: {found.problem}"), err=True)
     if len(problems) > PROBLEMS_SHOWN:
         click.echo(f"and {len(problems) - PROBLEMS_SHOWN:,} more", err=True)
-    click.echo(_imported(sending.counts, read_files, foreign, dating.refused, len(problems)))
+    click.echo(_imported(sending.counts, read_files, foreign, dating.refused, len(problems), is_piped=is_piped))
     return len(problems)
 
 
-def _imported(counts: ImportCounts, files: int, foreign: int, undated: int, problems: int) -> str:
+def _imported(counts: ImportCounts, files: int, foreign: int, undated: int, problems: int, *, is_piped: bool) -> str:
     said = [f"{counted(files, 'file')} read"]
     if counts.entries or counts.entries_known:
         said.append(f"{counted(counts.entries, 'entry')} imported, {counts.entries_known:,} there already")
@@ -387,7 +387,8 @@ def _imported(counts: ImportCounts, files: int, foreign: int, undated: int, prob
     if problems:
         said.append(f"{counted(problems, 'problem')}, named above")
     if not (total or counts.entries or counts.entries_known or counts.empty):
-        said.append("no conversation was found, and none stored (`memd remember -` remembers piped text)")
+        instead = " (`memd remember -` remembers piped text)" if is_piped else ""
+        said.append(f"no conversation was found, and none stored{instead}")
     return "; ".join(said)
 
 

@@ -223,7 +223,7 @@ def _stem(word: str) -> str:
 USER, MODEL, MEMORY = "bold cyan", "bold green", "magenta"
 EXCERPT_CHARACTERS = 260
 LINES_SHOWN = 4
-"""Of the memory block, those that matter first; and chunks on disk."""
+"""Of the memory block, the day and the chunk with the answer first; and chunks on disk."""
 PROGRESS_EVERY = 12
 
 
@@ -263,11 +263,14 @@ class Screen:
         self.console.print(Padding(row, (0, 0, 0, 1)))
 
     def prompt(self, shown: ShownPrompt, sent: int, expects: str) -> None:
-        """The memory block that the model was shown."""
-        head, *lines, tail = shown.blocks[-1].split("\n") if shown.blocks else ("(no memory block)", "")
-        told = [line for line in lines if expects in line] + [line for line in lines if expects not in line]
-        text = Text("\n".join(_excerpt(line) for line in (head, *told[:LINES_SHOWN])))
-        left = f"… and {len(lines) - LINES_SHOWN} lines more\n" if len(lines) > LINES_SHOWN else ""
+        """The memory block in which the model was shown the answer."""
+        head, *lines, tail = next(block for block in reversed(shown.blocks) if expects in block).split("\n")
+        at = next(number for number, line in enumerate(lines) if expects in line)
+        day = [line for line in lines[:at] if _DAY_LINE.fullmatch(line)][-1:]
+        first = max(number for number in range(at + 1) if _MEMORY_LINE.match(lines[number]))
+        told = [*day, *lines[first : first + LINES_SHOWN - 1]]
+        text = Text("\n".join(_excerpt(line) for line in (head, *told)))
+        left = f"… and {len(lines) - len(told)} lines more\n" if len(lines) > len(told) else ""
         text.append(f"\n{left}{tail}", style="dim")
         text.highlight_regex(r"\[mem:[0-9a-f]+\]", f"bold {MEMORY}")
         text.highlight_words([expects], "bold reverse")
@@ -573,7 +576,8 @@ class _Stage:
             await self._pause(0.02)
         if not left_before:
             raise NotShown("no turn left the prompt although the conversation is longer than the window")
-        contents = self._live_contents()
+        while not (contents := self._live_contents()):  # noqa: ASYNC110  # they are stored in the background
+            await asyncio.sleep(0.05)
         lines = [Text.from_markup(f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}") for text in contents[:LINES_SHOWN]]
         lines.append(Text(f"… and {len(contents) - len(lines)} more", style="dim"))
         title = f"remembered on disk: {len(contents)} chunks, word for word"

@@ -34,7 +34,7 @@ import msgspec
 
 from memd.errors import BadDocument
 from memd.ingest.readers import GivenSection
-from memd.ingest.readers.text import OF_TEXT, FileFormat, format_of, sections_of, suffix_of
+from memd.ingest.readers.text import OF_TEXT, FileFormat, format_of, other_kind, sections_of, suffix_of
 from memd.wording import counted, pip_install
 
 MARKDOWN_HERE_BYTES_MAX = 32_000
@@ -180,7 +180,8 @@ def checked(name: str, size: int) -> FileFormat:
     if way.instead:
         raise BadDocument(f"files of this kind cannot be read: {way.instead}")
     if size > way.bytes_max:
-        raise BadDocument(f"it has {size:,} bytes, and a file of this kind may have {way.bytes_max:,}")
+        too_large = f"it has {size:,} bytes, and a file of this kind may have {way.bytes_max:,}"
+        raise BadDocument(other_kind(name) or too_large)
     if size == 0 and way.is_apart:
         raise BadDocument("it is empty")
     if way.needs and importlib.util.find_spec(way.needs) is None:

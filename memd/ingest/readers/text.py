@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import mimetypes
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -65,6 +66,9 @@ def suffix_of(name: str) -> str:
     return f".{suffix}" if stem and dot else ""
 
 
+READ = "memd reads text, web pages, PDF, EPUB and Office documents"
+UTF_16 = b"\xff\xfe", b"\xfe\xff"
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 HEADING_CHARACTERS_MAX = 200
 LINE_BYTES_MAX = 1_000_000
 """Of CSV and TSV."""
@@ -88,17 +92,33 @@ def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
     reader = format_of(name).reader
     if reader == "rows":
         _check_lines(content)
-    if b"\0" in content:
-        raise BadDocument("it is no text: it has bytes of something else in it")
     try:
+        if b"\0" in content:
+            raise BadDocument(_no_text(name, content, content.index(b"\0")))
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadDocument(f"it is no UTF-8 text (byte {error.start:,}): save it as UTF-8") from None
+        raise BadDocument(_no_text(name, content, error.start)) from None
     if reader == "markdown":
         sections = _by_headings(text)
     else:
         sections = [GivenSection(text=_rows(text, suffix_of(name)) if reader == "rows" else text.strip("\r\n"))]
     return tuple(section for section in sections if section.text.strip())
+
+
+def other_kind(name: str) -> str:
+    """Say that a file of this name is of a kind that is not read, and which kinds are; empty where it may be text."""
+    suffix = suffix_of(name)
+    kind = mimetypes.encodings_map.get(suffix) or mimetypes.types_map.get(suffix, "text/")
+    return "" if suffix in FORMATS or kind.startswith("text/") else f"it is no text but {kind}; {READ}"
+
+
+def _no_text(name: str, content: bytes, byte: int) -> str:
+    if kind := other_kind(name):
+        return kind
+    if not content.startswith(UTF_16) and _CONTROL.search(content):
+        no_text = "it is no text: it has bytes of something else in it"
+        return no_text if suffix_of(name) in FORMATS else f"{no_text}; {READ}"
+    return f"it is no UTF-8 text (byte {byte:,}): save it as UTF-8"
 
 
 def _check_lines(content: bytes) -> None:
