@@ -32,6 +32,11 @@ def day_and_time(microseconds: int) -> str:
     return datetime.fromtimestamp(microseconds / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
+def outdated(keys: Sequence[str]) -> str:
+    """Say that a daemon does not know these settings as they stand in the file, and what to do."""
+    return f"the running daemon has former settings, without the change of {', '.join(keys)}; start it again"
+
+
 def unsearched(chunks: int) -> str:
     """Say that so many chunks were embedded with another model, and what to do."""
     was, are = ("was", "is") if chunks == 1 else ("were", "are")

@@ -139,6 +139,32 @@ def test_memd_without_a_token_offers_no_base_url_that_it_was_not_told(
     assert f"{daemon.base_url}/v1" in memd().output
 
 
+@pytest.mark.process
+def test_whoever_asks_hears_which_settings_a_running_daemon_does_not_know(
+    served: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (docs := tmp_path / "docs").mkdir()
+    (docs / "keys.md").write_text("The spare keys are with Marta.")
+    monkeypatch.setenv("MEMD_DATA_DIR", str(served.data_dir))
+    monkeypatch.setenv("MEMD_CONFIG", str(served.config))
+    known = memd("index")
+    assert known.exit_code == 0 and not known.stderr, "its flags are no change"
+    served.configure({"sources": [{"path": str(docs)}], "retrieval": {"min_score": 0.3}})
+    told = "the running daemon has former settings, without the change of sources, retrieval.min_score"
+    index = memd("index")
+    assert index.exit_code == 1 and f"memd: {told}; start it again" in index.stderr and not index.stdout.strip()
+    assert f"In trouble: {told}; start it again." in memd().output
+    checks = json.loads(memd("check", "--json").stdout)["checks"]
+    assert {"check": "settings", "mark": "warning", "said": told, "remedy": "start it again"} in checks
+    served.config.write_text("a: [")  # an editor has begun to write
+    assert ask(f"{served.own_url}/memd/health").json["changed_settings"] == ["sources", "retrieval.min_score"]
+    served.configure({"sources": [{"path": str(docs)}]})
+    served.terminate()
+    served.start()
+    index = memd("index")
+    assert index.exit_code == 0 and not index.stderr and "1 file; " in index.stdout
+
+
 def test_former_commands_go_on_working_and_no_list_has_them(tmp_path: Path) -> None:
     assert memd("key", "new", tmp_path / "old").exit_code == memd("encrypt", "key", tmp_path / "new").exit_code == 0
     for former in (["encrypt"], ["encrypt", "on"], ["decrypt"], ["encrypt", "off"]):

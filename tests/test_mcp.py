@@ -144,6 +144,15 @@ async def test_what_a_search_lists_though_nothing_is_near_is_called_what_it_is(s
         assert nearest not in await called(client, "search_memory", query="What is the release word for the lamp?")
 
 
+async def test_a_model_that_has_sources_looked_at_hears_that_the_daemon_does_not_know_them(
+    served: DaemonProcess, tmp_path: Path
+) -> None:
+    async with over_http(served) as client:
+        assert await called(client, "index_memory") == "The settings name no sources."
+        served.configure({"sources": [{"path": str(tmp_path)}]})
+        assert "without the change of sources; start it again" in await called(client, "index_memory")
+
+
 async def test_a_search_is_not_refused_within_the_bounds_that_its_tool_tells(served: DaemonProcess) -> None:
     assert ask(f"{served.own_url}/memd/notes", {"notes": [{"content": FACT}], "topic_id": "log"}).status == 200
     async with over_http(served) as client:

@@ -37,11 +37,11 @@ from memd.access import ATTEMPT_SECONDS, ATTEMPTS_MAX, WrongTokens, headers_with
 from memd.admin import reads, status
 from memd.admin.routes import ROUTES
 from memd.admin.routing import Route
-from memd.admin.tokens import AuthSource, TokenWatch
+from memd.admin.tokens import TokenWatch
 from memd.errors import MemdError, StoreError
 from memd.principals import OWNER, RIGHTS, Principal, Principals, digest_of, overlapping
 from memd.settings import model as settings
-from memd.settings.loading import load_config
+from memd.settings.loading import SettingsSource, load_config
 from memd.settings.model import known_principals
 from memd.store.disk import LocalDisk
 from memd.store.shared.books import KeptToken, TokenList
@@ -688,8 +688,10 @@ class Lists:
     def __init__(self, folder: Path) -> None:
         self.path, self._folder = folder / "config.yaml", folder
         self.write([ANNS, BOB])
-        source = AuthSource(self.path, lambda: load_config(self.path, {}, {}).auth)
-        self.watch = TokenWatch(source.read(), TokenList(LocalDisk(), folder), source)
+        source = SettingsSource(
+            self.path, config := load_config(self.path, {}, {}), lambda: load_config(self.path, {}, {})
+        )
+        self.watch = TokenWatch(config.auth, TokenList(LocalDisk(), folder), source)
         self.watch.load()
 
     def text(self, secrets: list[str]) -> str:

@@ -31,7 +31,7 @@ from memd.errors import MemdError
 from memd.notes import GivenNote
 from memd.recall.explained import FoundChunk
 from memd.recall.neutralising import neutralised
-from memd.wording import counted, day_and_time, erased_for_good, instructing_words
+from memd.wording import counted, day_and_time, erased_for_good, instructing_words, outdated
 
 VALUE_CHARACTERS_MAX = 40
 
@@ -177,6 +177,8 @@ class MemoryTools:
             done = f"{one.done:,} of {counted(one.files, 'file')}, {counted(one.written, 'chunk')} written"
             left_out = f", {counted(one.problem_count, 'file')} left out" if one.problem_count else ""
             lines.append(f"{one.topic_id}: {neutralised(one.path)}: {one.state}: {one.error or done}{left_out}")
+        if changed := self._ask(status.health).changed_settings:
+            lines.append(outdated(changed))
         return "\n".join(lines) or "The settings name no sources."
 
     def remember(

@@ -24,6 +24,7 @@ from memd.store.bucket.writing import BackupHealth
 from memd.store.disk import Trouble
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic import TopicStats
+from memd.wording import outdated
 
 if TYPE_CHECKING:
     from memd.conversation.conversation import Conversation
@@ -66,10 +67,13 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     trouble: str | None
     """The first of these troubles in one line; None: there is none."""
     troubles: list[Trouble]
-    """All troubles: of the disk, of topics, of the cluster's database; and of the backup."""
+    """All troubles: of the disk, of topics, of the cluster's database; and of the backup and the settings."""
     upstream: UpstreamHealth
     """The model server; of several the first that answers."""
     upstreams: list[UpstreamHealth]
+    changed_settings: list[str]
+    """Keys of settings that changed in the file since the daemon began, which does not know the change; empty also for
+    who may not read everything."""
     model_url: str
     """The address for clients, without `/v1`."""
     own_url: str
@@ -174,6 +178,8 @@ async def health(parts: DaemonParts, who: Principal) -> DaemonHealth:
     troubles = _troubles(parts, topics, sees_all=sees_all)
     backup = parts.backup.health if parts.backup is not None and sees_all else None
     late = [_trouble(backup.trouble, _ago(backup.lag_seconds))] if backup is not None and backup.trouble else []
+    changed = await asyncio.to_thread(parts.token_watch.changed_settings) if sees_all else []
+    late += [_trouble(outdated(changed), 0)] if changed else []
     upstreams = parts.upstreams()
     return DaemonHealth(
         status="ok",
@@ -185,6 +191,7 @@ async def health(parts: DaemonParts, who: Principal) -> DaemonHealth:
         troubles=[*troubles, *late],
         upstream=next((one for one in upstreams if one.reachable), upstreams[0]),
         upstreams=upstreams,
+        changed_settings=changed,
         model_url=parts.base_url,
         own_url=parts.own_url,
     )

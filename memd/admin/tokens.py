@@ -22,7 +22,6 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -33,7 +32,7 @@ from memd.admin.routing import Body, Extent, NoQuery, get, post
 from memd.clock import steady_now
 from memd.errors import ConfigError, MemdError, StoreError
 from memd.principals import OWNER, Principal, Principals, Right
-from memd.settings.loading import FileStamp, stamp_of, token_problems
+from memd.settings.loading import FileStamp, SettingsSource, stamp_of, token_problems
 from memd.settings.model import AuthSettings, TokenSettings, known_principals, token_changes
 from memd.store.layout import TOKENS_NAME
 from memd.store.shared.books import TokenList
@@ -139,19 +138,10 @@ Stamps = tuple[object, FileStamp]
 """Of the list of `memd token`, and of the settings file."""
 
 
-class AuthSource(msgspec.Struct, frozen=True):
-    """Where the settings `auth` come from."""
-
-    path: Path | None
-    """The settings file, to be looked at for changes."""
-    read: Callable[[], AuthSettings]
-    """Reads them anew; raises ConfigError."""
-
-
 class TokenWatch:
     """Keeps the principals as the lists have them. Belongs to the event loop."""
 
-    def __init__(self, auth: AuthSettings, listed: TokenList, source: AuthSource | None) -> None:
+    def __init__(self, auth: AuthSettings, listed: TokenList, source: SettingsSource | None) -> None:
         """`auth`: the settings at the start. `listed`: the list of `memd token`. `source`: where the settings are read
         again, None if nowhere."""
         self.principals = Principals()
@@ -218,6 +208,10 @@ class TokenWatch:
             if problems:
                 raise problems[0]
             return changes
+
+    def changed_settings(self) -> list[str]:
+        """See `SettingsSource.changed`; none where the settings came from nowhere."""
+        return [] if self._source is None else self._source.changed(self._auth)
 
     def watch(self, tasks: Tasks, noted: Callable[[str, str], None]) -> None:
         """Look at the lists now and then from now on; not where no token is needed: then `memd token` has to tell.
@@ -290,7 +284,7 @@ class TokenWatch:
         is_settled = settings_stamp == settled
         if self._source is not None and is_settled and settings_stamp != self._seen[1]:
             try:
-                read, path = self._source.read(), self._source.path
+                read, path = self._source.read().auth, self._source.path
                 if path is not None and settings_stamp is not None and settings_stamp[1] == 0:
                     raise ConfigError(f"{path}: is empty, as an interrupted write leaves it; write it anew")
                 is_settled = self._stamps()[1] == settled

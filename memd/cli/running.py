@@ -40,6 +40,7 @@ from memd.store.disk import LocalDisk
 from memd.store.layout import ADDRESS_NAME, LOCK_NAME, SECRET_NAME
 from memd.store.tools.backup import MARKER_NAME
 from memd.telemetry.logging import configure_logging
+from memd.wording import outdated
 
 ANSWER_SECONDS_MAX = 60.0
 OK, BAD_REQUEST, WANTS_TOKEN = 200, 400, 401
@@ -210,6 +211,8 @@ def daemon_for(config: Config) -> Iterator[RunningDaemon]:
                 except StoreLocked:
                     if is_held:
                         raise
+            elif changed := daemon.health().get("changed_settings"):
+                click.echo(f"memd: {outdated(changed)}", err=True)
         yield daemon
 
 

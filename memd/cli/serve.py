@@ -18,7 +18,7 @@ import click
 from memd.cli import flags
 from memd.cli.running import daemon_for, telling_who_serves
 from memd.errors import BadQuestion
-from memd.settings.loading import load_config, places_of_settings
+from memd.settings.loading import SettingsSource, load_config, places_of_settings
 from memd.settings.model import Config
 from memd.wording import pip_install
 
@@ -59,7 +59,6 @@ def serve(
     given = {**named, **flags.servers_of(upstream), "encryption.key": flags.key_of(key_stdin)}
     config = flags.config_of(config_path, given, tells_each=True)
     gc.disable()  # what is imported stays: to look through it on the way takes a tenth of the start
-    from memd.admin.tokens import AuthSource
     from memd.daemon.app import serve as serve_until_stopped
 
     gc.freeze()
@@ -70,9 +69,9 @@ def serve(
     flags.note_memory(config.data_dir)
     known = {key: value for key, value in given.items() if value is not None}
     path, _ = places_of_settings(config_path, os.environ, known)
-    source = AuthSource(path, lambda: load_config(path, os.environ, known).auth)
+    source = SettingsSource(path, config, lambda: load_config(path, os.environ, known))
     with telling_who_serves(config):
-        return serve_until_stopped(config, model=model, auth_source=source)
+        return serve_until_stopped(config, model=model, source=source)
 
 
 @click.command()

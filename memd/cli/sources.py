@@ -275,7 +275,10 @@ def index(config: Config, *, force: bool, as_json: bool) -> int:
             advanced(sum(one.done for one in states), sum(one.files for one in states))
             time.sleep(ASK_AGAIN_SECONDS)
             states = daemon.ask(documents.looks).sources
-    lines: Lines = [] if states else ["the settings have no sources; `memd add PATH` remembers a folder once"]
+        is_outdated = "sources" in daemon.health().get("changed_settings", ())  # which `daemon_for` has told
+    lines: Lines = (
+        [] if states or is_outdated else ["the settings have no sources; `memd add PATH` remembers a folder once"]
+    )
     for one in states:
         lines += [f"{name_for_terminal(problem.source)}: left out: {problem.reason}" for problem in one.problems]
         if one.problem_count > len(one.problems):
@@ -283,7 +286,7 @@ def index(config: Config, *, force: bool, as_json: bool) -> int:
         done = f"{counted(one.files, 'file')}; {counted(one.written, 'chunk')} written, {one.taken_out:,} taken out"
         lines.append(f"topic {one.topic_id}: {name_for_terminal(one.error or f'{one.path}: {done}')}")
     show(SourceStates(states), lines, as_json=as_json)
-    return FOUND_SOMETHING if any(one.error or one.problem_count for one in states) else 0
+    return FOUND_SOMETHING if is_outdated or any(one.error or one.problem_count for one in states) else 0
 
 
 @click.command(name="import")

@@ -44,7 +44,7 @@ from memd.admin.oauth.ledger import GrantFile, Ledger, SharedGrants
 from memd.admin.parts import DaemonParts
 from memd.admin.routes import OwnRoutes
 from memd.admin.status import UpstreamHealth
-from memd.admin.tokens import AuthSource, TokenWatch
+from memd.admin.tokens import TokenWatch
 from memd.assets import ranks_bytes
 from memd.conversation.compaction import injection_budget
 from memd.conversation.tokens import TokenCounter, cl100k_base
@@ -84,7 +84,7 @@ from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.recall.times import spans
 from memd.receipts import Receipts
-from memd.settings.loading import programs_of
+from memd.settings.loading import SettingsSource, programs_of
 from memd.settings.model import REMEDY_IF_SHORT, Config
 from memd.store.audit import AuditBook
 from memd.store.bucket.writing import BucketTender, NotingDisk
@@ -200,7 +200,7 @@ async def running(
     model: Path | None = None,
     files: LocalDisk | None = None,
     command: str = "",
-    auth_source: AuthSource | None = None,
+    source: SettingsSource | None = None,
 ) -> AsyncIterator[Daemon]:
     """The whole daemon, listening; it ends when the block is left.
 
@@ -208,7 +208,7 @@ async def running(
         model: a GGUF file to serve with a llama.cpp of our own, instead of `upstream.url`.
         files: the disk; another one than the real only where a fault is to be injected.
         command: on whose behalf it runs, where it is none for clients.
-        auth_source: where the settings `auth` are read again while it runs.
+        source: where the settings are looked at again while it runs.
 
     Raises:
         MemdError: the port, the data directory, the model or the embedding model cannot be used.
@@ -239,7 +239,7 @@ async def running(
             backup.start()
         listed = TokenList(LocalDisk(), config.data_dir)
         listed = listed if kept is None else SharedTokens(SharedBook(kept, "tokens"), listed)
-        watch = TokenWatch(config.auth, listed, auth_source)
+        watch = TokenWatch(config.auth, listed, source)
         await loop.run_in_executor(None, watch.load)
         book = AuditBook(store.files, config.data_dir, config.audit.keep_months)
         auditor = Auditor(book, watch.principals, config.audit.record, command)
@@ -333,17 +333,17 @@ async def _wake(topics: Topics, retriever: Retriever, embedder: Embedder) -> Non
     await asyncio.to_thread(spans, "", 0)
 
 
-def serve(config: Config, model: Path | None = None, auth_source: AuthSource | None = None) -> int:
+def serve(config: Config, model: Path | None = None, source: SettingsSource | None = None) -> int:
     """Run the daemon until SIGTERM or Ctrl-C; the exit code. Raises MemdError: it could not be started."""
     configure_logging(config.log, Redactor.of(config.ingest).text)
     raise_descriptors_limit()
     keep_small()
     gc.disable()  # during the start: nearly everything that is allocated then stays
-    uvloop.run(_serve(config, model, auth_source))
+    uvloop.run(_serve(config, model, source))
     return 0
 
 
-async def _serve(config: Config, model: Path | None, auth_source: AuthSource | None) -> None:
+async def _serve(config: Config, model: Path | None, source: SettingsSource | None) -> None:
     started = time.perf_counter()
     stop = asyncio.Event()
     main = asyncio.current_task()
@@ -357,7 +357,7 @@ async def _serve(config: Config, model: Path | None, auth_source: AuthSource | N
 
     Signals(interrupt)
     try:
-        async with running(config, model, auth_source=auth_source) as daemon:
+        async with running(config, model, source=source) as daemon:
             starting = False
             collect_little()
             _announce(daemon, time.perf_counter() - started)

@@ -27,7 +27,7 @@ from memd.assets import words_of
 from memd.errors import ConfigError
 from memd.principals import EVERY_TOPIC, OWNER_NAME, RIGHTS, digest_of, overlapping
 from memd.settings import model
-from memd.settings.model import Config, IngestSettings, SourceSettings, TokenSettings
+from memd.settings.model import AuthSettings, Config, IngestSettings, SourceSettings, TokenSettings
 
 FILE_BYTES_MAX = 1 << 20  # a config file is a page long; anything bigger is the wrong file
 
@@ -80,6 +80,30 @@ def stamp_of(path: Path | None) -> FileStamp:
             found = path.stat()
             return found.st_mtime_ns, found.st_size, found.st_ino
     return None
+
+
+class SettingsSource:
+    """Where a daemon's settings come from; `read` reads them anew, and raises ConfigError."""
+
+    def __init__(self, path: Path | None, known: Config, read: Callable[[], Config]) -> None:
+        """`path`: the file, to be looked at for changes. `known`: the settings that the daemon has."""
+        self.path, self.read = path, read
+        self._known = self._now = known
+        self._seen = stamp_of(path or DEFAULT_PATH)
+
+    def changed(self, auth: AuthSettings) -> list[str]:
+        """The keys of what the file says by now and the daemon does not know; a file that is wrong or being written
+        counts as it was before. `auth`: those that it knows, which it reads again by itself."""
+        if (stamp := stamp_of(self.path or DEFAULT_PATH)) != self._seen:
+            with contextlib.suppress(ConfigError):
+                self._now = self.read()
+            self._seen = stamp
+        known = msgspec.structs.replace(self._known, auth=auth)
+        return [key for key in _KEYS if _value(known, key) != _value(self._now, key)]
+
+
+def _value(config: Config, key: str) -> Any:
+    return functools.reduce(getattr, key.split("."), config)
 
 
 def _read_text(path: Path) -> str:

@@ -115,6 +115,7 @@ def outcomes(
     yield settings.open_files(config)
     yield from settings.sources(config)
     daemon, _ = awaited(config)
+    yield from settings.changed(daemon)
     try:
         disk = disk_of(config, files)
     except StoreError as error:
