@@ -34,7 +34,7 @@ from memd.store.disk import (
     Room,
     disk_trouble,
 )
-from memd.store.layout import ADDRESS_NAME, RECEIPTS_NAME
+from memd.store.layout import ADDRESS_NAME, ERASURES_NAME, RECEIPTS_NAME
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
@@ -162,6 +162,77 @@ async def test_a_daemon_that_started_on_a_full_disk_is_found_by_its_folder_once_
                 await asyncio.sleep(0.01)
         assert address.read_text() == client.daemon.local_url
     assert not address.exists()
+
+
+class FullAtErasure(FullDisk):
+    """Full from when a file of the ledger of erasures is to be written."""
+
+    number = 0
+    """Which one of them; 0: none."""
+
+    def create(self, path: Path) -> Appender:
+        if path.parent.name == ERASURES_NAME and path.name.endswith(".json.tmp"):
+            self.number -= 1
+            self.full |= self.number == 0
+        return super().create(path)
+
+
+async def _noted_and_erased(client: Client, disk: FullAtErasure, number: int) -> Any:
+    """Three topics have a note, all of them are to be erased at once: the answer's error."""
+    for topic in ("a", "b", "c"):
+        note = {"topic_id": topic, "notes": [{"content": f"The gate of {topic} is locked at nine in the evening."}]}
+        async with client.session.post(f"{client.daemon.own_url}/memd/notes", json=note) as answer:
+            assert answer.status == 200, await answer.text()
+        await client.stored(topic)
+    disk.number = number
+    async with client.session.post(f"{client.daemon.own_url}/memd/erase", json={"author": "owner"}) as answer:
+        assert answer.status == 503, await answer.text()
+        return (await answer.json())["error"]["message"]
+
+
+def _exported(folder: Path) -> list[str]:
+    return [one["content"] for one in export(folder / "memory", LocalDisk(), topic_id=None, live_only=True)]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_an_erasure_that_cannot_be_written_down_whole_is_not_begun_and_not_done_later(
+    tmp_path: Path, number: int
+) -> None:
+    disk = FullAtErasure()
+    async with daemon_on(disk, tmp_path) as client:
+        said = await _noted_and_erased(client, disk, number)
+        assert "the erasure was not begun: " in said and said.endswith("the disk is full; free some space")
+        assert list((tmp_path / "memory" / ERASURES_NAME).iterdir()) == []
+        disk.full = False
+        async with client.session.post(f"{client.daemon.own_url}/memd/erase", json={"resume": True}) as answer:
+            assert (await answer.json())["done"] == []
+    async with daemon_on(LocalDisk(), tmp_path) as client:
+        await client.daemon.retention.eraser.resume()
+    assert len(_exported(tmp_path)) == 3
+
+
+async def test_an_erasure_that_a_full_disk_interrupts_is_told_in_one_line_and_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FullAtErasure()
+    async with daemon_on(disk, tmp_path) as client:
+        said = await _noted_and_erased(client, disk, 4)
+        assert "the erasure in topic a is not finished, and goes on when that can be done: " in said
+    monkeypatch.setattr("memd.ingest.erasing.RESUME_SECONDS", 0.02)
+    caplog.clear()
+    async with daemon_on(disk, tmp_path) as client:
+        ledger = client.daemon.store.ledger
+        async with asyncio.timeout(60):
+            while not any("erasures" in one.getMessage() for one in caplog.records):  # noqa: ASYNC110  # a line of the log tells nobody
+                await asyncio.sleep(0.01)
+            assert len(ledger.pending) == 3
+            disk.full = False
+            while ledger.pending:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert _exported(tmp_path) == []
+    [told] = [vars(one) for one in caplog.records if "erasures" in one.getMessage()]
+    assert (told["msg"], told["left"]) == ("erasures are not finished, and tried again each minute", 3)
+    assert "the disk is full" in str(told["error"]) and not any(one.exc_info for one in caplog.records)
 
 
 # The trouble with a disk: when there is one, when it is over, and where it is told

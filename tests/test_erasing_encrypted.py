@@ -226,14 +226,27 @@ KILLED = """
 import os, signal, sys
 from memd.cli.main import main
 
+left = int(sys.argv[3])
+
 def look(event, arguments):
+    global left
     if event == sys.argv[1] and any(sys.argv[2] in str(one) for one in arguments):
-        os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(look)
-main(sys.argv[3:])
+main(sys.argv[4:])
 """
-"""A command that is killed just before a step: the event of the interpreter and a part of the path tell which."""
+"""A command that is killed just before a step: the event of the interpreter, a part of the path and its number of
+those tell which."""
+
+
+async def killed(event: str, path: str, number: int, *words: str | Path) -> None:
+    """Run a command that is killed so."""
+    command = [sys.executable, "-c", KILLED, event, path, str(number), *map(str, words)]
+    done = await asyncio.to_thread(subprocess.run, command, check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done
 
 
 @pytest.mark.process
@@ -254,11 +267,8 @@ async def test_a_command_that_was_killed_is_finished_by_the_next_start(
     memory.folder.mkdir()
     chunk, _ = await asyncio.to_thread(memory.note, "team", SECRET), await asyncio.to_thread(memory.note, "a", OTHER)
     key = (memory.folder / "team" / "topic.key").read_bytes() if is_encrypted else SECRET.encode()
-    words = [*what, *(chunk if what == ["--chunk"] else []), "--yes", "--data-dir", str(memory.folder)]
-    done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", KILLED, event, path, "erase", *words], check=False, capture_output=True
-    )
-    assert done.returncode == -signal.SIGKILL, done
+    words = [*what, *(chunk if what == ["--chunk"] else []), "--yes", "--data-dir", memory.folder]
+    await killed(event, path, 1, "erase", *words)
     assert memory.run("verify", code=1).output.count("is being erased on") == 1
     async with running(config_of_existing(None, {"data_dir": str(memory.folder)})) as daemon:
         await daemon.retention.eraser.resume()
@@ -267,6 +277,37 @@ async def test_a_command_that_was_killed_is_finished_by_the_next_start(
     files = [one for one in memory.folder.rglob("*") if one.is_file()]
     assert [one for one in files if key in one.read_bytes()] == []
     assert (memory.folder / "team").exists() == (what == ["--chunk"])
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("number", "written", "left"),
+    [
+        (1, 0, 3),
+        (3, 2, 3),  # the last of its topics is not written down yet
+        (4, 3, 0),  # all are, and the first is about to be noted as done
+    ],
+)
+async def test_an_erasure_of_several_topics_that_was_killed_is_finished_or_was_never_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, written: int, left: int
+) -> None:
+    memory, topics = Memory(tmp_path, monkeypatch), ("a", "b", "c")
+    memory.folder.mkdir()
+    for topic in topics:
+        await asyncio.to_thread(memory.note, topic, SECRET)
+    erase = ["erase", "--author", "owner", "--yes", "--data-dir", memory.folder]
+    await killed("os.rename", ".json.tmp", number, *erase)
+    ledger = memory.folder / "memd.erasures"
+    assert len(list(ledger.glob("*.json"))) == written
+    assert memory.run("verify", code=int(not left)).output.count("is being erased on") == 3 - left
+    async with running(config_of_existing(None, {"data_dir": str(memory.folder)})) as daemon:
+        await daemon.retention.eraser.resume()
+        assert [await chunks_in(daemon, topic) for topic in topics] == [int(left > 0)] * 3
+    assert len(list(ledger.glob("*"))) == 3 - left, "nothing waits there for a later start"
+    memory.run("verify")
+    if left:
+        memory.run("erase", "--author", "owner", "--yes")
+    assert [one for one in memory.folder.rglob("*") if one.is_file() and SECRET.encode() in one.read_bytes()] == []
 
 
 def keeping(

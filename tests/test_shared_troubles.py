@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -245,6 +246,44 @@ def test_a_prompt_that_waited_here_brings_nothing_back_that_was_erased_meanwhile
     pair.wait_stored("waited", "With what opens the safe?")
 
     assert b"4711" not in pair.bytes_of("waited")
+
+
+def test_an_erasure_of_several_topics_whose_daemon_is_killed_before_all_is_written_down_was_never_begun(
+    pair: Cluster, tmp_path: Path
+) -> None:
+    topics = ("half-a", "half-b", "half-c")
+    for topic in topics:
+        status(pair, 0, topic, f"The keeper of {topic} is called Leopold.")
+        pair.wait_stored(topic, "Leopold")
+    found = [entry.uuid.hex() for topic in topics for entry in pair.entries(topic) if "Leopold" in entry.content]
+    other = DaemonProcess(tmp_path, pair.upstream.url, {"cluster": {"database": pair.url}}).start()
+
+    def erase(**body: Any) -> Any:
+        return ask(f"{other.own_url}/memd/erase", body).json["done"]
+
+    try:
+        with psycopg.connect(pair.url, autocommit=True) as held, ThreadPoolExecutor(1) as pool:
+            (rows,) = held.execute("SELECT count(*) FROM memd_log WHERE topic = 'memd.erasures'").fetchone() or (0,)
+            held.execute(
+                "CREATE FUNCTION lost() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                f"IF NEW.topic = 'memd.erasures' AND NEW.last = {rows + 3} THEN "
+                "PERFORM pg_advisory_lock(7); RAISE EXCEPTION 'lost'; END IF; RETURN NEW; END $$;"
+                "CREATE TRIGGER lost BEFORE INSERT ON memd_log FOR EACH ROW EXECUTE FUNCTION lost();"
+                "SELECT pg_advisory_lock(7)"
+            )
+            asked = pool.submit(erase, chunk_ids=found)
+            waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            wait_until(lambda: held.execute(waiting).fetchone() is not None, lambda: repr(other))
+            other.kill()
+            held.execute("SELECT pg_advisory_unlock(7)")
+            held.execute("DROP FUNCTION lost CASCADE")
+            assert isinstance(asked.exception(), OSError), "it was never answered"
+
+        other.start()
+        assert erase(resume=True) == [] and all("Leopold" in str(pair.stored(topic)) for topic in topics)
+        assert len(erase(chunk_ids=found)) == 3 and not any("Leopold" in str(pair.stored(topic)) for topic in topics)
+    finally:
+        other.discard()
 
 
 def test_a_failover_to_a_synchronous_standby_loses_nothing(tmp_path: Path) -> None:

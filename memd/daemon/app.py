@@ -258,7 +258,6 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         tasks.spawn(_wake(daemon.topics, daemon.retriever, daemon.encoder.embedder), "wake"),
         tasks.spawn(daemon.archiver.tend(daemon.topics), "tend"),
         tasks.spawn(daemon.auditor.tend(), "audit"),
-        tasks.spawn(daemon.retention.eraser.resume(), "unfinished erasures"),
         tasks.spawn(daemon.retention.tend(), "retention"),
         tasks.spawn(daemon.topics.tend_disk(), "disk"),
     ]
@@ -268,6 +267,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     oauth = OAuthEndpoint(daemon.ledger, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token)
     own_routes = OwnRoutes(daemon, wrong_tokens, oauth, McpEndpoint(daemon, oauth.leading_on).answer)
     tending += await _share_rights(daemon, wrong_tokens)
+    tending.append(tasks.spawn(daemon.retention.eraser.tend(), "unfinished erasures"))
     router = _router(daemon, own_routes, wrong_tokens)
     grace_seconds = config.shutdown.grace_seconds
     runners = [_runner(answer, daemon.metrics, grace_seconds) for answer in (router.route, own_routes.answer)]

@@ -3,7 +3,8 @@
 Rule: an erasure is the owner's explicit act, or retention that he has asked for; nothing else erases. A plan only
 reads, and tells no more of a text than its first words. The order is: the ledger, receipts, the journal, the log with
 its indexes, the ledger again. Slow work is done in threads, and no request waits for it longer than for a write. A step
-that fails leaves the erasure in the ledger, and `resume` does all of it again: each step finds what is left to do.
+that fails leaves the erasure in the ledger, and `resume` does all of it again: each step finds what is left to do. It
+is tried at the start, and once a minute.
 
 In a cluster the daemon that is asked erases; one that is gone has left its erasure in the book, and another one goes
 on. What another daemon has erased leaves this one's copies too; one that was away follows before it listens.
@@ -56,8 +57,8 @@ SHORT_CONTENT = 20
 RUN = 4
 """Words in a row."""
 LOOK_SECONDS = 1.0
-ABANDONED_US = 60_000_000
-"""An erasure of another daemon that has not ended for so long is finished by another one."""
+RESUME_SECONDS = 60.0
+"""Between two tries; in a cluster an erasure that has not ended for so long is finished by another daemon."""
 _DOCUMENT = 3
 """`columns.KINDS`"""
 _WORDS = re.compile(r"\w+")
@@ -263,6 +264,21 @@ class Eraser:
         self._blanked = blanked
         self._turn = asyncio.Lock()
 
+    async def tend(self) -> None:
+        """Finish what was interrupted, now and each minute, until cancelled; what fails is told once."""
+        told = ""
+        while True:
+            try:
+                abandoned = self.store.clock.now_us() - int(RESUME_SECONDS * 1e6)
+                await self.resume(before=None if self.store.kept is None else abandoned)
+                told = ""
+            except StoreError as error:
+                if str(error) != told:
+                    fields = {"left": len(self.store.ledger.pending), "error": error}
+                    log.error("erasures are not finished, and tried again each minute", extra=fields)
+                told = str(error)
+            await asyncio.sleep(RESUME_SECONDS)
+
     async def resume(self, before: int | None = None) -> list[ErasureDone]:
         """Finish what was interrupted. `before`: only what was begun before this time. Raises StoreError: something is
         still left to do."""
@@ -295,17 +311,17 @@ class Eraser:
                 async with self._held(erasure.topic_id) as topic:
                     is_back = topic is not None and self.store.has_returned(erasure)
                 if is_back:
-                    done.append(await self._carry_out(await self._begun(erasure)))
+                    again = await self._with_digests(erasure)
+                    await asyncio.to_thread(self.store.ledger.write, again)
+                    done.append(await self._carry_out(again))
         return done
 
     async def erase(
         self, plans: Iterable[PlannedErasure], by: str, uuids: Collection[bytes] = (), *, forbid: bool = False
     ) -> list[ErasureDone]:
         """Erase these chunks of the topics, or with a plan of a topic all of it with its folder, also where it cannot
-        be opened. All are written down before the first is carried out.
-
-        Raises:
-            StoreError: it is not finished; the next start goes on.
+        be opened. All are written down before the first is carried out. Raises StoreError: none was begun, or it is not
+        finished, as it says.
         """
         async with self._turn:
             erasures = [
@@ -322,19 +338,19 @@ class Eraser:
                 )
                 for plan in plans
             ]
-            begun = [await self._begun(one) for one in erasures]
+            erasures = [await self._with_digests(one) for one in erasures]
+            begun = await asyncio.to_thread(self.store.ledger.begin, erasures)
             return [await self._carry_out(one) for one in begun]
 
-    async def _begun(self, erasure: Erasure) -> Erasure:
-        """Write down what begins, with the digests of the messages as the log still has them."""
+    async def _with_digests(self, erasure: Erasure) -> Erasure:
+        """An erasure that begins by itself, with the digests of the messages as the log still has them."""
         digests: set[bytes] = set()
         if erasure.kind != "topic":
             async with self._held(erasure.topic_id) as topic:
                 if topic is not None:
                     digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), erasure.chunk_uuids)
-        begun = msgspec.structs.replace(erasure, done_at=None, is_moved=False, digests=b"".join(sorted(digests)))
-        await asyncio.to_thread(self.store.ledger.write, begun)
-        return begun
+        found = b"".join(sorted(digests))
+        return msgspec.structs.replace(erasure, digests=found, is_moved=False, request_end=0, done_at=None)
 
     async def _carry_out(self, erasure: Erasure) -> ErasureDone:
         started, wiper = time.perf_counter(), Wiper(self.store.files)
@@ -343,10 +359,8 @@ class Eraser:
             done = msgspec.structs.replace(erasure, digests=b"", is_moved=False, done_at=self.store.clock.now_us())
             await asyncio.to_thread(self.store.ledger.write, done)
         except StoreError as error:
-            fields = {"topic": erasure.topic_id, "erasure": erasure.id, "error": error}
-            words = "an erasure is not finished: the next start of memd, or memd erase --resume, goes on"
-            log.error(words, extra=fields)
-            raise
+            told = f"the erasure in topic {erasure.topic_id} is not finished, and goes on when that can be done"
+            raise type(error)(f"{told}: {error}") from error
         seconds = round(time.perf_counter() - started, 3)
         self._tell(erasure, "erased", seconds=seconds)
         return ErasureDone(
@@ -471,7 +485,6 @@ class ErasureFollower:
         self._erasures = erasures
         self._eraser = eraser
         self._is_troubled = False
-        self._resume_at = 0
 
     async def tend(self) -> None:
         """Look until cancelled."""
@@ -480,16 +493,12 @@ class ErasureFollower:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Follow what is new, and finish what is left; what fails is told once, and tried again."""
+        """Follow what is new; what fails is told once, and tried again."""
         try:
             if done := await asyncio.to_thread(self._erasures.catch_up):
                 for erasure in done:
                     await self._eraser.follow(erasure)
                 await asyncio.to_thread(self._erasures.note_followed)
-            now = self._eraser.store.clock.now_us()
-            if now >= self._resume_at and any(now - one.at > ABANDONED_US for one in self._erasures.pending):
-                self._resume_at = now + ABANDONED_US
-                await self._eraser.resume(before=now - ABANDONED_US)
             self._is_troubled = False
         except StoreError as error:
             if not self._is_troubled:  # its words change from one second to the next

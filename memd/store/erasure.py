@@ -3,9 +3,11 @@ was, the text that is never to be stored again, and the rewriting of the log's f
 
 Rule: what is to be erased is written down first, as ids and never as text; every step can be done again; so whatever
 interrupts an erasure, the next start finishes it. There is one small file for each, in the folder `memd.erasures`,
-which says when all of it is done. It stays: that is how a restored backup is noticed that brings back what was erased,
-and how ids stay above those that are gone. The digests of the messages, with which who guesses the text could check his
-guess, are in a file beside it as long as they are needed, which is encrypted where the topics are.
+which says when all of it is done. Those of one request are begun together: before the last of their files is there,
+none of them counts, and the next start drops them. A file stays when it is done: that is how a restored backup is
+noticed that brings back what was erased, and how ids stay above those that are gone. The digests of the messages, with
+which who guesses the text could check his guess, are in a file beside it as long as they are needed, which is encrypted
+where the topics are.
 
 What is never to be stored again in a topic is in one small file beside its log, which is replaced as a whole: digests
 of erased messages and chunks, never their words. So it is kept only for who asks for it.
@@ -22,7 +24,7 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -32,9 +34,9 @@ import numpy as np
 from msgspec import UNSET
 
 from memd.entries import Entry, Erased, Status
-from memd.errors import CorruptFile, StoreError
+from memd.errors import CorruptFile, InDoubt, StoreError
 from memd.messages import Message
-from memd.store.disk import LocalDisk, make_folder, replace_file
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, make_folder, replace_file
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
 from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
 from memd.store.log.format import decode_entry, encode_entry, encode_record, payload_at, payload_of, scan_records
@@ -73,6 +75,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the messages are never to be stored again."""
     is_moved: bool = False
     """Of a topic: whether its folder has been put aside, so that one of the same name is another one."""
+    request_end: int = 0
+    """The id of the last erasure of the same request, without which this one was not begun; 0: it has itself alone."""
     done_at: int | None = None
 
     @property
@@ -104,12 +108,25 @@ class Erasures(ABC):
         """`known`: those that are kept already."""
         self._known = {one.id: one for one in known}
 
+    def begin(self, erasures: Sequence[Erasure]) -> list[Erasure]:
+        """Write the new erasures of one request, durably; return them as written. Raises StoreError: none was begun
+        (InDoubt: that is not known)."""
+        end = erasures[-1].id if len(erasures) > 1 else 0
+        erasures = [msgspec.structs.replace(one, request_end=end) for one in erasures]
+        try:
+            for erasure in erasures:
+                self.write(erasure)
+        except StoreError as error:
+            told = "it is not known whether the erasure was" if isinstance(error, InDoubt) else "the erasure was not"
+            raise type(error)(f"{told} begun: {error}") from error
+        return erasures
+
     @abstractmethod
     def write(self, erasure: Erasure) -> None:
         """Write an erasure, durably. Raises StoreWriteFailed: it is as it was."""
 
     def __iter__(self) -> Iterator[Erasure]:
-        return iter(sorted(self._known.values(), key=lambda one: one.id))
+        return iter(begun(list(self._known.values())))
 
     @property
     def pending(self) -> list[Erasure]:
@@ -119,7 +136,7 @@ class Erasures(ABC):
     @property
     def highest_id(self) -> int:
         """An id that all ids which are known to have been given out and erased are not above; 0 if none were."""
-        return max((max(one.id, one.highest_id) for one in self), default=0)
+        return max((max(one.id, one.highest_id, one.request_end) for one in list(self._known.values())), default=0)
 
 
 class ErasureLedger(Erasures):
@@ -128,11 +145,15 @@ class ErasureLedger(Erasures):
     def __init__(self, files: LocalDisk, data_dir: Path) -> None:
         self._files = files
         self._folder = erasures_dir(data_dir)
-        super().__init__(read_erasures(files, self._folder)[0])
+        found, problems = read_erasures(files, self._folder)
+        super().__init__(begun(found))
+        if problems:
+            return  # what cannot be read may be the last of a request
+        self._drop([one for one in found if one.id not in self._known])
         needed = {_digests_file(self._folder, one) for one in self.pending}
         with suppress(StoreError):  # on a disk that is read-only
             for name in files.names(self._folder):
-                if name.endswith(DIGESTS_SUFFIX) and self._folder / name not in needed:
+                if name.endswith((DIGESTS_SUFFIX, TEMPORARY_SUFFIX)) and self._folder / name not in needed:
                     files.wipe(self._folder / name)
 
     def write(self, erasure: Erasure) -> None:
@@ -147,9 +168,25 @@ class ErasureLedger(Erasures):
             self._files.wipe(digests)
         self._known[erasure.id] = erasure
 
+    def begin(self, erasures: Sequence[Erasure]) -> list[Erasure]:
+        """See Erasures."""
+        try:
+            return super().begin(erasures)
+        except StoreError:
+            self._drop(erasures)
+            raise
+
+    def _drop(self, erasures: Sequence[Erasure]) -> None:
+        with suppress(StoreError):  # on a disk that is read-only
+            for erasure in reversed(erasures):  # the last first: without it none counts
+                self._known.pop(erasure.id, None)
+                self._files.remove(self._folder / f"{erasure.id}{_SUFFIX}")
+                self._files.wipe(_digests_file(self._folder, erasure))
+
 
 def read_erasures(files: LocalDisk, folder: Path) -> tuple[list[Erasure], list[Finding]]:
-    """Return the erasures in a folder, oldest first, and a finding for each file that cannot be read."""
+    """Return the erasures in a folder, also those that were not `begun`, and a finding for each file that cannot be
+    read."""
     found, problems = [], []
     for name in files.names(folder):
         if not name.endswith(_SUFFIX):
@@ -162,7 +199,14 @@ def read_erasures(files: LocalDisk, folder: Path) -> tuple[list[Erasure], list[F
             found.append(erasure)
         except (StoreError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             problems.append(Finding("damaged", str(folder / name), f"says nothing readable of an erasure: {error}"))
-    return sorted(found, key=lambda one: one.id), problems
+    return found, problems
+
+
+def begun(erasures: Collection[Erasure]) -> list[Erasure]:
+    """Return those whose request was written down as a whole, oldest first."""
+    ids = {one.id for one in erasures}
+    counting = (one for one in erasures if one.done_at is not None or (one.request_end or one.id) in ids)
+    return sorted(counting, key=lambda one: one.id)
 
 
 def _digests_file(folder: Path, erasure: Erasure) -> Path:

@@ -20,7 +20,7 @@ from memd.settings.model import AuthSettings, TokenSettings
 from memd.store.disk import LocalDisk
 
 Answer = Callable[[Request], Response]
-STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit", "disk"}
+STANDING_TASKS = {"tend", "wake", "ask-upstream", "sources", "tokens", "audit", "disk", "unfinished erasures"}
 """What runs in a daemon without anybody having asked for something."""
 POLL_SECONDS = 0.005
 

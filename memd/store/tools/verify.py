@@ -18,7 +18,7 @@ from memd.entries import Erased
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.audit import read_book
 from memd.store.disk import LocalDisk, check_file
-from memd.store.erasure import finding_of, read_erasures, returned
+from memd.store.erasure import begun, finding_of, read_erasures, returned
 from memd.store.index.sealed_index import read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
 from memd.store.log import recovery
@@ -102,7 +102,8 @@ class _Verification:
         """Their columns, if something was erased in the topic."""
         self._marks: Counter[tuple[int, str]] = Counter()
         """Erased entries of all topics, by when and by whom."""
-        self._erasures, problems = read_erasures(files, self._erasures_dir)
+        erasures, problems = read_erasures(files, self._erasures_dir)
+        self._erasures = begun(erasures)
         self.findings += problems
 
     def erasures(self) -> None:
