@@ -50,6 +50,7 @@ from memd.messages import without_memory_blocks
 from memd.settings.model import Config, ListenSettings, LogSettings, RetrievalSettings, UpstreamSettings
 from memd.store.disk import LocalDisk
 from memd.store.tools.export import export, shown_text
+from memd.wording import counted
 
 STAND_IN = "stand-in"
 UNKNOWN = "I don't know. Nothing in what I was shown answers that."
@@ -223,7 +224,7 @@ def _stem(word: str) -> str:
 USER, MODEL, MEMORY = "bold cyan", "bold green", "magenta"
 EXCERPT_CHARACTERS = 260
 LINES_SHOWN = 4
-"""Of the memory block, the day and the chunk with the answer first; and chunks on disk."""
+"""Of the chunks on disk."""
 PROGRESS_EVERY = 12
 
 
@@ -264,13 +265,13 @@ class Screen:
 
     def prompt(self, shown: ShownPrompt, sent: int, expects: str) -> None:
         """The memory block in which the model was shown the answer."""
-        head, *lines, tail = next(block for block in reversed(shown.blocks) if expects in block).split("\n")
-        at = next(number for number, line in enumerate(lines) if expects in line)
-        day = [line for line in lines[:at] if _DAY_LINE.fullmatch(line)][-1:]
-        first = max(number for number in range(at + 1) if _MEMORY_LINE.match(lines[number]))
-        told = [*day, *lines[first : first + LINES_SHOWN - 1]]
-        text = Text("\n".join(_excerpt(line) for line in (head, *told)))
-        left = f"… and {len(lines) - len(told)} lines more\n" if len(lines) > len(told) else ""
+        block = next(block for block in reversed(shown.blocks) if expects in block)
+        head, *parts, tail = re.split(r"\n(?=\[mem:|-- |\[/memory\])", block)
+        at = next(number for number, part in enumerate(parts) if expects in part)
+        day = [part for part in parts[:at] if _DAY_LINE.fullmatch(part)][-1:]
+        text = Text("\n".join(map(_excerpt, "\n".join([head, *day, parts[at]]).split("\n"))))
+        others = sum(part.startswith("[mem:") for part in parts) - 1
+        left = f"… and {counted(others, 'chunk')} more\n" if others else ""
         text.append(f"\n{left}{tail}", style="dim")
         text.highlight_regex(r"\[mem:[0-9a-f]+\]", f"bold {MEMORY}")
         text.highlight_words([expects], "bold reverse")
@@ -613,10 +614,10 @@ class _Stage:
         """A decision changes: the caller replaces the chunk it was told from, and asks again in a new chat."""
         self._screen.act("A correction", "memd never decides what is out of date. Whoever asks can.")
         chat = self._new_chat()
-        before, shown = await self._asked(chat, CHANGED.text, CHANGED.expects)
+        before, _ = await self._asked(chat, CHANGED.text, CHANGED.expects)
         self._screen.answer(CHANGED.text, before.text, CHANGED.expects, before.recall_ms)
         await self._pause()
-        named = _chunk_that_says(shown, CHANGED.expects)
+        named = before.text.partition("[mem:")[2].partition("]")[0]
         correction: dict[str, object] = {
             "chunk_ids": [named],
             "action": "Update",
@@ -693,11 +694,3 @@ def _left_out(chat: ChatClient, shown: ShownPrompt) -> int:
     """How many of the messages that the client sent the model was not shown."""
     sent = len(chat.messages) - 1  # the reply came after
     return sent - sum("[memory]" not in message["content"] or message["role"] == "user" for message in shown.messages)
-
-
-def _chunk_that_says(shown: ShownPrompt, text: str) -> str:
-    """The id in front of the line of the memory block that says it."""
-    for part in re.split(r"\n(?=\[mem:|-- )", "\n".join(reversed(shown.blocks))):
-        if part.startswith("[mem:") and text in part:
-            return part[len("[mem:") : part.index("]")]
-    raise NotShown(f"no chunk that was shown says {text!r}")

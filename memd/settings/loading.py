@@ -17,6 +17,7 @@ import re
 import string
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -89,7 +90,7 @@ class SettingsSource:
         """`path`: the file, to be looked at for changes. `known`: the settings that the daemon has."""
         self.path, self.read = path, read
         self._known = self._now = known
-        self._seen = stamp_of(path or DEFAULT_PATH)
+        self._seen: FileStamp = None  # it may have changed since it was read
 
     def changed(self, auth: AuthSettings) -> list[str]:
         """The keys of what the file says by now and the daemon does not know; a file that is wrong or being written
@@ -99,11 +100,7 @@ class SettingsSource:
                 self._now = self.read()
             self._seen = stamp
         known = msgspec.structs.replace(self._known, auth=auth)
-        return [key for key in _KEYS if _value(known, key) != _value(self._now, key)]
-
-
-def _value(config: Config, key: str) -> Any:
-    return functools.reduce(getattr, key.split("."), config)
+        return [key for key in _KEYS if attrgetter(key)(known) != attrgetter(key)(self._now)]
 
 
 def _read_text(path: Path) -> str:

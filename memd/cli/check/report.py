@@ -35,7 +35,7 @@ from memd.store.layout import RECEIPTS_NAME
 from memd.store.tools.disk_usage import disk_usage
 from memd.wire.api import ModelRequest, read_request
 from memd.wire.registry import api_of
-from memd.wording import counted, for_terminal
+from memd.wording import counted, for_terminal, outdated
 
 _COLOUR: dict[Mark, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 _MARK_WIDTH, _NAME_WIDTH = 9, 17
@@ -115,7 +115,8 @@ def outcomes(
     yield settings.open_files(config)
     yield from settings.sources(config)
     daemon, _ = awaited(config)
-    yield from settings.changed(daemon)
+    if daemon is not None and (changed := daemon.health().get("changed_settings")):
+        yield warning(settings.SETTINGS, *outdated(changed).split("; "))
     try:
         disk = disk_of(config, files)
     except StoreError as error:

@@ -40,7 +40,7 @@ from memd.store.log.recovery import read_log_file
 from memd.store.shared.books import TokenList
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.export import active_bytes
-from memd.wording import counted, name_for_terminal, not_english, outdated, pip_install
+from memd.wording import counted, name_for_terminal, not_english, pip_install
 
 SETTINGS, ACCESS, ADDRESS = "settings", "access", "address"
 OTHERS_MAY_READ = 0o044
@@ -53,12 +53,6 @@ def origin(path: Path | None, places: Mapping[str, str]) -> CheckResult:
     parts = [] if path is None else [f"{path}: {counted(in_file, 'setting')}"]
     parts += [f"{place}: {', '.join(key for key in places if places[key] == place)}" for place in elsewhere]
     return ok(SETTINGS, "; ".join(parts) or "all at their defaults: no file, no MEMD_ variable, no flag")
-
-
-def changed(daemon: RunningDaemon | None) -> Iterator[CheckResult]:
-    """Warn of settings in the file that the running daemon does not know."""
-    if daemon is not None and (keys := daemon.health().get("changed_settings")):
-        yield warning(SETTINGS, *outdated(keys).split("; "))
 
 
 def access(config: Config, path: Path | None, places: Mapping[str, str]) -> CheckResult:

@@ -446,9 +446,7 @@ def _in_zip(
             chosen = [one for one in listed if _IN_ZIP.fullmatch(one.filename)]
             chosen = chosen or [one for one in listed if _ANY_JSON.fullmatch(one.filename)]
             if not chosen:
-                reason = (
-                    "of a zip only an export of conversations is read, which has a JSON file; unpack it for the rest"
-                )
+                reason = "of a zip only an export of conversations is read, with a JSON file; unpack it for the rest"
                 yield file.name, Found("the file", problem=reason)
             for member in chosen:
                 name = f"{file.name}: {member.filename}"
