@@ -281,6 +281,17 @@ async def test_in_mid_turn_what_the_model_says_it_looks_for_stands_behind_the_re
     assert contents(await asked(log, question, Filters(step="Let me look into the next file.")))[0] == result
 
 
+@pytest.mark.parametrize("lines", [4, 14])
+async def test_a_clause_that_is_near_finds_its_own_where_the_sentence_as_a_whole_is_far(
+    log: TopicLog, embedder: Embedder, lines: int
+) -> None:
+    codes = ["See the silent lighthouse 709: ZX_81.", "See the copper greenhouse 835: ZX_82."]
+    results = ["\n".join([*CODE.splitlines()[:lines], code]) for code in codes]
+    log.append([_draft(embedder, number, text) for number, text in enumerate([*TALK, *results])])
+    question = "When all is done, report the release codes of the silent lighthouse 709, the copper greenhouse 835."
+    assert {*results} <= {*contents(await asked(log, question))}
+
+
 @pytest.mark.parametrize("question", ["\ud83d where is the boat \ude00 house?", "boat house\0?", "🦭" * 500])
 async def test_any_string_is_a_question(topic: TopicLog, question: str) -> None:
     assert (await asked(topic, question)).trouble is None

@@ -186,15 +186,15 @@ class Field:
         return np.asarray((shared >= CLEAR_SHARED) & near_enough & known, np.bool_)
 
     def speaking(self, judged: Collection[int], readers: Mapping[int, int]) -> Bits:
-        """Whether each part brings anything, (p,): those that are not judged do.
+        """Whether each part brings anything, (p,): where something is near it, or it is not judged.
 
         Args:
             judged: the parts that bring nothing where nothing stored is near.
-            readers: of a part, the one that is judged for it (of a clause its sentence).
+            readers: of a part, the one that is judged for it (of a clause its sentence, which may be far as a whole).
         """
-        found = self._near >= self._silent_below
-        found[np.delete(np.arange(len(found)), list(judged))] = True
-        return found[[readers.get(part, part) for part in range(len(found))]]
+        near = self._near >= self._silent_below
+        is_far = np.isin(np.arange(len(near)), list(judged)) & ~near
+        return near | ~is_far[[readers.get(part, part) for part in range(len(near))]]
 
     def scores(self, settings: RetrievalSettings, read: Collection[int], speaking: Bits) -> Scores:
         """Score all chunks; `read`: the parts whose vectors are the model's."""
