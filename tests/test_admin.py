@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask, user, wait_until
-from facts import FACTS, POSTGRES, QUESTION
+from facts import FACTS, NO_NEIGHBOURS, POSTGRES, QUESTION
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from recording_upstream import RecordingUpstream
@@ -47,7 +47,7 @@ class Admin:
 
 @pytest.fixture
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    daemon = make_daemon(upstream.url).start()
+    daemon = make_daemon(upstream.url, NO_NEIGHBOURS).start()
     daemon.tell(*FACTS, topic="work")
     return daemon
 

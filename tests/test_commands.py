@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
-from facts import INODES, POSTGRES, QUESTION
+from facts import INODES, NO_NEIGHBOURS, POSTGRES, QUESTION
 from recording_upstream import RecordingUpstream, Response, chat_answer
 
 from memd.admin.reads import log_page
@@ -29,7 +29,7 @@ FACTS = (POSTGRES, INODES)
 @pytest.fixture(params=["with a daemon", "without"])
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream, request: pytest.FixtureRequest) -> DaemonProcess:
     """A log with two facts and a turn in which one of them was shown; its daemon runs, or has ended."""
-    daemon = make_daemon(upstream.url).start()
+    daemon = make_daemon(upstream.url, NO_NEIGHBOURS).start()
     daemon.tell(*FACTS, topic="work")
     daemon.chat([user(QUESTION)], headers={"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "work"})
     turns = f"{daemon.own_url}/memd/turns?limit=1"

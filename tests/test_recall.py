@@ -589,6 +589,14 @@ async def test_what_was_unhelpful_four_times_is_not_shown_whatever_else_speaks_f
     assert found and blamed.content not in found
 
 
+async def test_what_helped_is_among_what_was_said_at_a_time(log: TopicLog, embedder: Embedder) -> None:
+    day_us = 86_400_000_000
+    drafts = [_draft(embedder, number, text, utility_steps=10 * (number == 2)) for number, text in enumerate(TALK)]
+    log.append([msgspec.structs.replace(one, created_at=day_us // 2) for one in drafts])
+    found = contents(await asked(log, "What did I say on 1 January 1970?", Filters(asked_at=WallTime(40 * day_us))))
+    assert {*found} == {*TALK}
+
+
 async def test_unhelpful_chunks_keep_no_other_from_being_found(tmp_path: Path, embedder: Embedder) -> None:
     question, asked_for = "Where does the spare key hang?", embedder.embed("Where does the spare key hang?")
     away = np.eye(embedder.dimension, dtype=np.float32)

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
-from facts import FACTS, QUESTION
+from facts import FACTS, NO_NEIGHBOURS, QUESTION
 from recording_upstream import RecordingUpstream
 
 from memd.cli.main import main
@@ -28,7 +28,7 @@ HOSTILE = "A hostile line: \x1b[2J\x1b]0;owned\x07 and \u202etxet desrever, whic
 def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     """A daemon that was told the facts, each in a conversation of its own, the last one in another topic."""
     # Commands need to know the window of the upstream.
-    daemon = make_daemon(upstream.url, {"upstream": {"url": upstream.url}}).start()
+    daemon = make_daemon(upstream.url, {"upstream": {"url": upstream.url}} | NO_NEIGHBOURS).start()
     daemon.tell(*FACTS, topic="work")
     daemon.tell(HOSTILE, topic="other")
     return daemon

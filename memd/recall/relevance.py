@@ -378,8 +378,7 @@ class Scores:
             self._of_parts = scored + SECOND_SHARE * np.minimum(scored, np.partition(scored, -2, axis=1)[:, -2:-1])
         self.score: Floats = scored.max(axis=1)
         """With the multiplier, before echoes and times."""
-        self._near: Floats = cosines.max(axis=1, initial=0) * multiplier
-        """The best cosine times the multiplier: a chunk that is near is not weak, though others match better."""
+        self._multiplier, self._lifted = multiplier, np.maximum(multiplier, 1)
         self._factor = np.ones((2, len(multiplier)), np.float32)
         """Of echoes and of times."""
 
@@ -387,8 +386,9 @@ class Scores:
         """Raise what was said when the question says; where it asks for nothing but a time, that alone counts."""
         self._factor[1, then] = factor
         if is_alone:
-            self.score[then] = np.maximum(self.score[then], self.score.max(initial=0.0))
-            self._of_parts[then] = np.maximum(self._of_parts[then], self._of_parts.max(initial=0.0))
+            top = (self.score / self._lifted).max(initial=0.0) * self._lifted[then]
+            self.score[then] = np.maximum(self.score[then], top)
+            self._of_parts[then] = np.maximum(self._of_parts[then], top[:, None])
             self.is_silent = self.is_silent and not then.any()
         self.score[then] *= factor
 
@@ -420,7 +420,6 @@ class Scores:
                 break
         factor = left / score
         self._factor[0, rows] = factor
-        self._near[rows] *= factor
         self.score[rows] *= factor
 
     def weigh_own_words(self, field: Field) -> None:
@@ -455,20 +454,21 @@ class Scores:
         waits = places / np.maximum((self._of_parts[rows] / length[:, None]).max(axis=0, initial=0), 1e-9)
         return np.asarray(np.where(scored > 0, waits, np.inf).min(axis=1), np.float32)
 
-    def strong(self, rows: Rows, multiplier: Floats, settings: RetrievalSettings) -> NDArray[np.bool_]:
-        """Whether chunks are worth showing: near or matching well by themselves.
-
-        Helpful raises a chunk among others, and brings it to no other question; Unhelpful counts twice, so that the
-        third hides a perfect match.
-        """
+    def strong(self, rows: Rows, settings: RetrievalSettings) -> NDArray[np.bool_]:
+        """Whether chunks are worth showing: Helpful raises a chunk among others, and brings it to no other question;
+        Unhelpful counts three times, so that the third hides a perfect match."""
+        multiplier = self._multiplier[rows]
         scored = np.minimum(self.score[rows], multiplier)  # no time undoes Unhelpful
-        best = np.maximum(scored, self._near[rows]) * np.minimum(multiplier, 1 / multiplier)
-        return np.asarray(best >= settings.min_score, np.bool_)
+        weight = np.minimum(multiplier**2, 1 / multiplier)
+        near = self._parts[1][rows] * self._factor[0, rows] * multiplier
+        threshold = settings.min_score
+        is_near = near * weight >= max(threshold, SILENT_BELOW)
+        return np.asarray((scored * weight >= threshold) | is_near, np.bool_)
 
-    def parts(self, rows: Rows, multiplier: Floats) -> list[Parts]:
+    def parts(self, rows: Rows) -> list[Parts]:
         """The scores of chunks, explained."""
         shares, cosine = self._parts
-        columns = np.stack([*shares[:, rows], multiplier, *self._factor[:, rows], cosine[rows]], axis=1)
+        columns = np.stack([*shares[:, rows], self._multiplier[rows], *self._factor[:, rows], cosine[rows]], axis=1)
         return list(itertools.starmap(Parts, columns.astype(np.float64).round(PARTS_DIGITS).tolist()))
 
 

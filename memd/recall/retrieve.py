@@ -387,7 +387,7 @@ class Retriever:
         of the messages of one, others are chosen without it.
         """
         competes, costs = field.competes[rows].copy(), np.ceil(field.tokens[rows] * budget.drift).astype(np.intp)
-        strong = scores.strong(rows, field.multiplier[rows], self._settings) & (not scores.is_silent)
+        strong = scores.strong(rows, self._settings) & (not scores.is_silent)
         before = {int.from_bytes(uuid[:8], "big") for uuid in filters.shown_uuids}
         is_shown = np.array([uuid in before for uuid in field.uuids[rows].tolist()], np.bool_)
         visible = frozenset(filters.visible_digests)
@@ -448,7 +448,7 @@ class Retriever:
     ) -> list[Candidate]:
         """The chunks at `rows`; a damaged one costs itself and no other."""
         entries, topics = field.entries(rows), field.topics_of(rows)
-        parts = scores.parts(rows, field.multiplier[rows])
+        parts = scores.parts(rows)
         columns = zip(rows.tolist(), topics, costs.tolist(), parts, verdicts, strict=True)
         return [Candidate(entries[row], *rest) for row, *rest in columns if row in entries]
 

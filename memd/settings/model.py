@@ -271,7 +271,7 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     model's only where the table's meaning and the words do not agree."""
     top_k: Annotated[int, Meta(ge=0, le=1_000)] = 0
     """The most chunks that are recalled; 0: as many as fit the budget."""
-    min_score: Annotated[float, Meta(ge=0, le=1)] = 0.15
+    min_score: Annotated[float, Meta(ge=0, le=1)] = 0.06
     """Chunks that score lower are not recalled."""
     lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.6
     """Share of word matching (BM25) in the score; 0 is meaning alone."""

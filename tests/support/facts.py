@@ -6,5 +6,6 @@ POSTGRES = (
 INODES = "The build fails with ERR_7421 when the artefact cache has run out of inodes; clear the folder objects."
 CAKE = "My sister Ingrid gets married in Bergen in June and the cake has to be without hazelnuts, almonds are fine."
 FACTS = (POSTGRES, INODES, CAKE)
-QUESTION = "Which database did we choose?"
-"""Near to the first of these, and not so near that its neighbour in the log is shown with it."""
+QUESTION = "Which database does the booking service use?"
+"""Near to the first of these; with `NO_NEIGHBOURS` it alone is shown."""
+NO_NEIGHBOURS = {"retrieval": {"min_score": 0.2}}
