@@ -267,7 +267,7 @@ async def test_a_command_that_was_killed_is_finished_by_the_next_start(
     memory.folder.mkdir()
     chunk, _ = await asyncio.to_thread(memory.note, "team", SECRET), await asyncio.to_thread(memory.note, "a", OTHER)
     key = (memory.folder / "team" / "topic.key").read_bytes() if is_encrypted else SECRET.encode()
-    words = [*what, *(chunk if what == ["--chunk"] else []), "--yes", "--data-dir", memory.folder]
+    words: list[str | Path] = [*what, *(chunk if what == ["--chunk"] else []), "--yes", "--data-dir", memory.folder]
     await killed(event, path, 1, "erase", *words)
     assert memory.run("verify", code=1).output.count("is being erased on") == 1
     async with running(config_of_existing(None, {"data_dir": str(memory.folder)})) as daemon:
@@ -295,7 +295,7 @@ async def test_an_erasure_of_several_topics_that_was_killed_is_finished_or_was_n
     memory.folder.mkdir()
     for topic in topics:
         await asyncio.to_thread(memory.note, topic, SECRET)
-    erase = ["erase", "--author", "owner", "--yes", "--data-dir", memory.folder]
+    erase: list[str | Path] = ["erase", "--author", "owner", "--yes", "--data-dir", memory.folder]
     await killed("os.rename", ".json.tmp", number, *erase)
     ledger = memory.folder / "memd.erasures"
     assert len(list(ledger.glob("*.json"))) == written
