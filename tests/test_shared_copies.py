@@ -7,8 +7,9 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from archiver_stage import COUNTER, DIMENSION, Stage, live_entries
@@ -17,13 +18,15 @@ from drafts import draft
 from faulty_log import FaultyLog
 from postgres_server import PostgresServer
 
-from memd.conversation.events import BufferEvent, encode_event
+from memd.conversation.events import BufferEvent, Placed, encode_event
 from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
 from memd.entries import Erased
 from memd.errors import StoreError
+from memd.ingest.erasing import Eraser, plan_of
 from memd.ingest.redaction.redactor import Redactor
 from memd.ingest.topics import Topics
 from memd.messages import Message
+from memd.recall.block import render
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.layout import CLUSTER_NAME, TopicLayout
@@ -232,6 +235,41 @@ async def test_what_another_daemon_erased_while_it_was_being_stored_is_not_store
 
     while not await ours.archiver.store(topic, conversation, 2):
         ours.now += 60
+
+    rows = (await asyncio.to_thread(kept.since, "team", {"log": 0, "hot": 0})).rows
+    assert rows and b"4711" not in b"".join(row.data for row in rows)
+    await ours.close()
+    await theirs.close()
+
+
+async def test_a_block_that_another_daemon_placed_while_its_text_was_erased_is_gone_from_the_rows(
+    kept: FaultyLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = Stage(Config(), kept=kept), Stage(Config(), kept=kept)
+    told((topic := await ours.topics.get("team")).buffer, "The key is in the safe behind the stove, 4711.", "Noted.")
+    await topic.save()
+    assert await ours.archiver.store(topic, topic.buffer.conversations()[0], 2)
+    [entry] = live_entries(topic)
+    other = await theirs.topics.get("team")
+    told(other.buffer, "Where is the key?")
+    placed = render([(entry, "team")], own_topic_id="team", header="", dates=False, taken=(), tokens=9, reader="")
+
+    async def place() -> None:
+        conversation = other.buffer.conversations()[-1]
+        other.buffer.record(Placed(conversation.id, conversation.messages[0].digest, placed))
+        await other.save()
+
+    erase, loop = topic.log.erase, asyncio.get_running_loop()
+
+    def erased_behind_a_block(*of: Any) -> int:
+        asyncio.run_coroutine_threadsafe(place(), loop).result()
+        assert b"4711" in asyncio.run_coroutine_threadsafe(payloads_of(kept), loop).result()
+        return erase(*of)
+
+    monkeypatch.setattr(topic.log, "erase", erased_behind_a_block)
+    eraser = Eraser(ours.store, ours.topics, ours.indexer, ours.events, lambda *_: nullcontext())
+    plan = plan_of(topic.log.snapshot(), [entry.uuid])
+    assert await eraser.erase([plan], "owner", [entry.uuid])
 
     rows = (await asyncio.to_thread(kept.since, "team", {"log": 0, "hot": 0})).rows
     assert rows and b"4711" not in b"".join(row.data for row in rows)

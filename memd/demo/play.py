@@ -226,6 +226,7 @@ EXCERPT_CHARACTERS = 260
 LINES_SHOWN = 4
 """Of the chunks on disk."""
 PROGRESS_EVERY = 12
+STORED_SECONDS_MAX = 60.0
 
 
 class Screen:
@@ -577,7 +578,10 @@ class _Stage:
             await self._pause(0.02)
         if not left_before:
             raise NotShown("no turn left the prompt although the conversation is longer than the window")
-        while not (contents := self._live_contents()):  # noqa: ASYNC110  # they are stored in the background
+        until = asyncio.get_running_loop().time() + STORED_SECONDS_MAX
+        while not (contents := self._live_contents()):  # they are stored in the background
+            if asyncio.get_running_loop().time() > until:
+                raise NotShown(f"nothing was stored within {STORED_SECONDS_MAX:.0f} s")
             await asyncio.sleep(0.05)
         lines = [Text.from_markup(f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}") for text in contents[:LINES_SHOWN]]
         lines.append(Text(f"… and {len(contents) - len(lines)} more", style="dim"))

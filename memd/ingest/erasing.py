@@ -394,6 +394,7 @@ class Eraser:
                     blocks = await _showing(topic.buffer, concern)
                     await topic.forget(erasure.message_digests, uuids, wiper, blocks)
                 entries = await asyncio.to_thread(topic.log.erase, uuids, erasure.mark, wiper)
+                await topic.follow()
                 if blocks := await _showing(topic.buffer, concern):  # of turns that had recalled it before
                     await topic.forget((), uuids, wiper, blocks)
                 await self._forget_shown(erasure, wiper, concern)
