@@ -455,15 +455,15 @@ class Scores:
         return np.asarray(np.where(scored > 0, waits, np.inf).min(axis=1), np.float32)
 
     def strong(self, rows: Rows, settings: RetrievalSettings) -> NDArray[np.bool_]:
-        """Whether chunks are worth showing: Helpful raises a chunk among others, and brings it to no other question;
-        Unhelpful counts three times, so that the third hides a perfect match."""
+        """Whether chunks are worth showing: those that match well, and what is near by itself though others outweigh it.
+        Helpful raises a chunk among others, and brings it to no other question; Unhelpful counts three times, so that
+        the third hides a perfect match."""
         multiplier = self._multiplier[rows]
         scored = np.minimum(self.score[rows], multiplier)  # no time undoes Unhelpful
         weight = np.minimum(multiplier**2, 1 / multiplier)
         near = self._parts[1][rows] * self._factor[0, rows] * multiplier
-        threshold = settings.min_score
-        is_near = near * weight >= max(threshold, SILENT_BELOW)
-        return np.asarray((scored * weight >= threshold) | is_near, np.bool_)
+        is_near = near * weight >= max(settings.min_score, SILENT_BELOW)
+        return np.asarray((scored * weight >= settings.min_score) | is_near, np.bool_)
 
     def parts(self, rows: Rows) -> list[Parts]:
         """The scores of chunks, explained."""
