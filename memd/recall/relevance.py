@@ -455,8 +455,8 @@ class Scores:
         return np.asarray(np.where(scored > 0, waits, np.inf).min(axis=1), np.float32)
 
     def strong(self, rows: Rows, settings: RetrievalSettings) -> NDArray[np.bool_]:
-        """Whether chunks are worth showing: those that match well, and what is near by itself though others outweigh it.
-        Helpful raises a chunk among others, and brings it to no other question; Unhelpful counts three times, so that
+        """Whether chunks are worth showing: those that match well, and what is near by itself though others outweigh
+        it. Helpful raises a chunk among others, and brings it to no other question; Unhelpful counts three times, so that
         the third hides a perfect match."""
         multiplier = self._multiplier[rows]
         scored = np.minimum(self.score[rows], multiplier)  # no time undoes Unhelpful
