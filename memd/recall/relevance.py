@@ -456,8 +456,8 @@ class Scores:
 
     def strong(self, rows: Rows, settings: RetrievalSettings) -> NDArray[np.bool_]:
         """Whether chunks are worth showing: those that match well, and what is near by itself though others outweigh
-        it. Helpful raises a chunk among others, and brings it to no other question; Unhelpful counts three times, so that
-        the third hides a perfect match."""
+        it. Helpful raises a chunk among others, and brings it to no other question; Unhelpful counts three times, so
+        that the third hides a perfect match."""
         multiplier = self._multiplier[rows]
         scored = np.minimum(self.score[rows], multiplier)  # no time undoes Unhelpful
         weight = np.minimum(multiplier**2, 1 / multiplier)
