@@ -6,9 +6,6 @@ through every API. A user message with tool results is parsed into several messa
 
     element  {"role": "user", "content": [tool_result a, tool_result b, text, image]}
     pieces        tool: [tool_result a]    tool: [tool_result b]    user: [text, image]
-
-The events of
-a reply are put together to a message of the API, which is parsed as an echo is.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadRequestBody
-from memd.messages import Message
+from memd.messages import Message, ToolCall
 from memd.wire import chat
 from memd.wire.api import Api, MessageCache, ModelRequest, objects_in, top_level
 from memd.wire.chat import with_text_in_front
@@ -32,10 +29,11 @@ from memd.wire.lenient_json import (
     decode_or_none,
     is_list,
     is_object,
+    lenient_text,
     text_or_empty,
     with_content,
 )
-from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, SseEvent, Usage, count_of, error_text
+from memd.wire.reply import CAPTURE_BYTES_MAX, Capture, Reply, SseEvent, Usage, count_of, error_text
 
 _PLACES = "memd_places"  # member of a piece: the places of its blocks in the element; never forwarded
 _TOOL_RESULT = b'"tool_result"'
@@ -74,8 +72,7 @@ def parse_message(raw: Raw | bytes) -> Message:
         members = OBJECT.decode(raw)
         if not is_list(members.get("content", Raw())):
             return chat.parse_message(raw)
-        translated = _translated(members.get("role"), LIST.decode(members["content"]))
-        return chat.parse_message(msgspec.json.encode(translated))
+        return _translated(lenient_text(members.get("role", Raw())), LIST.decode(members["content"]))
     except UNREADABLE as error:
         raise BadRequestBody(f"a message cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
 
@@ -134,37 +131,35 @@ def _input(arguments: str) -> Raw:
     return Raw((arguments.strip() or "{}").encode())
 
 
-def _translated(role: Raw | None, blocks: list[Raw]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": role if role is not None else "", "content": []}
-    calls: list[Any] = []
+def _translated(role: str, blocks: list[Raw]) -> Message:
+    parts: list[Raw] = []
+    calls: list[ToolCall] = []
     for raw in blocks:
         block = _block(raw)
         kind = bytes(block.type)
         if kind == _TOOL_RESULT:
-            content: Any = block.content
-            if is_list(content):
-                content = [_part(one, _block(one)) for one in LIST.decode(content)]
-            return {"role": "tool", **_present(tool_call_id=block.tool_use_id, content=content)}
+            is_text = not is_list(block.content)
+            inner = [] if is_text else [_part(one, _block(one)) for one in LIST.decode(block.content)]
+            text, attachments = (lenient_text(block.content), ()) if is_text else chat.content_of(inner)
+            return Message("tool", text, tool_call_id=lenient_text(block.tool_use_id), attachments=attachments)
         if kind == b'"tool_use"':
-            function = _present(name=block.name, arguments=block.input)
-            calls.append({**_present(id=block.id), "function": function})
+            calls.append(ToolCall(*map(lenient_text, (block.id, block.name, block.input))))
         elif kind not in _UNHASHED_TYPES:
-            message["content"].append(_part(raw, block))
-    return {**message, "tool_calls": calls}
+            parts.append(_part(raw, block))
+    text, attachments = chat.content_of(parts)
+    return Message(role, text, tuple(calls), attachments=attachments)
 
 
-def _part(raw: Raw, block: _ContentBlock) -> Any:
+def _part(raw: Raw, block: _ContentBlock) -> Raw:
     """Translate a block into a content part, without `cache_control`, which clients move from turn to turn."""
     kind = bytes(block.type)
-    if kind == b'"text"':
-        return {"type": "text", **_present(text=block.text)}
     if kind == b'"image"' and (url := _image_url(block.source)):
-        return {"type": "image_url", "image_url": {"url": url}}
-    if not kind:
+        return Raw(msgspec.json.encode({"type": "image_url", "image_url": {"url": url}}))
+    if not kind or kind == b'"text"':
         return raw
     members = OBJECT.decode(raw)
     members.pop("cache_control", None)
-    return members
+    return Raw(msgspec.json.encode(members))
 
 
 def _image_url(source: Raw) -> str:
@@ -175,45 +170,24 @@ def _image_url(source: Raw) -> str:
     return f"data:{image.media_type};base64,{image.data}" if image.type == "base64" else image.url
 
 
-def _present(**members: Any) -> dict[str, Any]:
-    """Leave out the members that are absent in the original: their empty bytes are no JSON."""
-    return {name: value for name, value in members.items() if not isinstance(value, Raw) or bytes(value)}
-
-
 _PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 
 
-class _AnthropicAnswer(msgspec.Struct, frozen=True):
-    """The members of a whole answer that memd reads."""
+class _AnthropicTold(msgspec.Struct, frozen=True):
+    """The members of a whole answer, or of an event, that memd reads."""
 
-    role: Any = None
+    type: Any = None
+    index: Any = 0
+    message: Any = None
     content: Any = None
+    content_block: Any = None
+    delta: Any = None
     stop_reason: Any = None
     usage: Any = None
     error: Any = None
 
 
-class _AnthropicEvent(msgspec.Struct, frozen=True):
-    type: Any = None
-    index: Any = 0
-    message: Any = None
-    content_block: Any = None
-    delta: Any = None
-    usage: Any = None
-    error: Any = None
-
-
-_answer_decoder = msgspec.json.Decoder(_AnthropicAnswer)
-_event_decoder = msgspec.json.Decoder(_AnthropicEvent)
-
-
-class _PartialBlock(msgspec.Struct):
-    """A content block whose deltas are still coming."""
-
-    block: dict[str, Any]
-    """The block as it began, without the member that the deltas lengthen."""
-    text: bytearray = msgspec.field(default_factory=bytearray)
-    """The member that the deltas lengthen: the text of a text block, the input of a tool call."""
+_told_decoder = msgspec.json.Decoder(_AnthropicTold)
 
 
 class AnthropicCapture(Capture):
@@ -221,43 +195,27 @@ class AnthropicCapture(Capture):
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         super().__init__(bytes_max)
-        self._started = False
-        self._stopped = False
         self._counts: dict[str, int] = {}
-        self._blocks: dict[int, _PartialBlock] = {}
-
-    @property
-    def finished(self) -> bool:
-        """See `Capture.finished`."""
-        return self.error is None and (self._stopped or self.finish_reason is not None)
 
     def take(self, event: SseEvent) -> bool:
         """See `Capture.take`: `memory_out` belongs in the first event, `message_start`."""
-        decoded = decode_or_none(_event_decoder, event.data)
-        if decoded is None:
+        told = decode_or_none(_told_decoder, event.data)
+        if told is None:
             return False
-        if decoded.type == "message_start" and isinstance(decoded.message, dict):
-            self._started = True
-            self._count(decoded.message.get("usage"))
-        elif decoded.type == "content_block_start" and isinstance(decoded.content_block, dict):
-            self._begin(decoded.index, decoded.content_block)
-        elif decoded.type == "content_block_delta" and isinstance(decoded.delta, dict):
-            self._grow(decoded.index, decoded.delta)
-        elif decoded.type == "message_delta" and isinstance(decoded.delta, dict):
-            self.finish_reason = text_or_empty(decoded.delta.get("stop_reason")) or self.finish_reason
-            self._count(decoded.usage)
-        elif decoded.type == "message_stop":
-            self._stopped = True
-        self.error = self.error or error_text(decoded.error)
-        return bool(decoded.type == "message_start")
-
-    def message(self) -> Message | None:
-        """See `Capture.message`."""
-        if not (self._started or self._blocks):
-            return None
-        message = _message([_block_now(self._blocks[index]) for index in sorted(self._blocks)])
-        is_one = message is not None and (self.finished or message.text or message.tool_calls or message.attachments)
-        return message if is_one else None
+        if told.type == "message_start" and isinstance(told.message, dict):
+            self._begun = True
+            self._count(told.message.get("usage"))
+        elif told.type == "content_block_start" and isinstance(told.content_block, dict):
+            self._begin(told.index, told.content_block)
+        elif told.type == "content_block_delta" and isinstance(told.delta, dict):
+            self._grow(told.index, told.delta)
+        elif told.type == "message_delta" and isinstance(told.delta, dict):
+            self.finish_reason = text_or_empty(told.delta.get("stop_reason")) or self.finish_reason
+            self._count(told.usage)
+        elif told.type == "message_stop":
+            self._ended = True
+        self.error = self.error or error_text(told.error)
+        return bool(told.type == "message_start")
 
     def _count(self, usage: Any) -> None:
         self._counts |= _counts(usage)
@@ -265,27 +223,27 @@ class AnthropicCapture(Capture):
 
     def _begin(self, index: Any, block: dict[str, Any]) -> None:
         kind = text_or_empty(block.get("type"))
-        if not isinstance(index, int) or index in self._blocks or kind in ("thinking", "redacted_thinking"):
+        if not isinstance(index, int) or index in self._parts or kind in ("thinking", "redacted_thinking"):
             return
-        partial = _PartialBlock({**block, "type": kind})
-        if kind == "text":
-            partial.block = {"type": kind}
-            size = 0
-        else:
-            size = len(msgspec.json.encode(partial.block))
-        if self._budget.take(STRUCTURE_BYTES + size):
-            self._blocks[index] = partial
-            partial.text += self._budget.cut(text_or_empty(block.get("text")) if kind == "text" else "")
+        size_bytes = 0 if kind == "text" else len(msgspec.json.encode(block))
+        part = self._part(index, is_call=kind == "tool_use", size_bytes=size_bytes)
+        if part is not None and kind == "text":
+            self._lengthen(part, text_or_empty(block.get("text")))
+        elif part is not None:
+            part.whole = _message([block])
+            part.call_id, part.name = text_or_empty(block.get("id")), text_or_empty(block.get("name"))
 
     def _grow(self, index: Any, delta: dict[str, Any]) -> None:
-        member = {"text_delta": "text", "input_json_delta": "partial_json"}.get(text_or_empty(delta.get("type")), "")
-        piece = text_or_empty(delta.get(member))
+        kind = text_or_empty(delta.get("type"))
+        piece = text_or_empty(delta.get({"text_delta": "text", "input_json_delta": "partial_json"}.get(kind, "")))
         if not piece or not isinstance(index, int):
             return
-        if index not in self._blocks and member == "text":
-            self._begin(index, {"type": "text"})  # the server sent no `content_block_start`
-        if index in self._blocks:
-            self._blocks[index].text += self._budget.cut(piece)
+        if kind == "text_delta":
+            self._begin(index, {"type": "text"})  # if the server sent no `content_block_start`
+        part = self._parts.get(index)
+        if part is not None and (part.is_call or part.whole is None):
+            part.whole = None  # the input that a call begins with is empty
+            self._lengthen(part, piece)
 
 
 def _message(content: list[Any]) -> Message | None:
@@ -293,13 +251,6 @@ def _message(content: list[Any]) -> Message | None:
         return parse_message(msgspec.json.encode({"role": "assistant", "content": content}))
     except (BadRequestBody, *UNREADABLE):
         return None
-
-
-def _block_now(partial: _PartialBlock) -> dict[str, Any]:
-    """Return the block as the client has it now. The input of a call stays text, because it may be incomplete."""
-    if partial.block["type"] == "text":
-        return {**partial.block, "text": partial.text.decode()}
-    return {**partial.block, "input": partial.text.decode()} if partial.text else partial.block
 
 
 def _counts(usage: Any) -> dict[str, int]:
@@ -396,7 +347,7 @@ class AnthropicApi(Api):
 
     def parse_reply(self, body: bytes) -> Reply:
         """See `Api.parse_reply`."""
-        answer = decode_or_none(_answer_decoder, body)
+        answer = decode_or_none(_told_decoder, body)
         if answer is None:
             return Reply(message=None)
         message = _message(answer.content) if isinstance(answer.content, list) else None

@@ -17,8 +17,8 @@ The results tell what belongs together: only calls that are answered right behin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from itertools import pairwise, takewhile
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, islice, pairwise, takewhile
 from typing import Any
 
 import msgspec
@@ -36,20 +36,20 @@ from memd.wire.lenient_json import (
     is_object,
     is_string,
     lenient_text,
-    mended,
-    text_or_empty,
     with_stand_ins,
 )
 from memd.wire.reply import (
     CAPTURE_BYTES_MAX,
     DONE,
-    STRUCTURE_BYTES,
     Capture,
     Reply,
+    ReplyPart,
     SseEvent,
     Usage,
     count_of,
     error_text,
+    joined_answer,
+    usage_of,
 )
 
 _WHITE_SPACE = b" \t\n\r"
@@ -102,7 +102,8 @@ def parse_message(raw: Raw | bytes) -> Message:
     in it is not valid Unicode (llama.cpp refuses such a body too)."""
     try:
         members = _members_decoder.decode(raw)
-        text, attachments = _content(bytes(members.content))
+        content = members.content
+        text, attachments = content_of(LIST.decode(content)) if is_list(content) else (lenient_text(content), ())
         return Message(
             role=lenient_text(members.role),
             text=joined_text(text, lenient_text(members.refusal)),
@@ -140,13 +141,11 @@ def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") 
     return Raw(msgspec.json.encode(members))
 
 
-def _content(content: bytes) -> tuple[str, tuple[bytes, ...]]:
-    """Return the text of a message's content and the digests of its parts that are not text."""
-    if not is_list(content):
-        return lenient_text(Raw(content)), ()
+def content_of(parts: Iterable[Raw]) -> tuple[str, tuple[bytes, ...]]:
+    """Return the text of a message's parts and the digests of those that are not text."""
     texts: list[str] = []
     attachments: list[bytes] = []
-    for raw in LIST.decode(content):
+    for raw in parts:
         text, digest = _part(raw)
         if digest is not None:
             attachments.append(digest)
@@ -198,45 +197,33 @@ def _function(call_id: str, encoded: bytes) -> ToolCall:
     return ToolCall(id=call_id, name=lenient_text(function.name), arguments=lenient_text(arguments))
 
 
-class _Head(msgspec.Struct, frozen=True, gc=False):
-    role: Any = None
-    tool_call_id: Any = None
-
-
-class _Call(msgspec.Struct, frozen=True, gc=False):
-    id: str = ""
-
-
-class _Part(msgspec.Struct, frozen=True, gc=False):
-    """The members that tell whether an element is part of an answer; one of another type is looked into no further."""
-
-    content: Any = None
-    refusal: Any = None
-    tool_calls: list[_Call] | None = None
-    function_call: None = None
-    name: Any = None
-
-    @property
-    def says_something(self) -> bool:
-        """Whether it has more than calls and white space."""
-        return bool(self.refusal) or bool(self.content.strip() if isinstance(self.content, str) else self.content)
-
-
-_head_decoder = msgspec.json.Decoder(_Head)
-_answer_part_decoder = msgspec.json.Decoder(_Part)
-
-
-def grouped(elements: Sequence[Raw]) -> list[Raw]:
-    """Join the elements of one answer, their JSON texts separated by commas; all others stay alone."""
+def grouped(elements: Sequence[Raw], messages: Sequence[Message]) -> list[Raw]:
+    """Join the elements of one answer, their JSON texts separated by commas; all others stay alone. `messages`: each
+    element by itself."""
     groups: list[Raw] = []
-    run: list[Raw] = []  # of the assistant's elements
-    roles = [_head(element).role for element in elements]
-    for position, element in enumerate(elements):
-        if run and not roles[position - 1] == roles[position] == "assistant":
-            groups += _with_answer_joined(run, elements, position)
-            run = []
-        run.append(element)
-    return groups + _with_answer_joined(run, elements, len(elements))
+    for role, run in groupby(range(len(elements)), key=lambda place: messages[place].role):
+        places = [*run]
+        start = _answer_start(messages, places) if role == "assistant" else places[-1] + 1
+        groups += elements[places[0] : start]
+        if start <= places[-1]:
+            groups.append(Raw(b",".join(map(bytes, elements[start : places[-1] + 1]))))
+    return groups
+
+
+def _answer_start(messages: Sequence[Message], run: Sequence[int]) -> int:
+    """Where the answer begins with which a run of the assistant's messages ends; behind the run, if it has no calls."""
+    end = run[-1] + 1
+    results = takewhile(lambda one: one.role in RESULT_ROLES, islice(messages, end, None))
+    answered = {one.tool_call_id for one in results} - {""}
+    start, texts, has_calls, names = end, 0, False, set[str]()
+    for place in reversed(run):
+        message = messages[place]
+        texts += bool(message.text.strip())
+        names |= {message.name} - {""}
+        if texts > 1 or len(names) > 1 or not answered.issuperset(call.id for call in message.tool_calls):
+            break
+        start, has_calls = place, has_calls or bool(message.tool_calls)
+    return start if has_calls else end
 
 
 def elements_of(raw: Raw | bytes) -> list[Raw]:
@@ -252,42 +239,6 @@ def parse_elements(raw: Raw | bytes) -> Message:
     """Parse the elements of one message, see `elements_of`. Raises BadRequestBody: not JSON objects, or text in them is
     not valid Unicode."""
     return joined_answer([parse_message(element) for element in elements_of(raw)])
-
-
-def joined_answer(parts: Sequence[Message]) -> Message:
-    """Join the parts of one answer; a single message stays as it is."""
-    if len(parts) == 1:
-        return parts[0]
-    return Message(
-        role="assistant",
-        text="\n".join(part.text for part in parts if part.text),
-        tool_calls=tuple(call for part in parts for call in part.tool_calls),
-        name=next((part.name for part in parts if part.name), ""),
-        attachments=tuple(digest for part in parts for digest in part.attachments),
-    )
-
-
-def _head(element: Raw) -> _Head:
-    return decode_or_none(_head_decoder, element) or _Head()
-
-
-def _with_answer_joined(run: list[Raw], elements: Sequence[Raw], end: int) -> list[Raw]:
-    """A run of the assistant's elements, which ends before `end`, with those joined that are one answer."""
-    if len(run) < 2:
-        return run
-    heads = takewhile(lambda head: head.role in RESULT_ROLES, map(_head, elements[end:]))
-    answered = {text_or_empty(head.tool_call_id) for head in heads} - {""}
-    start, texts, calls, names = len(run), 0, 0, set[str]()
-    for position in reversed(range(len(run))):
-        part = decode_or_none(_answer_part_decoder, run[position])
-        if part is None:
-            break
-        texts += part.says_something
-        names |= {text_or_empty(part.name)} - {""}
-        if texts > 1 or len(names) > 1 or not answered.issuperset(call.id for call in part.tool_calls or ()):
-            break
-        start, calls = position, calls + len(part.tool_calls or ())
-    return [*run[:start], Raw(b",".join(map(bytes, run[start:])))] if calls and start < len(run) else run
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -309,12 +260,8 @@ class _ChatAnswer(msgspec.Struct, frozen=True):
 _answer_decoder = msgspec.json.Decoder(_ChatAnswer)
 
 
-class _PartialCall(msgspec.Struct):
-    """A tool call whose deltas are still coming."""
-
-    id: str = ""
-    name: str = ""
-    arguments: bytearray = msgspec.field(default_factory=bytearray)
+_TEXT, _REFUSAL, _FUNCTION = -3, -2, -1
+"""The places of an answer's parts in front of its calls; the last is a call in the older form."""
 
 
 class ChatCapture(Capture):
@@ -322,23 +269,12 @@ class ChatCapture(Capture):
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         super().__init__(bytes_max)
-        self.done = False
-        """Whether `[DONE]` has come."""
-        self._role = ""
-        self._content = bytearray()
-        self._refusal = bytearray()
-        self._calls: dict[int, _PartialCall] = {}
-        self._function_call: _PartialCall | None = None
-
-    @property
-    def finished(self) -> bool:
-        """See `Capture.finished`."""
-        return self.error is None and (self.done or self.finish_reason is not None)
+        self._text = self._parts[_TEXT] = ReplyPart()
 
     def take(self, event: SseEvent) -> bool:
         """See `Capture.take`: `memory_out` belongs in a chunk that has a choice; in others it breaks clients."""
         if event.data.strip() == DONE:
-            self.done = True
+            self._ended = True
             return False
         answer = decode_or_none(_answer_decoder, event.data)
         if answer is None:
@@ -355,66 +291,44 @@ class ChatCapture(Capture):
                     self._take_delta(choice.delta)
         return bool(answer.choices)
 
-    def message(self) -> Message | None:
-        """See `Capture.message`."""
-        calls = [self._calls[index] for index in sorted(self._calls)]
-        if self._function_call is not None:
-            calls.append(self._function_call)
-        text = mended(joined_text(self._content.decode(), self._refusal.decode()))
-        if not text and not calls and not (self.finished and self._role):
-            return None
-        tool_calls = tuple(ToolCall(call.id, call.name, mended(call.arguments.decode())) for call in calls)
-        return Message(role=self._role or "assistant", text=text, tool_calls=tool_calls)
-
     def _take_delta(self, delta: dict[str, Any]) -> None:
-        self._role = self._role or _text(delta.get("role")) or "assistant"
-        self._append(self._content, _text(delta.get("content")))
+        self._begun = True
+        self._lengthen(self._text, _text(delta.get("content")))
         if len(delta) == 1 and "content" in delta:  # nearly every delta of a stream
             return
-        self._append(self._refusal, _text(delta.get("refusal")))
+        if refusal := _text(delta.get("refusal")):
+            self._lengthen(self._parts.setdefault(_REFUSAL, ReplyPart()), refusal)
         calls = delta.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             if isinstance(call, dict):
                 self._take_call(call)
-        function = delta.get("function_call")
-        if isinstance(function, dict):
-            if self._function_call is None:
-                self._function_call = self._new_call()
-            self._take_function(self._function_call, function)
+        if isinstance(function := delta.get("function_call"), dict):
+            self._take_function(self._part(_FUNCTION, is_call=True), function)
 
     def _take_call(self, delta: dict[str, Any]) -> None:
         """Capture a tool-call delta; without `index` it belongs to the last call, or with an id begins a new one."""
         index = delta.get("index")
-        if not isinstance(index, int):
-            index = max(self._calls, default=-1) + (1 if delta.get("id") or not self._calls else 0)
-        call = self._calls.get(index)
-        if call is None:
-            call = self._new_call()
-            if call is None:
-                return
-            self._calls[index] = call
-        call.id = call.id or self._budget.cut(_text(delta.get("id"))).decode()
+        if not isinstance(index, int) or index < 0:
+            index = max(0, self._next_place - (not delta.get("id")))
+        call = self._part(index, is_call=True)
+        if call is not None:
+            self._name(call, _text(delta.get("id")), "")
         for member in ("function", "custom"):
-            function = delta.get(member)
-            if isinstance(function, dict):
+            if isinstance(function := delta.get(member), dict):
                 self._take_function(call, function)
 
-    def _take_function(self, call: _PartialCall | None, function: dict[str, Any]) -> None:
+    @property
+    def _next_place(self) -> int:
+        return max(0, *(place + 1 for place in self._parts if isinstance(place, int)))
+
+    def _take_function(self, call: ReplyPart | None, function: dict[str, Any]) -> None:
         if call is None:
             return
-        if not call.name:
-            call.name = self._budget.cut(_text(function.get("name"))).decode()
+        self._name(call, "", _text(function.get("name")))
         arguments = function.get("arguments", function.get("input"))
         if isinstance(arguments, dict):
             arguments = msgspec.json.encode(arguments).decode()
-        self._append(call.arguments, _text(arguments))
-
-    def _new_call(self) -> _PartialCall | None:
-        """Begin a tool call; None if the budget is spent."""
-        return _PartialCall() if self._budget.take(STRUCTURE_BYTES) else None
-
-    def _append(self, kept: bytearray, piece: str) -> None:
-        kept += self._budget.cut(piece)
+        self._lengthen(call, _text(arguments))
 
 
 def assistant_message(raw: Raw, parse: Callable[[Raw], Message] = parse_message) -> Message | None:
@@ -439,17 +353,13 @@ def parsed_or_none(raw: Raw, parse: Callable[[Raw], Message]) -> Message | None:
 
 def _usage(answer: _ChatAnswer) -> Usage | None:
     """Read OpenAI's `usage`, else llama.cpp's `timings`: prompt_n tokens were evaluated, cache_n were cached."""
-    usage = answer.usage if isinstance(answer.usage, dict) else {}
+    usage = usage_of(answer.usage, "prompt_tokens", "completion_tokens")
     timings = answer.timings if isinstance(answer.timings, dict) else {}
-    details = usage.get("prompt_tokens_details")
-    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
     cache_n, prompt_n = count_of(timings.get("cache_n")), count_of(timings.get("prompt_n"))
-    cached = cache_n if cached is None else cached
-    prompt_tokens = count_of(usage.get("prompt_tokens"))
-    if prompt_tokens is not None:
-        return Usage(prompt_tokens, count_of(usage.get("completion_tokens")), cached)
+    if usage is not None:
+        return usage if usage.cached_tokens is not None else msgspec.structs.replace(usage, cached_tokens=cache_n)
     if prompt_n is not None and cache_n is not None:
-        return Usage(prompt_n + cache_n, count_of(timings.get("predicted_n")), cached)
+        return Usage(prompt_n + cache_n, count_of(timings.get("predicted_n")), cache_n)
     return None
 
 
@@ -478,7 +388,7 @@ class ChatApi(Api):
         members = top_level(body)
         request = self.request(body, members, elements := list_in(members, self.list_name), cache)
         are_apart = not any(one.role == other.role == "assistant" for one, other in pairwise(request.messages))
-        return request if are_apart else self.request(body, members, grouped(elements), cache)
+        return request if are_apart else self.request(body, members, grouped(elements, request.messages), cache)
 
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`."""

@@ -94,7 +94,7 @@ class OllamaCapture(ChatCapture):
         self.usage = line.usage or self.usage
         self.error = self.error or error_text(line.error)
         if line.done is True:
-            self.done = True
+            self._ended = True
             self.finish_reason = text_or_empty(line.done_reason) or self.finish_reason
         delta = decode_or_none(_delta_decoder, line.message)
         if delta is None:
@@ -103,7 +103,7 @@ class OllamaCapture(ChatCapture):
         self._take_delta(delta)
         for call in calls if isinstance(calls, list) else ():
             if isinstance(call, dict):
-                self._take_call({**call, "id": "", "index": len(self._calls)})
+                self._take_call({**call, "id": "", "index": self._next_place})
         return True
 
 

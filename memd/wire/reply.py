@@ -20,8 +20,9 @@ from typing import Any
 import msgspec
 
 from memd.errors import MemdError
-from memd.messages import Message
+from memd.messages import Message, ToolCall
 from memd.wire.content_codings import BadCoding, TooLarge, Unpacker
+from memd.wire.lenient_json import mended
 from memd.wire.sideband import MemoryOut, encode_memory_out
 
 EVENT_BYTES_MAX = 4 * 1024 * 1024  # a last event may repeat the whole prompt and reply (llama.cpp's __verbose)
@@ -167,14 +168,40 @@ class ByteBudget:
         return True
 
 
+class ReplyPart(msgspec.Struct):
+    """A text or a call of a reply, whose deltas are still coming."""
+
+    is_call: bool = False
+    call_id: str = ""
+    name: str = ""
+    text: bytearray = msgspec.field(default_factory=bytearray)
+    """The text, or the arguments of the call."""
+    whole: Message | None = None
+    """The whole of it, where that came at once."""
+
+    def message(self) -> Message:
+        """The part as a message of its own."""
+        if self.whole is not None:
+            return self.whole
+        text = mended(self.text.decode())
+        if self.is_call:
+            return Message("assistant", "", (ToolCall(self.call_id, self.name, text),))
+        return Message("assistant", text)
+
+
 class Capture:
-    """Puts a reply together from the events of one stream."""
+    """Puts a reply together from the events of one stream; each API has its own."""
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         self.error: str | None = None
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self._budget = ByteBudget(bytes_max)
+        self._parts: dict[int | str, ReplyPart] = {}
+        """By place, else by a name."""
+        self._begun = False
+        """Whether a message has come, though nothing be said in it."""
+        self._ended = False
 
     @property
     def truncated(self) -> bool:
@@ -184,7 +211,7 @@ class Capture:
     @property
     def finished(self) -> bool:
         """Whether the reply came to its end."""
-        raise NotImplementedError
+        return self.error is None and (self._ended or self.finish_reason is not None)
 
     def take(self, event: SseEvent) -> bool:
         """Capture the next event; return whether `memory_out` belongs in it."""
@@ -192,7 +219,11 @@ class Capture:
 
     def message(self) -> Message | None:
         """Return the assistant's message so far; None if nothing of it has come."""
-        raise NotImplementedError
+        places = sorted(self._parts, key=lambda key: key if isinstance(key, int) else 0)
+        message = joined_answer([self._parts[place].message() for place in places])
+        says = message.text or message.tool_calls or message.attachments
+        is_one = says or (self.finished and (self._begun or self._parts))
+        return msgspec.structs.replace(message, role="assistant") if is_one else None
 
     def reply(self, interrupted: bool = False) -> Reply:
         """Return the reply so far; `interrupted` marks one that did not come to its end."""
@@ -200,6 +231,43 @@ class Capture:
         if message is not None and interrupted:
             message = msgspec.structs.replace(message, interrupted=True)
         return Reply(message, self.usage, self.finish_reason, self.error)
+
+    def _part(self, key: int | str, *, is_call: bool = False, size_bytes: int = 0) -> ReplyPart | None:
+        """The part at this place, a new one of `size_bytes` if there is none; None: the budget is spent."""
+        part = self._parts.get(key)
+        if part is None and self._budget.take(STRUCTURE_BYTES + size_bytes):
+            part = self._parts[key] = ReplyPart(is_call)
+        return part
+
+    def _lengthen(self, part: ReplyPart, piece: str) -> None:
+        part.text += self._budget.cut(piece)
+
+    def _name(self, part: ReplyPart, call_id: str, name: str) -> None:
+        """Note whose call it is, as far as that is not known yet."""
+        part.call_id = part.call_id or self._budget.cut(call_id).decode()
+        part.name = part.name or self._budget.cut(name).decode()
+
+
+def joined_answer(parts: Sequence[Message]) -> Message:
+    """Join the parts of one answer; a single message stays as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    return Message(
+        role="assistant",
+        text="\n".join(part.text for part in parts if part.text),
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+        name=next((part.name for part in parts if part.name), ""),
+        attachments=tuple(digest for part in parts for digest in part.attachments),
+    )
+
+
+def usage_of(usage: Any, prompt: str, completion: str) -> Usage | None:
+    """Read the `usage` of OpenAI's APIs, whose members have these names; None if it has none of the prompt."""
+    told = usage if isinstance(usage, dict) else {}
+    details = told.get(f"{prompt}_details")
+    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
+    prompt_tokens = count_of(told.get(prompt))
+    return None if prompt_tokens is None else Usage(prompt_tokens, count_of(told.get(completion)), cached)
 
 
 def count_of(value: Any) -> int | None:

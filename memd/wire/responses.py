@@ -22,7 +22,7 @@ from msgspec import Raw
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall, canonical_arguments
 from memd.wire.api import Api, MessageCache, ModelRequest, objects_in, top_level
-from memd.wire.chat import joined_answer, joined_text, parse_message, parsed_or_none, with_text_in_front
+from memd.wire.chat import content_of, parsed_or_none, with_text_in_front
 from memd.wire.lenient_json import (
     LIST,
     UNREADABLE,
@@ -31,10 +31,19 @@ from memd.wire.lenient_json import (
     is_object,
     is_string,
     lenient_text,
-    mended,
     text_or_empty,
 )
-from memd.wire.reply import CAPTURE_BYTES_MAX, STRUCTURE_BYTES, Capture, Reply, SseEvent, Usage, count_of, error_text
+from memd.wire.reply import (
+    CAPTURE_BYTES_MAX,
+    Capture,
+    Reply,
+    ReplyPart,
+    SseEvent,
+    Usage,
+    error_text,
+    joined_answer,
+    usage_of,
+)
 
 _ASSISTANT = "assistant"
 _WITHOUT_CONTENT = frozenset({"reasoning", "item_reference"})
@@ -84,7 +93,7 @@ def parse_items(raw: Raw | bytes) -> Message:
     """Parse the items of one message, `raw` being their JSON texts joined by commas, or the string of a user. Raises
     BadRequestBody: not JSON objects, or text in them is not valid Unicode."""
     if is_string(raw):
-        return parse_message(msgspec.json.encode({"role": "user", "content": Raw(raw)}))
+        return parse_item(_items(Raw(raw)))
     try:
         items = LIST.decode(b"[%b]" % bytes(raw))
     except UNREADABLE as error:
@@ -96,7 +105,7 @@ def parse_item(raw: Raw | bytes) -> Message:
     """Parse one item into a message. Raises BadRequestBody: not a JSON object, or text in it is not valid Unicode."""
     item, kind = _decoded(raw)
     try:
-        return parse_message(msgspec.json.encode(_as_chat(item, kind, bytes(raw))))
+        return _translated(item, kind, bytes(raw))
     except UNREADABLE as error:
         raise BadRequestBody(f"an item cannot be read: {error}") from error
 
@@ -115,41 +124,38 @@ def _decoded(raw: Raw | bytes) -> tuple[_ItemMembers, str]:
         raise BadRequestBody(f"an item cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
 
 
-def _as_chat(item: _ItemMembers, kind: str, encoded: bytes) -> dict[str, Any]:
+def _translated(item: _ItemMembers, kind: str, encoded: bytes) -> Message:
+    name, call_id = lenient_text(item.name), lenient_text(item.call_id)
     if kind == "message":
-        return {"role": _or_null(item.role), "content": _content(item.content), "name": _or_null(item.name)}
+        text, attachments = _content(item.content)
+        return Message(lenient_text(item.role), text, name=name, attachments=attachments)
     if kind.endswith("_output"):
-        return {"role": "tool", "content": _content(item.output), "tool_call_id": _or_null(item.call_id)}
+        text, attachments = _content(item.output)
+        return Message("tool", text, tool_call_id=call_id, attachments=attachments)
     if kind in _WITHOUT_CONTENT:
-        return {"role": _ASSISTANT}
-    name = _or_null(item.name)
-    if kind == "function_call":
-        call: dict[str, Any] = {"function": {"name": name, "arguments": _or_null(item.arguments)}}
-    elif kind == "custom_tool_call":
-        call = {"custom": {"name": name, "input": _or_null(item.input)}}
-    else:  # of a vendor's own tools: one part, whatever the order of its members
-        return {"role": _ASSISTANT, "content": [Raw(canonical_arguments(encoded.decode()).encode())]}
-    return {"role": _ASSISTANT, "tool_calls": [{"id": _or_null(item.call_id), **call}]}
+        return Message(_ASSISTANT, "")
+    if kind in ("function_call", "custom_tool_call"):
+        said = item.arguments if kind == "function_call" else item.input
+        return Message(_ASSISTANT, "", (ToolCall(call_id, name, lenient_text(said)),))
+    # Of a vendor's own tools: one part, whatever the order of its members.
+    text, attachments = content_of([Raw(canonical_arguments(encoded.decode()).encode())])
+    return Message(_ASSISTANT, text, attachments=attachments)
 
 
-def _content(raw: Raw) -> Any:
-    """Translate a message's content: images as in chat completions."""
-    if not is_list(raw):
-        return _or_null(raw)
-    return [_part(part) for part in LIST.decode(raw)]
+def _content(raw: Raw) -> tuple[str, tuple[bytes, ...]]:
+    """The text of a message's content and the digests of the rest, images as in chat completions."""
+    return content_of(map(_part, LIST.decode(raw))) if is_list(raw) else (lenient_text(raw), ())
 
 
-def _part(raw: Raw) -> Any:
+def _part(raw: Raw) -> Raw:
     """Translate a content part; an image gets the digest that it has through chat completions from most clients."""
-    if not is_object(raw):
-        return raw
-    image = _image_decoder.decode(raw)
+    image = _image_decoder.decode(raw) if is_object(raw) else _ImagePart()
     if image.type != "input_image" or not isinstance(image.image_url, str):
         return raw
     url: dict[str, Any] = {"url": image.image_url}
     if image.detail not in (None, "auto"):  # the default, which chat clients omit and responses clients must write
         url["detail"] = image.detail
-    return {"type": "image_url", "image_url": url}
+    return Raw(msgspec.json.encode({"type": "image_url", "image_url": url}))
 
 
 def _items_of(message: Message) -> Iterable[dict[str, Any]]:
@@ -166,15 +172,11 @@ def _items_of(message: Message) -> Iterable[dict[str, Any]]:
         yield {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
 
 
-def _or_null(raw: Raw) -> Raw | None:
-    return raw if bytes(raw) else None
-
-
 CONCLUSIONS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 """The types of the event that ends a stream and contains the whole response."""
 
-_TEXT_DELTAS = frozenset(
-    f"response.{what}.delta" for what in ("output_text", "function_call_arguments", "custom_tool_call_input")
+_DELTAS = frozenset(
+    f"response.{what}.delta" for what in ("output_text", "refusal", "function_call_arguments", "custom_tool_call_input")
 )
 
 
@@ -210,38 +212,12 @@ _item_head_decoder = msgspec.json.Decoder(_ItemHead)
 _response_decoder = msgspec.json.Decoder(_Response)
 
 
-class _PartialItem(msgspec.Struct):
-    """An item whose deltas are still coming, or the message that it became."""
-
-    calls: bool = False
-    call_id: str = ""
-    name: str = ""
-    text: bytearray = msgspec.field(default_factory=bytearray)
-    """The text, or the arguments of the call."""
-    refusal: bytearray = msgspec.field(default_factory=bytearray)
-    done: Message | None = None
-
-    def message(self) -> Message:
-        if self.done is not None:
-            return self.done
-        text = mended(self.text.decode())
-        if self.calls:
-            return Message("assistant", "", (ToolCall(self.call_id, self.name, text),))
-        return Message("assistant", joined_text(text, mended(self.refusal.decode())))
-
-
 class ResponsesCapture(Capture):
-    """Captures the reply of one stream."""
+    """Captures the reply of one stream; one that ended at its bound on tokens is finished too."""
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         super().__init__(bytes_max)
-        self._items: dict[int | str, _PartialItem] = {}
-        self._last: _PartialItem | None = None
-
-    @property
-    def finished(self) -> bool:
-        """See `Capture.finished`; a reply that ended at its bound on tokens counts."""
-        return self.error is None and self.finish_reason is not None
+        self._last: ReplyPart | None = None
 
     def take(self, event: SseEvent) -> bool:
         """See `Capture.take`: `memory_out` belongs in the event that ends the stream, which clients keep."""
@@ -258,67 +234,43 @@ class ResponsesCapture(Capture):
         elif kind == "response.output_item.done":
             self._close(self._open(decoded), decoded.item)
         elif isinstance(decoded.delta, str):
-            self._lengthen(kind, decoded)
+            key = _key(decoded.output_index, decoded.item_id)
+            item = self._last if key is None else self._parts.get(key)
+            if kind in _DELTAS and item is not None and item.whole is None:
+                self._lengthen(item, decoded.delta)
         else:
             self.error = self.error or error_text(decoded.error)
         return kind in CONCLUSIONS
 
-    def message(self) -> Message | None:
-        """See `Capture.message`."""
-        messages = [item.message() for item in self._items.values()]
-        if not messages:
-            return None
-        message = joined_answer(messages)
-        if not (message.text or message.tool_calls or self.finished):
-            return None
-        return msgspec.structs.replace(message, role="assistant")
-
-    def _open(self, event: _ResponsesEvent) -> _PartialItem | None:
+    def _open(self, event: _ResponsesEvent) -> ReplyPart | None:
         """Return the item of an event, a new one if it is not known; None if the budget is spent."""
         head = decode_or_none(_item_head_decoder, event.item)
         if head is None:
             return None
         key = _key(event.output_index, event.item_id, head.id, head.call_id)
-        if key is None:
-            key = len(self._items)
-        item = self._items.get(key)
-        if item is None:
-            if not self._budget.take(STRUCTURE_BYTES):
-                return None
-            item = self._items[key] = _PartialItem()
-            item.calls = text_or_empty(head.type).endswith("_call")
-            item.call_id = self._budget.cut(text_or_empty(head.call_id)).decode()
-            item.name = self._budget.cut(text_or_empty(head.name)).decode()
-        self._last = item
+        is_call = text_or_empty(head.type).endswith("_call")
+        item = self._part(len(self._parts) if key is None else key, is_call=is_call)
+        if item is not None:
+            self._last = item
+            self._name(item, text_or_empty(head.call_id), text_or_empty(head.name))
         return item
 
-    def _lengthen(self, kind: str, event: _ResponsesEvent) -> None:
-        key = _key(event.output_index, event.item_id)
-        item = self._last if key is None else self._items.get(key)
-        if item is None or item.done is not None:
-            return
-        if kind in _TEXT_DELTAS:
-            item.text += self._budget.cut(event.delta)
-        elif kind == "response.refusal.delta":
-            item.refusal += self._budget.cut(event.delta)
-
-    def _close(self, item: _PartialItem | None, raw: Raw) -> None:
+    def _close(self, item: ReplyPart | None, raw: Raw) -> None:
         """Replace what the deltas of an item gave by the whole item, if the budget allows it."""
         message = parsed_or_none(raw, parse_item)
-        if item is None or message is None or item.done is not None:
+        if item is None or message is None or item.whole is not None:
             return
         size = len(message.text.encode()) + sum(len(call.arguments.encode()) for call in message.tool_calls)
-        if not self._budget.exceeded and self._budget.take(size - len(item.text) - len(item.refusal)):
-            item.done = message
+        if not self._budget.exceeded and self._budget.take(size - len(item.text)):
+            item.whole = message
             item.text.clear()
-            item.refusal.clear()
 
     def _conclude(self, event: _ResponsesEvent) -> None:
         self.finish_reason = event.type.rpartition(".")[2]  # `completed`, `incomplete` or `failed`
         response = decode_or_none(_response_decoder, event.response) or _Response()
         self.usage = _usage(response) or self.usage
         self.error = self.error or _failure(response, self.finish_reason)
-        if not self._items:  # the server sent nothing but the whole response
+        if not self._parts:  # the server sent nothing but the whole response
             for place, raw in enumerate(_output_of(response)):
                 self._close(self._open(_ResponsesEvent(item=raw, output_index=place)), raw)
 
@@ -335,11 +287,7 @@ def _output_of(response: _Response) -> list[Raw]:
 
 
 def _usage(response: _Response) -> Usage | None:
-    usage = response.usage if isinstance(response.usage, dict) else {}
-    details = usage.get("input_tokens_details")
-    cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
-    prompt_tokens = count_of(usage.get("input_tokens"))
-    return None if prompt_tokens is None else Usage(prompt_tokens, count_of(usage.get("output_tokens")), cached)
+    return usage_of(response.usage, "input_tokens", "output_tokens")
 
 
 def _failure(response: _Response, status: str | None) -> str | None:
