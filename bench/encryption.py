@@ -33,7 +33,7 @@ from vectors import embedded, mixed
 from memd.embedding.loading import load_embedder
 from memd.recall.columns import sources_of
 from memd.settings.model import EmbeddingSettings, EncryptionSettings
-from memd.store.encryption.opening import disk_for
+from memd.store.encryption.disk import disk_for
 from memd.store.log.columns import Floats
 from memd.store.store import ModelId, Store, StoreShared, TopicLog
 

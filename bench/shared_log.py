@@ -42,7 +42,7 @@ from overhead_targets import resident_bytes, serving  # noqa: E402
 from postgres_server import PostgresServer, running_postgres  # noqa: E402
 from store import DIMENSION, GROUP, SEGMENT_ENTRIES, drafts  # noqa: E402
 
-from memd.store.shared.postgres import PostgresLog  # noqa: E402
+from memd.store.shared.postgres import SharedLog  # noqa: E402
 from memd.store.shared.shared_topic import SharedTopicLog  # noqa: E402
 from memd.store.store import ModelId, Store, StoreShared, TopicLog  # noqa: E402
 
@@ -58,10 +58,10 @@ def appends(folder: Path, postgres: PostgresServer, rounds: int) -> Figures:
     """Milliseconds of durable appends of GROUP chunks, and of `since` with nothing new and with one group."""
     chosen, times = np.random.default_rng(1), dict[str, list[float]]()
     with ExitStack() as stack:
-        kept = [stack.enter_context(closing(PostgresLog(postgres.database("appends")))) for _ in range(1)]
-        kept.append(stack.enter_context(closing(PostgresLog(kept[0]._url))))
+        kept = [stack.enter_context(closing(SharedLog(postgres.database("appends")))) for _ in range(1)]
+        kept.append(stack.enter_context(closing(SharedLog(kept[0]._url))))
 
-        def opened(name: str, one: PostgresLog | None = None) -> TopicLog:
+        def opened(name: str, one: SharedLog | None = None) -> TopicLog:
             own = StoreShared(model=ModelId(DIMENSION, "bench"), segment_entries_max=SEGMENT_ENTRIES)
             return stack.enter_context(closing(Store(folder / name, own, kept=one))).topic("team")
 

@@ -23,7 +23,7 @@ from memd.store.bucket.objects import FILES, ROUNDS, Bucket
 from memd.store.bucket.restoring import RestoreReport, restore
 from memd.store.bucket.writing import BucketTender, BucketWriter, MovedMeanwhile, NotingDisk
 from memd.store.disk import LocalDisk, Room, Wiper, replace_file
-from memd.store.encryption.opening import disk_for
+from memd.store.encryption.disk import disk_for
 from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.layout import RESTORING_NAME
 from memd.store.log.format import HEADER_BYTES

@@ -17,7 +17,7 @@ from postgres_server import PostgresServer
 from memd.cli.check import CheckResult
 from memd.cli.check.data import DatabaseServer, told_of
 from memd.cli.check.report import outcomes
-from memd.store.shared.postgres import SCHEMA_VERSION, PostgresLog
+from memd.store.shared.postgres import SCHEMA_VERSION, SharedLog
 
 pytestmark = pytest.mark.process
 GOOD = DatabaseServer(
@@ -98,7 +98,7 @@ def test_a_cluster_is_checked_before_there_is_anything_in_it(settings: dict[str,
 
 def test_a_user_who_may_only_read_is_told(settings: dict[str, Any], tmp_path: Path) -> None:
     url = settings["cluster"]["database"]
-    with closing(PostgresLog(url)) as kept:
+    with closing(SharedLog(url)) as kept:
         kept.connect()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE ROLE reader LOGIN")

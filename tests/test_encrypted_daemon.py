@@ -22,8 +22,8 @@ from memd.cli.main import main
 from memd.errors import WrongKey
 from memd.settings.model import EncryptionSettings
 from memd.store.disk import LocalDisk
+from memd.store.encryption.disk import disk_for
 from memd.store.encryption.key_files import MasterKey, new_key_file
-from memd.store.encryption.opening import disk_for
 from memd.store.layout import topic_ids_in
 from memd.store.tools.export import exported_entries
 

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import itertools
 import random
+import secrets
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -35,9 +36,8 @@ from encrypted_files import DIRECTORY_KEY, EncryptedCrashFiles
 from memd.errors import CorruptFile, DiskFull, ForeignFile, StoreError, StoreLocked, WrongKey
 from memd.settings.model import EncryptionSettings
 from memd.store.disk import LocalDisk, replace_file
-from memd.store.encryption import frames
 from memd.store.encryption.converting import decrypt, encrypt, rekey
-from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
+from memd.store.encryption.disk import EncryptedDisk, KeyRing, disk_for, encrypted_disk
 from memd.store.encryption.frames import (
     FRAME_OVERHEAD,
     NONCE_BYTES,
@@ -45,9 +45,9 @@ from memd.store.encryption.frames import (
     DataKey,
     FrameTable,
     frame_at,
+    frames_of,
 )
 from memd.store.encryption.key_files import MasterKey
-from memd.store.encryption.opening import disk_for, encrypted_disk
 from memd.store.erasure import Erasure
 from memd.store.layout import (
     CONVERSION_NAME,
@@ -299,18 +299,19 @@ def test_a_plain_file_among_encrypted_ones_is_refused() -> None:
 
 
 def test_a_file_that_was_cut_between_two_looks_at_it_has_a_size_all_the_same() -> None:
-    assert FrameTable(DataKey(bytes(32)), lambda offset, length: b"").size(500) == 500 - HEADER_BYTES
+    assert FrameTable(DataKey(bytes(32)), lambda pieces: [b""] * len(pieces)).size(500) == 500 - HEADER_BYTES
 
 
-def test_the_bytes_of_a_frame_are_those_of_the_format() -> None:
+def test_the_bytes_of_a_frame_are_those_of_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
     key, salt = DataKey(bytes(range(32))), bytes(16)
     counter = itertools.count()
 
     def given(length: int) -> bytes:
         return bytes(next(counter) % 256 for _ in range(length))
 
-    first, number = frames.encrypt(key, salt, b"hello", start=0, number=0, random=given)
-    second, _ = frames.encrypt(key, salt, b"\x01" * (PIECE_BYTES + 1), start=5, number=number, random=given)
+    monkeypatch.setattr(secrets, "token_bytes", given)
+    [first] = frames_of(b"hello", key, salt, start=0, number=0)
+    second = b"".join(frames_of(b"\x01" * (PIECE_BYTES + 1), key, salt, start=5, number=1))
     assert key.id.hex() == "1ec275cc3c7e1011"
     wanted = (
         "8f6d64e50500000000000000000000000000000000000000000000000000000000000000000102030405060708090a0b"

@@ -33,7 +33,7 @@ from memd.store.layout import CLUSTER_NAME, TopicLayout
 from memd.store.log.format import encode_record
 from memd.store.log.journal import payloads_in, read_journal
 from memd.store.shared.moving import Step, into_folder, into_log
-from memd.store.shared.seam import SharedLog
+from memd.store.shared.postgres import SharedLog
 from memd.store.store import ModelId, Store, StoreShared
 from memd.store.tools.verify import verify
 

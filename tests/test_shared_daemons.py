@@ -19,7 +19,7 @@ from postgres_server import PostgresServer
 from recording_upstream import RecordingUpstream
 from shared_daemons import Cluster, cluster
 
-from memd.store.shared.postgres import PostgresLog
+from memd.store.shared.postgres import SharedLog
 
 pytestmark = pytest.mark.process
 
@@ -285,7 +285,7 @@ def test_a_move_that_was_killed_in_an_append_goes_on_when_it_is_run_again(
         assert ask(f"{alone.own_url}/memd/notes", note).status == 200
     alone.terminate()
     url = postgres.database()
-    with closing(PostgresLog(url)) as kept, psycopg.connect(url, autocommit=True) as held:
+    with closing(SharedLog(url)) as kept, psycopg.connect(url, autocommit=True) as held:
         kept.connect()
         held.execute(
             "CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "

@@ -18,8 +18,7 @@ from postgres_server import PostgresServer
 
 from memd.errors import BadTopicId, MadeAnew, MemdError, StoreError
 from memd.ingest.topic import Ends
-from memd.store.shared.postgres import PostgresLog
-from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, SharedLog
+from memd.store.shared.postgres import PAGE_ROWS, STREAMS, News, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import ModelId, Store, StoreShared
 
@@ -167,7 +166,7 @@ def test_the_first_chunk_of_a_topic_is_stored_once_by_two_who_began_when_there_w
 
 
 def test_tables_are_made_once_and_their_version_is_checked(url: str) -> None:
-    first, second = PostgresLog(url), PostgresLog(url)
+    first, second = SharedLog(url), SharedLog(url)
     first.connect()
     second.connect()
     assert first.cluster == second.cluster
@@ -175,7 +174,7 @@ def test_tables_are_made_once_and_their_version_is_checked(url: str) -> None:
         connection.execute("UPDATE memd_shared SET version = 9")
 
     with pytest.raises(StoreError, match="has schema 9, and this memd knows schema 1"):
-        PostgresLog(url).connect()
+        SharedLog(url).connect()
 
 
 def test_the_tables_of_an_earlier_memd_are_left_alone(url: str) -> None:
@@ -183,7 +182,7 @@ def test_the_tables_of_an_earlier_memd_are_left_alone(url: str) -> None:
         connection.execute("CREATE TABLE memd_version (version int)")
 
     with pytest.raises(StoreError, match="memd move"):
-        PostgresLog(url).connect()
+        SharedLog(url).connect()
 
 
 @pytest.mark.parametrize(
@@ -196,7 +195,7 @@ def test_the_tables_of_an_earlier_memd_are_left_alone(url: str) -> None:
 )
 def test_a_wrong_address_is_told_with_the_remedy(url: str, change: object, remedy: str) -> None:
     assert callable(change)
-    kept = PostgresLog(change(url))
+    kept = SharedLog(change(url))
 
     with pytest.raises(MemdError, match=remedy):
         kept.connect()

@@ -34,7 +34,7 @@ from memd.principals import OWNER_NAME, Principal
 from memd.recall import corrections
 from memd.recall.corrections import Applied
 from memd.selection import since
-from memd.store.encryption.opening import key_id_of
+from memd.store.encryption.disk import key_id_of
 from memd.store.log.segment import UnstoredText
 from memd.store.store import Snapshot, Store
 from memd.store.tools.backup import BackupReport, known_backups, note_backup

@@ -44,12 +44,11 @@ from memd.store.bucket.objects import Bucket, at_url
 from memd.store.bucket.restoring import restore as restore_from
 from memd.store.bucket.restoring import restore_copy
 from memd.store.disk import LocalDisk, Trouble, disk_trouble
-from memd.store.encryption.opening import check_installed, check_not_lost, disk_of, master_key
+from memd.store.encryption.disk import check_installed, check_not_lost, disk_of, master_key
 from memd.store.layout import TopicLayout
 from memd.store.shared.books import KeptToken, SharedBook, SharedTokens, TokenList
 from memd.store.shared.moving import MovedTopic, into_folder, into_log
-from memd.store.shared.postgres import shared_log
-from memd.store.shared.seam import SharedLog, topics_in
+from memd.store.shared.postgres import SharedLog, shared_log, topics_in
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.backup import note_backup
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage

@@ -36,7 +36,7 @@ from memd.principals import SECRET_PREFIX, Right, digest_of
 from memd.settings.loading import Setting, read_tokens, token_problems
 from memd.settings.model import Config, TokenSettings
 from memd.store.disk import LocalDisk
-from memd.store.encryption.opening import disk_of
+from memd.store.encryption.disk import disk_of
 from memd.store.layout import GRANTS_NAME, LOCK_NAME, check_no_cluster
 from memd.store.receipts import receipt_lines
 from memd.store.shared.books import KeptToken, SharedBook, SharedTokens, TokenList

@@ -23,7 +23,7 @@ from memd.errors import BadQuestion, WrongKey
 from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
 from memd.receipts import Receipt
 from memd.settings.model import Config
-from memd.store.encryption.opening import disk_of
+from memd.store.encryption.disk import disk_of
 from memd.wording import counted, day_and_time, for_terminal, memory_words, name_for_terminal
 
 NOTHING_STORED = (

@@ -89,14 +89,13 @@ from memd.settings.model import REMEDY_IF_SHORT, Config
 from memd.store.audit import AuditBook
 from memd.store.bucket.writing import BucketTender, NotingDisk
 from memd.store.disk import KINDS, LocalDisk, raise_descriptors_limit, replace_file
-from memd.store.encryption.opening import disk_of
+from memd.store.encryption.disk import disk_of
 from memd.store.erasure import ErasureLedger
 from memd.store.layout import ADDRESS_NAME, GRANTS_NAME, SECRET_NAME, models_dir
 from memd.store.log.segment import ENTRIES_READ
 from memd.store.receipts import ReceiptRing
 from memd.store.shared.books import SharedBook, SharedErasures, SharedTimes, SharedTokens, TokenList
-from memd.store.shared.postgres import shared_log
-from memd.store.shared.seam import SharedLog
+from memd.store.shared.postgres import SharedLog, shared_log
 from memd.store.store import MakeErasures, ModelId, Store, StoreShared
 from memd.store.topic import TopicStats
 from memd.telemetry.events import Events

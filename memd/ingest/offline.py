@@ -22,7 +22,7 @@ from memd.errors import StoreError
 from memd.ingest.redaction.redactor import NO_REDACTION, Redactor, last_look
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
-from memd.store.encryption.opening import disk_of
+from memd.store.encryption.disk import disk_of
 from memd.store.layout import TopicLayout, models_dir, topic_ids_in
 from memd.store.store import ModelId, Store, StoreShared, models_in
 

@@ -49,7 +49,7 @@ from memd.store.disk import LocalDisk, Wiper
 from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.log.format import encode_record
 from memd.store.log.journal import Journal, SharedMark, payloads_in, read_journal
-from memd.store.shared.seam import News, Row, SharedLog
+from memd.store.shared.postgres import News, Row, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.snapshot import Snapshot, asked_by
 from memd.store.store import TopicLog

@@ -29,7 +29,7 @@ from memd.settings.model import Config
 from memd.store.disk import DiskWatch
 from memd.store.layout import RIGHTS_BOOKS
 from memd.store.log.journal import Journal, read_journal
-from memd.store.shared.seam import Row
+from memd.store.shared.postgres import Row
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import Store
 from memd.wording import not_english

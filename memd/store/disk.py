@@ -5,7 +5,7 @@ file, is read-only, or writing to it fails.
 Rule: it is the only code of the store that touches a disk; no other module opens, names or removes a file by itself.
 Every call either happens or raises one of the declared errors, which names the file and the remedy. A file or a name is
 durable only after `sync` of the file and `sync_directory` of its directory; `replace_file` does all of it in the right
-order. An encrypted disk is one over another (encryption/encrypted_disk.py); that of the tests, with power cuts and full
+order. An encrypted disk is one over another (encryption/disk.py); that of the tests, with power cuts and full
 disks, is tests/support/crash_files.py.
 
 The number of topics takes no descriptors: a file that is appended to has one until it is synced. Connections get the

@@ -32,7 +32,7 @@ from memd.entries import TOPIC_ID_PATTERN
 from memd.errors import CorruptFile, ForeignFile, StoreError, StoreWriteFailed, WrongKey
 from memd.store.claim import AppendFile, Claim
 from memd.store.disk import LocalDisk, Wiper, replace_file
-from memd.store.encryption.opening import check_disk
+from memd.store.encryption.disk import check_disk
 from memd.store.erasure import (
     Erasure,
     ErasureLedger,
@@ -57,8 +57,7 @@ from memd.store.log.journal import records_of
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import read_header
 from memd.store.opening import highest_id_on_disk
-from memd.store.shared.postgres import join
-from memd.store.shared.seam import SharedLog, topics_in
+from memd.store.shared.postgres import SharedLog, join, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
 from memd.store.snapshot import Snapshot
 from memd.store.topic import CanonicalClock, StoreShared, TopicLog

@@ -27,7 +27,7 @@ from postgres_server import PostgresServer, running_postgres
 from recording_upstream import RecordingUpstream, recording_upstream
 from writers import Door, Writer
 
-from memd.store.shared.postgres import PostgresLog
+from memd.store.shared.postgres import SharedLog
 
 SETTLED_PATIENCES = 5
 """For so many times a client's patience the judge waits for what is acknowledged."""
@@ -251,7 +251,7 @@ class House:
         self._judgements += 1
         folder = self.folder / f"judge{self._judgements}"
         folder.mkdir()
-        with closing(PostgresLog(self.postgres.url(DATABASE), wait_seconds=30)) as kept:
+        with closing(SharedLog(self.postgres.url(DATABASE), wait_seconds=30)) as kept:
             try:
                 return judged(lambda to: read_topics(kept, to), self.ledger, folder)
             finally:

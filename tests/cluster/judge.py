@@ -22,7 +22,7 @@ from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout
 from memd.store.log.recovery import LogFile, broken_appends, read_log_file
 from memd.store.shared.moving import into_folder
-from memd.store.shared.seam import SharedLog
+from memd.store.shared.postgres import SharedLog
 from memd.store.tools.export import export
 
 NAME = re.compile(r"\bF-[a-z0-9]+-\d+(?:/\d+)?\b")

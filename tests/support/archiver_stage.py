@@ -28,7 +28,7 @@ from memd.ingest.redaction.redactor import Redactor, last_look
 from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.topics import Topic, Topics
 from memd.settings.model import Config
-from memd.store.shared.seam import SharedLog
+from memd.store.shared.postgres import SharedLog
 from memd.store.store import ModelId, Store, StoreShared
 from memd.telemetry.events import Events
 from memd.telemetry.metrics import Metrics

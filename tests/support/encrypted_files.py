@@ -11,7 +11,7 @@ from typing import Any
 from crash_files import CrashFiles, Loss
 from drafts import DATA_DIR
 
-from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
+from memd.store.encryption.disk import EncryptedDisk, KeyRing
 from memd.store.encryption.frames import DataKey
 from memd.store.encryption.key_files import MasterKey
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from memd.errors import InDoubt, StoreWriteFailed
-from memd.store.shared.postgres import PostgresLog
-from memd.store.shared.seam import PAGE_ROWS, News, Stream
+from memd.store.shared.postgres import PAGE_ROWS, News, SharedLog, Stream
 
 
-class FaultyLog(PostgresLog):
-    """See SharedLog."""
+class FaultyLog(SharedLog):
+    """See the module."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

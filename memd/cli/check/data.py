@@ -29,7 +29,7 @@ from memd.store.bucket.objects import IDENTITY_KEY, Bucket, read_identity
 from memd.store.disk import LocalDisk, disk_trouble, trouble_by_writing
 from memd.store.layout import ADDRESS_NAME, BUCKET_NAME, LOCK_NAME, TopicLayout, topic_ids_in
 from memd.store.log.recovery import torn_files
-from memd.store.shared.postgres import READ_ONLY, SCHEMA_VERSION, PostgresLog, remedy_of, words_of
+from memd.store.shared.postgres import READ_ONLY, SCHEMA_VERSION, SharedLog, remedy_of, words_of
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.verify import verify
 from memd.wording import counted, sized
@@ -288,7 +288,7 @@ def cluster(config: Config) -> Iterator[CheckResult]:
     if not config.cluster.is_on:
         return
     try:
-        with closing(PostgresLog(config.cluster.database)) as kept:  # the packages are there, and the URL can be read
+        with closing(SharedLog(config.cluster.database)) as kept:  # the packages are there, and the URL can be read
             place = kept.place
         yield from told_of(_server(config.cluster.database, place))
     except MemdError as error:

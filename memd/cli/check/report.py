@@ -30,7 +30,7 @@ from memd.proxy.reading import SideRequests
 from memd.settings.loading import Kind, Rule, load_config, places_of_settings, programs_of, rules
 from memd.settings.model import IngestSettings
 from memd.store.disk import LocalDisk
-from memd.store.encryption.opening import disk_of
+from memd.store.encryption.disk import disk_of
 from memd.store.layout import RECEIPTS_NAME
 from memd.store.tools.disk_usage import disk_usage
 from memd.wire.api import ModelRequest, read_request

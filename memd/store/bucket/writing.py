@@ -61,7 +61,7 @@ from memd.store.bucket.objects import (
     read_identity,
 )
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, replace_file
-from memd.store.encryption.opening import key_id_of
+from memd.store.encryption.disk import key_id_of
 from memd.store.erasure import read_erasures
 from memd.store.layout import (
     AUDIT_NAME,

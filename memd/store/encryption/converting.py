@@ -19,11 +19,10 @@ import msgspec
 
 from memd.errors import StoreError, WrongKey
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, checksum_of, pieces_of, put_in_place, write_pieces
-from memd.store.encryption.encrypted_disk import EncryptedDisk, KeyRing
+from memd.store.encryption.disk import EncryptedDisk, KeyRing, check_not_lost
 from memd.store.encryption.frames import DataKey
 from memd.store.encryption.key_files import (
     DirectoryKeyFile,
-    KeyMaker,
     MasterKey,
     State,
     TopicKeyFile,
@@ -31,7 +30,6 @@ from memd.store.encryption.key_files import (
     read_key_file,
     write_key_file,
 )
-from memd.store.encryption.opening import check_not_lost
 from memd.store.layout import (
     CONVERSION_NAME,
     DIGESTS_SUFFIX,
@@ -68,11 +66,11 @@ def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
     with disk.lock(data_dir / LOCK_NAME):
         if disk.size(path) is None:
             check_not_lost(disk, data_dir)
-            maker = KeyMaker(master, secrets.token_bytes(16).hex())
-            write_key_file(disk, path, maker.key_file(new_key(), "encrypting"))
-        maker, key, _ = _opened(disk, data_dir, master, "encrypting", "is encrypted already")
-        report = _Conversion(data_dir, disk, maker.directory, None, key, tell).run()
-        write_key_file(disk, path, maker.key_file(key))
+            directory = secrets.token_bytes(16).hex()
+            write_key_file(disk, path, master.key_file(directory, new_key(), "encrypting"))
+        directory, key, _ = _opened(disk, data_dir, master, "encrypting", "is encrypted already")
+        report = _Conversion(data_dir, disk, directory, None, key, tell).run()
+        write_key_file(disk, path, master.key_file(directory, key))
     return report
 
 
@@ -81,9 +79,9 @@ def decrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
     encrypted, or with another key; StoreError: see `encrypt`."""
     with disk.lock(data_dir / LOCK_NAME):
         _check_encrypted(disk, data_dir)
-        maker, key, _ = _opened(disk, data_dir, master, "decrypting", "")
-        write_key_file(disk, data_dir / KEY_NAME, maker.key_file(key, "decrypting"))
-        report = _Conversion(data_dir, disk, maker.directory, key, None, tell).run()
+        directory, key, _ = _opened(disk, data_dir, master, "decrypting", "")
+        write_key_file(disk, data_dir / KEY_NAME, master.key_file(directory, key, "decrypting"))
+        report = _Conversion(data_dir, disk, directory, key, None, tell).run()
         disk.wipe(data_dir / KEY_NAME)
         disk.sync_directory(data_dir)
     return report
@@ -102,16 +100,15 @@ def rekey(
     with disk.lock(data_dir / LOCK_NAME):
         _check_encrypted(disk, data_dir)
         present = new if read_key_file(disk, path, DirectoryKeyFile).master == new.id else master
-        maker, key, former = _opened(disk, data_dir, present, "renewing", "")
-        rewrapping = KeyMaker(new, maker.directory)
+        directory, key, former = _opened(disk, data_dir, present, "renewing", "")
         if data and former is None:
             key, former = new_key(), key
         if former is None:
-            write_key_file(disk, path, rewrapping.key_file(key))
+            write_key_file(disk, path, new.key_file(directory, key))
             return ConversionReport()
-        write_key_file(disk, path, rewrapping.key_file(key, "renewing", former))
-        report = _Conversion(data_dir, disk, maker.directory, former, key, tell).run()
-        write_key_file(disk, path, rewrapping.key_file(key))
+        write_key_file(disk, path, new.key_file(directory, key, "renewing", former))
+        report = _Conversion(data_dir, disk, directory, former, key, tell).run()
+        write_key_file(disk, path, new.key_file(directory, key))
     return report
 
 
@@ -229,14 +226,14 @@ def _check_encrypted(disk: LocalDisk, data_dir: Path) -> None:
 
 def _opened(
     disk: LocalDisk, data_dir: Path, master: MasterKey, state: State, if_whole: str
-) -> tuple[KeyMaker, DataKey, DataKey | None]:
-    """The keys of a directory that is whole, or in the state that the command has left; a reason `if_whole` refuses."""
+) -> tuple[str, DataKey, DataKey | None]:
+    """The id and the keys of a directory that is whole, or in the state that the command has left; a reason `if_whole`
+    refuses."""
     path = data_dir / KEY_NAME
     found = read_key_file(disk, path, DirectoryKeyFile)
-    maker = KeyMaker(master, found.directory)
-    key, former = maker.opened(path, found)
+    key, former = master.opened(path, found)
     if found.state == "whole" and if_whole:
         raise WrongKey(f"{data_dir}: {if_whole}")
     if found.state not in ("whole", state):
         raise WrongKey(f"{data_dir}: another command ({found.state}) was begun and not finished; run that one again")
-    return maker, key, former
+    return found.directory, key, former

@@ -21,44 +21,46 @@ All before the nonce is associated data. Random nonces are good for 2^32 frames 
 
 from __future__ import annotations
 
+import secrets
 import struct
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import NamedTuple
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from typing import TYPE_CHECKING, NamedTuple
 
 from memd.store.log.format import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_BYTES, KEY_ID_BYTES, SALT_BYTES, NONCE_BYTES = 32, 8, 16, 12
 PIECE_BYTES = 16 << 10
 """Plain bytes of a frame at most: what is read, and what damage costs, at the least. Opened in 6 µs."""
 _MAGIC = b"\x8fmd\xe5"
-_HEAD = struct.Struct("<4sIIQ16s12s")
-_BOUND_BYTES = 36
+_HEAD = struct.Struct("<4sIIQ16s")
 _LENGTH = struct.Struct("<I")
-FRAME_OVERHEAD = _HEAD.size + 16 + _LENGTH.size
+_SEAL_BYTES = NONCE_BYTES + 16
+"""Of what is sealed beside the bytes themselves: nonce and tag."""
+FRAME_OVERHEAD = _HEAD.size + _SEAL_BYTES + _LENGTH.size
 FRAME_BYTES_MAX = PIECE_BYTES + FRAME_OVERHEAD
 _FIRST_READ_BYTES, _READ_BYTES = 32 << 10, 1 << 20
 _CIPHERS_KEPT = 1024
-_MEMO_FRAMES = 8
-Random = Callable[[int], bytes]
-ReadAt = Callable[[int, int], bytes]
-"""(offset, length) → bytes of the encrypted file."""
+ReadPieces = Callable[[Sequence[tuple[int, int]]], list[bytes]]
+"""(offset, length) of each → bytes of the encrypted file."""
 
 
 def derived(secret: bytes, salt: bytes, purpose: bytes, length: int = KEY_BYTES) -> bytes:
     """Derive a key for one purpose (HKDF-SHA256, RFC 5869)."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     return HKDF(algorithm=SHA256(), length=length, salt=salt, info=b"memd " + purpose).derive(secret)
 
 
 class DataKey:
-    """A key under which files are encrypted. Any thread may use it."""
+    """A key with which files and other keys are sealed. Any thread may use it."""
 
     def __init__(self, secret: bytes) -> None:
         """`secret`: KEY_BYTES random bytes."""
@@ -66,7 +68,27 @@ class DataKey:
         self.secret = secret
         self.id = derived(secret, b"", b"key id", KEY_ID_BYTES)
         """Tells keys apart; says nothing of the key."""
-        self.cipher = lru_cache(_CIPHERS_KEPT)(lambda salt: AESGCM(derived(secret, salt, b"file")))
+        self._cipher = lru_cache(_CIPHERS_KEPT)(lambda salt: _cipher(derived(secret, salt, b"file")))
+
+    def seal(self, data: bytes | memoryview, salt: bytes, bound: bytes) -> bytes:
+        """Encrypt with the key that `salt` makes of this one: a nonce, ciphertext and tag. `bound`: where that belongs,
+        without which it cannot be opened."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return nonce + self._cipher(salt).encrypt(nonce, data, bound)
+
+    def opened(self, sealed: bytes, salt: bytes, bound: bytes) -> bytes | None:
+        """Return what was sealed; None if it is not as this key has sealed it."""
+        from cryptography.exceptions import InvalidTag
+
+        with suppress(InvalidTag, ValueError):
+            return self._cipher(salt).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], bound)
+        return None
+
+
+def _cipher(key: bytes) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(key)
 
 
 class Frame(NamedTuple):
@@ -90,28 +112,21 @@ class Frame(NamedTuple):
         return self.length + FRAME_OVERHEAD
 
 
-def encrypt(key: DataKey, salt: bytes, data: bytes, *, start: int, number: int, random: Random) -> tuple[bytes, int]:
-    """Encrypt `data` as frames from the plain offset `start` on.
-
-    Returns:
-        The frames, and the number after the last one's.
-    """
-    cipher, view, parts = key.cipher(salt), memoryview(data), []
-    places = range(0, len(data), PIECE_BYTES)
-    nonces = random(NONCE_BYTES * len(places))
-    for count, at in enumerate(places):
+def frames_of(data: bytes, key: DataKey, salt: bytes, *, start: int, number: int) -> list[bytes]:
+    """Encrypt `data` as frames from the plain offset `start` on, the first of which has this number."""
+    view, frames = memoryview(data), list[bytes]()
+    for at in range(0, len(data), PIECE_BYTES):
         piece = view[at : at + PIECE_BYTES]
-        nonce = nonces[NONCE_BYTES * count : NONCE_BYTES * (count + 1)]
-        head = _HEAD.pack(_MAGIC, len(piece), number + count, start + at, salt, nonce)
-        parts += [head, cipher.encrypt(nonce, piece, head[:_BOUND_BYTES]), _LENGTH.pack(len(piece))]
-    return b"".join(parts), number + len(places)
+        head = _HEAD.pack(_MAGIC, len(piece), number + len(frames), start + at, salt)
+        frames.append(head + key.seal(piece, salt, head) + _LENGTH.pack(len(piece)))
+    return frames
 
 
 def frame_at(data: bytes, at: int, base: int = 0) -> Frame | None:
     """Return the frame that begins at `data[at]`, whose place is `base` + `at`; None if there is no whole one."""
     if at < 0 or at + FRAME_OVERHEAD > len(data):
         return None
-    magic, length, number, start, salt, _ = _HEAD.unpack_from(data, at)
+    magic, length, number, start, salt = _HEAD.unpack_from(data, at)
     end = at + length + FRAME_OVERHEAD
     if magic != _MAGIC or not 0 < length <= PIECE_BYTES or end > len(data):
         return None
@@ -119,20 +134,16 @@ def frame_at(data: bytes, at: int, base: int = 0) -> Frame | None:
     return Frame(base + at, length, number, start, salt) if is_whole else None
 
 
-def opened(key: DataKey, data: bytes, at: int, length: int) -> bytes | None:
-    """Return the contents of the frame at `data[at]`; None if it is not as this key has written it."""
-    _, _, _, _, salt, nonce = _HEAD.unpack_from(data, at)
+def opened(key: DataKey, data: bytes, at: int, frame: Frame) -> bytes | None:
+    """Return the contents of a frame, which stands at `data[at]`; None if it is not as this key has written it."""
     body = at + _HEAD.size
-    try:
-        return key.cipher(salt).decrypt(nonce, data[body : body + length + 16], data[at : at + _BOUND_BYTES])
-    except InvalidTag:
-        return None
+    return key.opened(data[body : body + _SEAL_BYTES + frame.length], frame.salt, data[at:body])
 
 
 class FrameTable:
     """The frames of a file, found from its beginning as far as somebody asked, and what is in them. Any thread."""
 
-    def __init__(self, key: DataKey, read_at: ReadAt) -> None:
+    def __init__(self, key: DataKey, read_pieces: ReadPieces) -> None:
         self.key = key
         self.place = HEADER_BYTES
         """Just after the last frame that was found, in the encrypted file."""
@@ -142,7 +153,7 @@ class FrameTable:
         """Of the next frame."""
         self.salt: bytes | None = None
         """Of the file; None: no frame of it is known."""
-        self._read_at = read_at
+        self._read_pieces = read_pieces
         self._lock = threading.Lock()
         self._frames: list[Frame] = []
 
@@ -156,51 +167,30 @@ class FrameTable:
 
     def read(self, raw_size: int, pieces: Sequence[tuple[int, int]]) -> tuple[list[bytes], bool]:
         """Read (offset, length) pieces, and say whether all of their frames could be opened."""
-        memo: dict[int, bytes] = {}
-        found, all_opened = [], True
-        for offset, length in pieces:
-            with self._lock:
+        wanted: list[tuple[int, int, list[Frame]]] = []
+        with self._lock:
+            for offset, length in pieces:
                 self.cover(raw_size, offset + length)
                 end = self.end + (self._tail_of(raw_size) if self.end < offset + length else 0)
                 length = max(0, min(offset + length, end) - offset)
-                frames = self.overlapping(offset, offset + length)
-            plain, is_whole = self._piece(frames, offset, length, memo)
-            found.append(plain)
-            all_opened = all_opened and is_whole
-        return found, all_opened
-
-    def _piece(self, frames: list[Frame], offset: int, length: int, memo: dict[int, bytes]) -> tuple[bytes, bool]:
-        """The plain bytes of a piece, and whether its frames could be opened; `memo` has frames that were just read."""
-        plain, all_opened = bytearray(length), True
-        if not frames:
-            return bytes(plain), True
-        first = frames[0].place
-        if offset + length <= frames[0].end and first in memo:
-            low = offset - frames[0].start
-            return memo[first][low : low + length], True
-        data = self._read_at(first, frames[-1].place + frames[-1].bytes - first)
-        for frame in frames:
-            at = frame.place - first
-            contents = opened(self.key, data, at, frame.length) if frame_at(data, at, first) == frame else None
-            if contents is None:
-                all_opened = False
-                continue
-            memo[frame.place] = contents
-            low, high = max(frame.start, offset), min(frame.end, offset + length)
-            plain[low - offset : high - offset] = contents[low - frame.start : high - frame.start]
-        if len(memo) > _MEMO_FRAMES:
-            memo.clear()
-        return bytes(plain), all_opened
+                wanted.append((offset, length, self.overlapping(offset, offset + length)))
+        frames = list(dict.fromkeys(frame for *_, some in wanted for frame in some))
+        found = zip(frames, self._read_pieces([(frame.place, frame.bytes) for frame in frames]), strict=True)
+        contents = {
+            frame: opened(self.key, data, 0, frame) if frame_at(data, 0, frame.place) == frame else None
+            for frame, data in found
+        }
+        return [_joined(*one, contents) for one in wanted], None not in contents.values()
 
     def _last_frame(self, raw_size: int) -> Frame | None:
         """The frame with which the file ends, found by its end alone; None unless it is whole."""
         length = max(0, min(FRAME_BYTES_MAX, raw_size - HEADER_BYTES))
-        data = self._read_at(raw_size - length, length)
+        [data] = self._read_pieces([(raw_size - length, length)])
         if len(data) < FRAME_OVERHEAD:
             return None
         [inside] = _LENGTH.unpack_from(data, len(data) - _LENGTH.size)
         frame = frame_at(data, len(data) - inside - FRAME_OVERHEAD)
-        return None if frame is None or opened(self.key, data, frame.place, frame.length) is None else frame
+        return None if frame is None or opened(self.key, data, frame.place, frame) is None else frame
 
     def _tail_of(self, raw_size: int) -> int:
         """How many zeros stand for what is behind the last frame: an interrupted write, or damage."""
@@ -210,8 +200,8 @@ class FrameTable:
         """Find the frames of a file of `size` encrypted bytes, all of them or those up to a plain offset."""
         while self.place < size and (upto is None or self.end < upto):
             wanted = _READ_BYTES if self._frames else _FIRST_READ_BYTES
-            data = self._read_at(self.place, min(wanted, size - self.place))
-            if not self._follow(data) and not self._search(self._read_at(self.place, size - self.place)):
+            [data] = self._read_pieces([(self.place, min(wanted, size - self.place))])
+            if not self._follow(data) and not self._search(*self._read_pieces([(self.place, size - self.place)])):
                 break
 
     def overlapping(self, start: int, end: int) -> list[Frame]:
@@ -221,7 +211,7 @@ class FrameTable:
 
     def upto(self, end: int) -> FrameTable | None:
         """Return the table of the frames up to a plain offset; None if that is none at which a frame ends."""
-        kept = FrameTable(self.key, self._read_at)
+        kept = FrameTable(self.key, self._read_pieces)
         for frame in self.overlapping(0, end):
             kept._add(frame)
         return kept if kept.end == end else None
@@ -250,9 +240,19 @@ class FrameTable:
 
     def _is_of_file(self, frame: Frame, data: bytes, at: int) -> bool:
         fits = frame.start >= self.end and (self.salt is None or frame.salt == self.salt)
-        return fits and opened(self.key, data, at, frame.length) is not None
+        return fits and opened(self.key, data, at, frame) is not None
 
     def _add(self, frame: Frame) -> None:
         self._frames.append(frame)
         self.end, self.number, self.salt = frame.end, frame.number + 1, frame.salt
         self.place = frame.place + frame.bytes
+
+
+def _joined(offset: int, length: int, frames: Sequence[Frame], contents: Mapping[Frame, bytes | None]) -> bytes:
+    """The plain bytes of a piece; zeros where a frame could not be opened."""
+    plain = bytearray(length)
+    for frame in frames:
+        if (data := contents[frame]) is not None:
+            low, high = max(frame.start, offset), min(frame.end, offset + length)
+            plain[low - offset : high - offset] = data[low - frame.start : high - frame.start]
+    return bytes(plain)

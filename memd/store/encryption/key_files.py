@@ -16,15 +16,15 @@ import base64
 import binascii
 import secrets
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
-from cryptography.exceptions import InvalidTag
 
 from memd.errors import WrongKey
 from memd.store.disk import LocalDisk, create_private, read_private, replace_file
-from memd.store.encryption.frames import KEY_BYTES, NONCE_BYTES, DataKey, derived
+from memd.store.encryption.frames import KEY_BYTES, DataKey, derived
 
 _FILE_BYTES_MAX = 4096
 OTHERS = 0o077
@@ -44,6 +44,32 @@ class MasterKey:
     def wrapping(self, directory: bytes) -> DataKey:
         """Return the key that wraps those of one data directory."""
         return DataKey(derived(self._secret, directory, b"wrapping"))
+
+    def key_file(
+        self, directory: str, key: DataKey, state: State = "whole", former: DataKey | None = None
+    ) -> DirectoryKeyFile:
+        """Return the `memd.key` of a directory that holds these keys."""
+        by = self.wrapping(bytes.fromhex(directory))
+        return DirectoryKeyFile(
+            directory=directory,
+            master=self.id,
+            state=state,
+            key_id=key.id.hex(),
+            key=_wrapped(by, key, directory),
+            former="" if former is None else _wrapped(by, former, directory),
+        )
+
+    def opened(self, path: Path, found: DirectoryKeyFile) -> tuple[DataKey, DataKey | None]:
+        """Open the directory's key, and the former one while keys are renewed. Raises WrongKey: this master key is not
+        that of the directory."""
+        if found.master != self.id:
+            raise WrongKey(
+                f"{path.parent}: was encrypted with the key {found.master}, the one that was given is {self.id}: "
+                "another directory's, or one from before a `memd encrypt rekey`; give the right key"
+            )
+        by = self.wrapping(bytes.fromhex(found.directory))
+        former = _unwrapped(by, found.former, found.directory, path) if found.former else None
+        return _unwrapped(by, found.key, found.directory, path), former
 
     @classmethod
     def parsed(cls, data: bytes, where: str) -> MasterKey:
@@ -140,37 +166,6 @@ def write_key_file(files: LocalDisk, path: Path, contents: AnyKeyFile) -> None:
     replace_file(files, path, msgspec.json.encode(msgspec.structs.replace(contents, crc=_crc(contents))) + b"\n")
 
 
-class KeyMaker:
-    """Makes and opens the keys of one directory under one master key."""
-
-    def __init__(self, master: MasterKey, directory: str) -> None:
-        self.directory = directory
-        self._master = master
-        self._wrapping = master.wrapping(bytes.fromhex(directory))
-
-    def key_file(self, key: DataKey, state: State = "whole", former: DataKey | None = None) -> DirectoryKeyFile:
-        """Return the `memd.key` that holds these keys."""
-        return DirectoryKeyFile(
-            directory=self.directory,
-            master=self._master.id,
-            state=state,
-            key_id=key.id.hex(),
-            key=_wrapped(self._wrapping, key, self.directory),
-            former="" if former is None else _wrapped(self._wrapping, former, self.directory),
-        )
-
-    def opened(self, path: Path, found: DirectoryKeyFile) -> tuple[DataKey, DataKey | None]:
-        """Open the directory's key, and the former one while keys are renewed. Raises WrongKey: the master key is not
-        that of this directory."""
-        if found.master != self._master.id:
-            raise WrongKey(
-                f"{path.parent}: was encrypted with the key {found.master}, the one that was given is "
-                f"{self._master.id}: another directory's, or one from before a `memd encrypt rekey`; give the right key"
-            )
-        former = _unwrapped(self._wrapping, found.former, self.directory, path) if found.former else None
-        return _unwrapped(self._wrapping, found.key, self.directory, path), former
-
-
 def new_key() -> DataKey:
     """Draw a new key."""
     return DataKey(secrets.token_bytes(KEY_BYTES))
@@ -195,19 +190,22 @@ def read_topic_key(files: LocalDisk, path: Path, directory: str, by: DataKey) ->
     return _unwrapped(by, found.key, directory, path)
 
 
+_SALT = b"keys"
+
+
 def _wrapped(by: DataKey, key: DataKey, directory: str) -> str:
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    sealed = by.cipher(b"keys").encrypt(nonce, key.secret, b"memd key of " + directory.encode())
-    return base64.b64encode(nonce + sealed).decode()
+    return base64.b64encode(by.seal(key.secret, _SALT, _bound(directory))).decode()
 
 
 def _unwrapped(by: DataKey, text: str, directory: str, path: Path) -> DataKey:
-    try:
-        data = base64.b64decode(text, validate=True)
-        bound = b"memd key of " + directory.encode()
-        return DataKey(by.cipher(b"keys").decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], bound))
-    except (ValueError, InvalidTag):
-        raise WrongKey(f"{path}: its key cannot be opened: it was changed; put it back, out of a backup") from None
+    with suppress(binascii.Error):
+        if (secret := by.opened(base64.b64decode(text, validate=True), _SALT, _bound(directory))) is not None:
+            return DataKey(secret)
+    raise WrongKey(f"{path}: its key cannot be opened: it was changed; put it back, out of a backup")
+
+
+def _bound(directory: str) -> bytes:
+    return b"memd key of " + directory.encode()
 
 
 def _crc(contents: AnyKeyFile) -> int:

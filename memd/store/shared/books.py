@@ -25,7 +25,7 @@ from memd.settings.model import TokenSettings
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.erasure import Erasure, Erasures
 from memd.store.layout import TOKENS_LOCK_NAME, TOKENS_NAME, followed_file, topic_names_in
-from memd.store.shared.seam import News, SharedLog, Stream
+from memd.store.shared.postgres import News, SharedLog, Stream
 
 
 class KeptToken(TokenSettings, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from memd.store.log.format import (
 )
 from memd.store.log.journal import Journal, SharedMark, payloads_in, read_journal
 from memd.store.log.recovery import find_damage, read_log_file
-from memd.store.shared.seam import Row, SharedLog, Stream, topics_in
+from memd.store.shared.postgres import Row, SharedLog, Stream, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import ModelId, Store, StoreShared
 from memd.store.topic import TopicLog

@@ -1,8 +1,18 @@
-"""The shared log in PostgreSQL: its tables, its statements, its connections, what its errors mean; and who may join.
+"""The log that a daemon shares with others: rows in PostgreSQL, asked for and appended; its tables, its statements, its
+connections, what its errors mean; and who may join.
 
-Rule: each call is one statement that is carried out as a whole or not at all, so that nothing is left half done by a
-daemon that dies. Nobody waits for a database that is away: after the first call that finds it so, all others fail at
-once, until the watch, which asks it every second, has had an answer.
+Rule: a stream grows at its end, by whoever knows where that is: `append` names the head that it follows, and does
+nothing where another row has come meanwhile. So it may be repeated where an answer was lost: `since` tells whether the
+row is in. No call may be made on an event loop.
+
+    stream  a row is
+    log     a group of entries, as a log file of its own; numbered by the highest canonical_id in it
+    hot     events of the hot buffer, numbered 1, 2, …; a base is the whole buffer, and replaces the rows before it
+    kept    a small file beside the log that is replaced as a whole; a base each
+
+Each call is one statement that is carried out as a whole or not at all, so that nothing is left half done by a daemon
+that dies. Nobody waits for a database that is away: after the first call that finds it so, all others fail at once,
+until the watch, which asks it every second, has had an answer.
 
     memd_shared  the version of the schema, the name of the cluster, and which master key seals its rows
     memd_topic   a row for each stream of a topic: where it ends (`head`), and its latest base; and the generation
@@ -20,19 +30,20 @@ from __future__ import annotations
 
 import logging
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from memd.errors import BadTopicId, CorruptFile, DiskFull, InDoubt, MemdError, StoreError, StoreWriteFailed, WrongKey
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk, replace_file
-from memd.store.layout import CLUSTER_NAME, topic_ids_in
-from memd.store.shared.seam import PAGE_ROWS, STREAMS, News, Row, SharedLog, Stream
+from memd.store.encryption.disk import master_key
+from memd.store.layout import BOOK_NAMES, CLUSTER_NAME, topic_ids_in
 from memd.wording import pip_install
 
 if TYPE_CHECKING:
@@ -42,9 +53,13 @@ log = logging.getLogger("memd")
 Result = TypeVar("Result")
 Connection: TypeAlias = Any
 """psycopg.Connection, which is imported when somebody wants one."""
+Stream = Literal["log", "hot", "kept"]
+STREAMS: tuple[Stream, ...] = ("hot", "kept", "log")
 Place: TypeAlias = tuple[str, Stream, int]
 """Of a row: topic, stream, number."""
-_NONCE_BYTES = 12
+PAGE_ROWS = 256
+"""Of one stream in one answer: 10 MB of a log in which each group has 20 chunks."""
+_PAGE_TOPICS = 10_000
 
 SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -130,8 +145,33 @@ _ENDED = ("08", "57P")
 """SQLSTATEs of a connection that ended, and of a server that stops: they do not say how far it came."""
 
 
-class PostgresLog:
-    """See SharedLog."""
+class Row(msgspec.Struct, frozen=True):
+    """A row of a stream."""
+
+    stream: Stream
+    last: int
+    data: bytes
+    is_base: bool = False
+    """It replaces all before it."""
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of a topic behind those that somebody knows."""
+
+    generation: int = 0
+    """Another one after rows were rewritten: then nothing counts that was read before. 0: there is no such topic."""
+    heads: Mapping[Stream, int] = {}
+    """The last row of each stream."""
+    rows: tuple[Row, ...] = ()
+    """Ascending in each stream; of a long one the first."""
+
+    def of(self, stream: Stream) -> list[Row]:
+        """The rows of one stream."""
+        return [row for row in self.rows if row.stream == stream]
+
+
+class SharedLog:
+    """The keeper of the rows. For any thread. All calls raise StoreError where it cannot be asked."""
 
     def __init__(self, url: str, *, wait_seconds: float = WAIT_SECONDS, master: MasterKey | None = None) -> None:
         """Nothing is asked of it before `connect`, or the first call. `master`: the key with which its rows are sealed;
@@ -147,7 +187,9 @@ class PostgresLog:
         if "@" in str(told.get("host") or ""):  # that would be told as the host's name
             raise StoreError("cluster.database: an @ in the user name or password has to be written as %40")
         self.place = f"PostgreSQL at {told.get('host') or 'a socket'}, {told.get('dbname') or 'the default database'}"
+        """For people."""
         self.cluster = ""
+        """Tells it from all others; empty before `connect`."""
         self._url, self._wait_seconds = url, wait_seconds
         self._key_id = "" if master is None else master.id
         self._key = None if master is None else master.wrapping(b"shared log")
@@ -163,12 +205,12 @@ class PostgresLog:
 
     @property
     def trouble(self) -> str:
-        """See SharedLog."""
+        """Why it cannot be asked now, in a sentence with the remedy; empty: it can."""
         return "" if self._trouble is None else str(self._trouble)
 
     @property
     def trouble_seconds(self) -> float:
-        """See SharedLog."""
+        """For how long that is so."""
         return 0.0 if self._trouble is None else time.monotonic() - self._away_since
 
     def connect(self) -> None:
@@ -185,7 +227,7 @@ class PostgresLog:
                 )
 
     def ends(self, topic_ids: Collection[str]) -> dict[str, News]:
-        """See SharedLog."""
+        """Where all streams of some topics end, in one round trip: news without rows."""
         names = list(topic_ids)
         found = self._called(lambda connection: connection.execute(_ENDS, [names], binary=True).fetchall())
         generations, heads = dict[str, int](), {name: dict[Stream, int]() for name in names}
@@ -194,7 +236,8 @@ class PostgresLog:
         return {name: News(generation=generations.get(name, 0), heads=heads[name]) for name in names}
 
     def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
-        """See SharedLog. Raises CorruptFile: a row is not as it was sealed."""
+        """Return the first rows of some streams behind those that are known, each by its number. Raises CorruptFile: a
+        row is not as it was sealed."""
         names, known = list(after), list(after.values())
         told = {"topic": topic_id, "streams": names, "after": known, "limit": limit}
         found = self._called(lambda connection: connection.execute(_SINCE, told, binary=True).fetchall())
@@ -212,7 +255,17 @@ class PostgresLog:
     def append(
         self, topic_id: str, stream: Stream, after: int, last: int, data: bytes, *, generation: int, base: bool = False
     ) -> bool:
-        """See SharedLog."""
+        """Append one row durably, if the stream ends at `after` and the topic is of this generation; else return False.
+
+        Args:
+            last: the row's number, above `after`.
+            generation: 0 where the topic is new: it is made.
+            base: it replaces all rows before it, which are gone.
+
+        Raises:
+            InDoubt: the answer was lost; `since` tells.
+            StoreWriteFailed: it is not stored (DiskFull where the database's disk is full).
+        """
         assert last > after >= 0, "ids ascend"
         data = self._sealed(data, (topic_id, stream, last))
         told = {"topic": topic_id, "stream": stream, "after": after, "last": last, "data": data, "base": base}
@@ -227,7 +280,13 @@ class PostgresLog:
         return self._called(appended, is_write=True, seconds=seconds)
 
     def rewrite(self, topic_id: str, generation: int, rows: Mapping[tuple[Stream, int], bytes] | None) -> int:
-        """See SharedLog."""
+        """Replace rows by others, or remove all of a topic (None), and begin its next generation, in one step.
+
+        Ids never go back: a removed topic keeps its heads.
+
+        Returns:
+            The generation that was begun; 0 where it is of another one by now, and nothing was done.
+        """
 
         def rewritten(connection: Connection) -> int:
             with connection.transaction():
@@ -245,36 +304,28 @@ class PostgresLog:
         return self._called(rewritten, is_write=True, seconds=LONG_SECONDS)
 
     def topics(self, after: str, limit: int) -> list[str]:
-        """See SharedLog."""
+        """Return the names of the first topics behind a name that have a row, sorted."""
         found = self._called(lambda one: one.execute(_TOPICS, (after, limit)).fetchall(), seconds=LONG_SECONDS)
         return [name for (name,) in found]
 
     def close(self) -> None:
-        """See SharedLog."""
+        """Let go of it."""
         self._is_closed.set()
         self._close([])
 
     # -- private ------------------------------------------------------------------------------------------------
 
     def _sealed(self, data: bytes, place: Place) -> bytes:
-        if self._key is None:
-            return data
-        nonce = secrets.token_bytes(_NONCE_BYTES)
-        return nonce + self._key.cipher(place[0].encode()).encrypt(nonce, data, _bound(place))
+        return data if self._key is None else self._key.seal(data, place[0].encode(), _bound(place))
 
     def _opened(self, data: bytes, place: Place) -> bytes:
-        if self._key is None:
-            return data
-        from cryptography.exceptions import InvalidTag
-
-        try:
-            cipher = self._key.cipher(place[0].encode())
-            return cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], _bound(place))
-        except (InvalidTag, ValueError):
+        found = data if self._key is None else self._key.opened(data, place[0].encode(), _bound(place))
+        if found is None:
             raise CorruptFile(
                 f"{self.place}: row {place[2]} of topic {place[0]} is not as it was encrypted; something else changed "
                 "it, restore the database from a backup"
-            ) from None
+            )
+        return found
 
     def _called(self, work: Callable[[Connection], Result], *, is_write: bool = False, seconds: float = 0.0) -> Result:
         if self._trouble is not None:
@@ -456,12 +507,16 @@ def remedy_of(error: Exception) -> str:
 def shared_log(config: Config) -> SharedLog:
     """The log that the settings name; nothing is asked of it yet. Raises StoreError: it cannot be used."""
     assert config.cluster.is_on, "else there is none"
-    url = config.cluster.database
-    if not config.encryption.is_on:
-        return PostgresLog(url)
-    from memd.store.encryption.opening import master_key  # needs the extra `encryption`
+    master = master_key(config.encryption) if config.encryption.is_on else None
+    return SharedLog(config.cluster.database, master=master)
 
-    return PostgresLog(url, master=master_key(config.encryption))
+
+def topics_in(kept: SharedLog) -> list[str]:
+    """All topics of a shared log but its books."""
+    found = page = kept.topics("", _PAGE_TOPICS)
+    while len(page) == _PAGE_TOPICS:
+        found += (page := kept.topics(page[-1], _PAGE_TOPICS))
+    return [name for name in found if name not in BOOK_NAMES]
 
 
 def join(files: LocalDisk, data_dir: Path, kept: SharedLog) -> None:

@@ -21,7 +21,7 @@ from memd.store.erasure import ForbiddenText, encode_forbidden, without_text
 from memd.store.log.format import HEADER_BYTES, Header, ModelId, Span, encode_header
 from memd.store.log.recovery import LogFile, read_log_file
 from memd.store.log.segment import GrowingSegment, new_header
-from memd.store.shared.seam import News, Row, SharedLog, Stream
+from memd.store.shared.postgres import News, Row, SharedLog, Stream
 from memd.store.snapshot import after_append
 from memd.store.topic import StoreShared, TopicLog
 

@@ -37,7 +37,7 @@ from memd.store.disk import (
     replace_file,
     write_pieces,
 )
-from memd.store.encryption.opening import key_id_of, with_copy
+from memd.store.encryption.disk import key_id_of, with_copy
 from memd.store.erasure import Erasure, ErasureLedger, is_erasure_of, read_erasures
 from memd.store.layout import (
     BACKUPS_NAME,

@@ -1,11 +1,13 @@
-"""A disk on which whatever holds text or vectors is encrypted: a `LocalDisk` over another; files are read and appended
-to by plain offsets.
+"""The disk of a data directory: as it is, or one over it on which whatever holds text or vectors is encrypted; files
+are read and appended to by plain offsets.
 
-Rule: nothing of a topic reaches the disk below but as frames, temporary files included. What is no topic's (the lock,
-addresses, key files, embedding models) passes as it is.
+Rule: a directory is encrypted if it has a `memd.key`. Without its key nothing is read and nothing written; with a key,
+one that has topics in plain text is refused: `memd encrypt` is asked for, never done by the way.
 
-What cannot be opened reads as zeros, never as other bytes. A file in which nothing can be opened, though there is
-something, is refused unless its header names the key: with the wrong one, all that follows would take it for lost.
+Nothing of a topic reaches the disk below but as frames, temporary files included. What is no topic's (the lock,
+addresses, key files, embedding models) passes as it is. What cannot be opened reads as zeros, never as other bytes. A
+file in which nothing can be opened, though there is something, is refused unless its header names the key: with the
+wrong one, all that follows would take it for lost.
 """
 
 from __future__ import annotations
@@ -16,23 +18,38 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
 from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
-from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, pieces_of, replace_file
-from memd.store.encryption.frames import FRAME_BYTES_MAX, SALT_BYTES, DataKey, FrameTable, encrypt, frame_at
-from memd.store.encryption.key_files import MasterKey, read_topic_key, write_topic_key
+from memd.settings.model import Config, EncryptionSettings
+from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, make_folder, pieces_of, replace_file
+from memd.store.encryption.frames import FRAME_BYTES_MAX, SALT_BYTES, DataKey, FrameTable, frame_at, frames_of
+from memd.store.encryption.key_files import (
+    DirectoryKeyFile,
+    MasterKey,
+    new_key,
+    read_key_file,
+    read_topic_key,
+    write_key_file,
+    write_topic_key,
+)
 from memd.store.layout import (
     AUDIT_NAME,
     CONVERSION_NAME,
     DIGESTS_SUFFIX,
     ERASURES_NAME,
     FORMER_NAMES,
+    KEY_NAME,
+    LOCK_NAME,
     MODELS_NAME,
     RECEIPTS_NAME,
     RECEIPTS_OLD_NAME,
     TOPIC_KEY_NAME,
+    TopicLayout,
+    check_restored,
+    topic_folders_in,
 )
 from memd.store.log.format import (
     FLAG_ENCRYPTED,
@@ -45,7 +62,16 @@ from memd.store.log.format import (
     decode_any_header,
     encode_header,
 )
+from memd.wording import counted, pip_install
 
+_INSTALL = f"encryption needs the cryptography package: {pip_install('memd-proxy[encryption]')}"
+_PLACES = "encryption.key_file, MEMD_ENCRYPTION_KEY or, where the command takes it, --key-stdin"
+_GIVE = f"give its key with {_PLACES}"
+_UNFINISHED = {
+    "encrypting": "`memd encrypt on`",
+    "decrypting": "`memd encrypt off`",
+    "renewing": "`memd encrypt rekey --data`",
+}
 _OWN_KINDS = (MAGIC_LOG, MAGIC_JOURNAL, MAGIC_META)
 
 _PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
@@ -93,12 +119,11 @@ class EncryptedAppender:
 
     def write(self, data: bytes) -> None:
         """See Appender."""
-        frames, number = encrypt(
-            self._key, self._salt, data, start=self._end, number=self._number, random=secrets.token_bytes
-        )
+        frames = frames_of(data, self._key, self._salt, start=self._end, number=self._number)
         header = b"" if self._has_header or not data else header_of(self._key, data)
-        self._inner.write(header + frames)
-        self._end, self._number, self._has_header = self._end + len(data), number, self._has_header or bool(data)
+        self._inner.write(b"".join([header, *frames]))
+        self._end, self._number = self._end + len(data), self._number + len(frames)
+        self._has_header = self._has_header or bool(data)
 
     def sync(self) -> None:
         """See Appender."""
@@ -185,7 +210,7 @@ class KeyRing:
 
 
 class EncryptedDisk(LocalDisk):
-    """See the module."""
+    """A disk that encrypts over another one; see the module."""
 
     def __init__(self, disk: LocalDisk, rings: Sequence[KeyRing], master: MasterKey | None = None) -> None:
         """`rings`: of each data directory that is encrypted; all other paths pass as they are."""
@@ -280,7 +305,7 @@ class EncryptedDisk(LocalDisk):
 
     def _whole_table(self, path: Path, key: DataKey) -> FrameTable | None:
         """The frames of a file; None if it has not even a header."""
-        raw_size, table = self.plain_files.size(path) or 0, FrameTable(key, partial(self.plain_files.read_at, path))
+        raw_size, table = self.plain_files.size(path) or 0, FrameTable(key, partial(self.plain_files.read_pieces, path))
         if raw_size < HEADER_BYTES:
             return None
         check_header(self.plain_files.read_at(path, 0, HEADER_BYTES), key, path)
@@ -332,7 +357,7 @@ class EncryptedDisk(LocalDisk):
         with self._lock:
             known, table = self._tables.pop(path, (None, None))
             if table is None or known != identity or table.key is not key:
-                table = FrameTable(key, partial(self.plain_files.read_at, path))
+                table = FrameTable(key, partial(self.plain_files.read_pieces, path))
             self._tables[path] = identity, table
             if len(self._tables) > _FILES_KEPT:
                 self._tables.popitem(last=False)
@@ -353,3 +378,130 @@ class EncryptedDisk(LocalDisk):
             self._tables.pop(path, None)
         for ring in self.rings:
             ring.forget(path)
+
+
+# The disk of a data directory
+
+
+def disk_of(config: Config, plain: LocalDisk | None = None, *, creating: bool = False) -> LocalDisk:
+    """Return the disk of the data directory of the settings; see `disk_for`."""
+    return disk_for(config.data_dir, config.encryption, plain, creating=creating)
+
+
+def disk_for(
+    data_dir: Path, settings: EncryptionSettings, plain: LocalDisk | None = None, *, creating: bool = False
+) -> LocalDisk:
+    """Return a disk that reads and writes a data directory, with the key of the settings.
+
+    Args:
+        plain: the disk below.
+        creating: a directory without topics becomes an encrypted one if there is a key.
+
+    Raises:
+        WrongKey: the key is missing, or not the one of this directory; or it is not encrypted yet.
+        StoreError: encryption is asked for, and its package is not installed; or it is a restoration that is not whole.
+    """
+    disk = plain or LocalDisk()
+    check_restored(disk, data_dir)
+    is_encrypted = disk.size(data_dir / KEY_NAME) is not None
+    if not is_encrypted and not settings.is_on:
+        return disk
+    if not settings.is_on:
+        raise WrongKey(f"{data_dir}: is encrypted; {_GIVE}")
+    if not is_encrypted and (names := topic_folders_in(disk, data_dir)):
+        check_not_lost(disk, data_dir)
+        raise WrongKey(
+            f"{data_dir}: a key is given, but there is plain text ({counted(len(names), 'topic')}); run `memd encrypt` "
+            "first, while no daemon runs, or take the key out of the settings"
+        )
+    master = master_key(settings)
+    if not is_encrypted and creating:
+        _make_keys(data_dir, master, disk)
+    return encrypted_disk(data_dir, master, disk) if is_encrypted or creating else disk
+
+
+def with_copy(files: LocalDisk, data_dir: Path, copy: Path) -> LocalDisk:
+    """Return a disk that reads and writes a copy of a data directory, too, with the keys of the directory."""
+    if not files.encrypts(data_dir / RECEIPTS_NAME):
+        return files
+    assert isinstance(files, EncryptedDisk), "what encrypts"
+    ring = next(ring for ring in files.rings if ring.data_dir == data_dir)
+    return EncryptedDisk(files.plain_files, [*files.rings, ring.of_copy(copy)], master=files.master)
+
+
+def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
+    """Return the id of the key that wraps those of the topics; None: the directory is not encrypted. Raises WrongKey:
+    its `memd.key` is damaged."""
+    path = data_dir / KEY_NAME
+    if disk.size(path) is None:
+        return None
+    return read_key_file(disk, path, DirectoryKeyFile).key_id
+
+
+def check_not_lost(disk: LocalDisk, data_dir: Path) -> None:
+    """Make sure that a directory without `memd.key` has not merely lost it. Raises WrongKey: it has."""
+    for topic_id in topic_folders_in(disk, data_dir):
+        layout = TopicLayout(data_dir, topic_id)
+        has_key = disk.size(layout.key) is not None
+        if has_key or _is_encrypted(disk, layout):
+            missing = "it" if has_key else f"it, and the {TOPIC_KEY_NAME} of each topic,"
+            raise WrongKey(
+                f"{data_dir / KEY_NAME}: is missing, but {topic_id} is encrypted; put {missing} back, out of a backup: "
+                "nothing can be read without that (where there is none, remove the folders of the topics)"
+            )
+
+
+def _is_encrypted(disk: LocalDisk, layout: TopicLayout) -> bool:
+    """Whether a file of a topic that has no key says that it is encrypted."""
+    paths = (layout.active, layout.hot, layout.forbidden, *map(layout.bin, layout.segment_ids(disk)))
+    headers = (decode_any_header(disk.read_at(one, 0, HEADER_BYTES)) for one in paths if disk.size(one))
+    return any(one is not None and one.flags == FLAG_ENCRYPTED for one in headers)
+
+
+def check_disk(files: LocalDisk, data_dir: Path) -> None:
+    """Make sure that a disk writes to an encrypted directory with its key. Raises WrongKey: it would write plain text
+    there."""
+    if files.size(data_dir / KEY_NAME) is not None and not files.encrypts(data_dir / RECEIPTS_NAME):
+        raise WrongKey(f"{data_dir}: is encrypted; {_GIVE}")
+
+
+def master_key(settings: EncryptionSettings) -> MasterKey:
+    """Return the master key of the settings. Raises WrongKey: there is none, or the file cannot be one."""
+    check_installed()
+    if settings.key:
+        return MasterKey.parsed(settings.key.encode(), "the key in MEMD_ENCRYPTION_KEY, or on standard input,")
+    if settings.key_file:
+        try:
+            return MasterKey.in_file(Path(settings.key_file))
+        except StoreError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            remedy = "put the key, or your copy of it, where encryption.key_file says"
+            raise WrongKey(f"{settings.key_file}: there is no such file; {remedy}") from None
+    raise WrongKey(f"there is no key; give one with {_PLACES}")
+
+
+def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> EncryptedDisk:
+    """Return the encrypted disk of a directory that has a `memd.key`. Raises WrongKey: the key is not its own, or a
+    command over it was not finished."""
+    path = data_dir / KEY_NAME
+    found = read_key_file(disk, path, DirectoryKeyFile)
+    key, _ = master.opened(path, found)
+    if found.state != "whole":
+        raise WrongKey(f"{data_dir}: {_UNFINISHED[found.state]} was begun and not finished; run it again")
+    return EncryptedDisk(disk, [KeyRing(disk, data_dir, found.directory, key)], master=master)
+
+
+def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:
+    """Make a new directory an encrypted one, unless another process has just done so."""
+    make_folder(disk, data_dir)
+    with disk.lock(data_dir / LOCK_NAME):
+        if disk.size(data_dir / KEY_NAME) is None:
+            made = master.key_file(secrets.token_bytes(16).hex(), new_key())
+            write_key_file(disk, data_dir / KEY_NAME, made)
+
+
+def check_installed() -> None:
+    """Raise StoreError unless the package that encrypts is installed."""
+    if find_spec("cryptography") is None:
+        raise StoreError(_INSTALL)
