@@ -19,6 +19,7 @@ from daemon_process import Answer
 from histories import conversation_of, said
 from strict_llama import Prompt
 
+from memd.conversation.conversation import History
 from memd.conversation.matching import ConversationIndex, match
 
 Json = dict[str, Any]
@@ -323,7 +324,7 @@ def _matched(index: ConversationIndex, history: Sequence[str]) -> float:
     """Milliseconds to find one request's conversation, digests given."""
     digests = [said(one).content_digest for one in history]
     started = time.thread_time()  # of the processor: others may be at work on it
-    match(index, digests, None)
+    match(index, History([], digests, []))
     return (time.thread_time() - started) * 1000
 
 

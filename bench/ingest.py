@@ -42,6 +42,7 @@ from store import drafts
 from vectors import embedded, mixed
 
 from memd.assets import ranks_bytes
+from memd.conversation.conversation import History
 from memd.conversation.events import Closed
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.daemon.app import Daemon, running
@@ -177,7 +178,7 @@ class Load:
     async def _store(self, messages: list[Message]) -> None:
         digests = [message.content_digest for message in messages]
         counts = [self._daemon.counter.message(*pair) for pair in zip(messages, digests, strict=True)]
-        held = self._topic.buffer.receive(messages, digests, counts, session=None, now=time.time()).conversation
+        held = self._topic.buffer.receive(History(messages, digests, counts), time.time()).conversation
         assert await self._daemon.archiver.store(self._topic, held, len(held)), "the disk takes it"
         self._topic.buffer.record(Closed(held.id))
         self.tokens += sum(self._daemon.counter.count(message.text) for message in messages)

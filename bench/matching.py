@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
+from memd.conversation.conversation import History
 from memd.conversation.events import Closed, encode_event
 from memd.conversation.hot_buffer import HotBuffer
 from memd.conversation.matching import match
@@ -29,10 +30,10 @@ STEPS = 500
 RESULTS_KEPT = 8
 """Tool results that the pruning client keeps (opencode keeps the last 40,000 tokens of them)."""
 
-History = list[Message]
+Said = list[Message]
 
 
-def spoken(conversation: int, count: int) -> History:
+def spoken(conversation: int, count: int) -> Said:
     """A conversation that begins like all others; every tenth message is one that everybody says."""
     history = [Message("user", "Read the document."), Message("assistant", "I have read it.")]
     for number in range(2, count):
@@ -47,28 +48,28 @@ def new_buffer() -> HotBuffer:
     return HotBuffer(lambda: f"{next(names):012d}", 64)
 
 
-def receive(buffer: HotBuffer, history: History, digests: list[bytes] | None = None) -> None:
+def receive(buffer: HotBuffer, history: Said, digests: list[bytes] | None = None) -> None:
     """A request with this history."""
     contents = digests or [message.content_digest for message in history]
-    buffer.receive(history, contents, [20] * len(history), session=None, now=0.0)
+    buffer.receive(History(history, contents, [20] * len(history)), 0.0)
 
 
-def rewritings(rng: random.Random) -> dict[str, Callable[[History], History]]:
+def rewritings(rng: random.Random) -> dict[str, Callable[[Said], Said]]:
     """What a client may make of a history for its next request."""
     said = itertools.count()
 
     def new() -> Message:
         return Message("user", f"something new {next(said)}")
 
-    def pruned(history: History) -> History:
+    def pruned(history: Said) -> Said:
         chosen = set(rng.sample(range(len(history) - 20), 40))
         return [Message(m.role, "[cleared]") if i in chosen else m for i, m in enumerate(history)]
 
-    def without_pair(history: History) -> History:
+    def without_pair(history: Said) -> Said:
         place = rng.randrange(2, len(history) - 20)
         return history[:place] + history[place + 2 :]
 
-    def edited(history: History) -> History:
+    def edited(history: Said) -> Said:
         place = rng.randrange(2, len(history) - 20)
         return [*history[:place], new(), *history[place + 1 :]]
 
@@ -99,7 +100,7 @@ def measure_matching() -> Iterator[str]:
             contents = [message.content_digest for message in request]
             gc.collect(0)
             started = time.perf_counter()
-            match(buffer._index, contents, None)
+            match(buffer._index, History(request, contents, []))
             found = time.perf_counter()
             receive(buffer, request, contents)
             finding.append(found - started)
@@ -118,7 +119,7 @@ def _times(seconds: list[float]) -> str:
 def measure_journal() -> str:
     """Bytes of the journal over bytes said."""
     buffer = new_buffer()
-    history: History = [Message("user", "Read the files.")]
+    history: Said = [Message("user", "Read the files.")]
     said = 0
     for step in range(STEPS):
         call = Message("assistant", "", tool_calls=(ToolCall(f"call_{step}", "read", f'{{"path": "{step}.txt"}}'),))
@@ -128,7 +129,7 @@ def measure_journal() -> str:
         for place in results:
             history[place] = Message("tool", "[cleared]", tool_call_id=history[place].tool_call_id)
         contents = [message.content_digest for message in history]
-        arrival = buffer.receive(history, contents, [20] * len(history), session=None, now=float(step))
+        arrival = buffer.receive(History(history, contents, [20] * len(history)), float(step))
         buffer.reply(arrival, call, 20, float(step))
         history += [call, result]
         for branch in buffer.conversations()[:-1]:

@@ -16,7 +16,7 @@ from archiver_stage import Stage, live_entries
 from conftest import MakeDaemon
 from daemon_in_process import Client, daemon_in_process
 from daemon_process import DaemonProcess, wait_until
-from histories import receive, said, talk
+from histories import history_of, receive, said, talk
 from recording_upstream import COMMON, RecordingUpstream, Request, Response, chat_answer, recording_upstream
 
 from memd.conversation.hot_buffer import Arrival
@@ -45,8 +45,7 @@ async def stored_texts(stage: Stage, topic: Topic) -> str:
 
 def take(topic: Topic, messages: Sequence[Message]) -> Arrival:
     """A request with these messages."""
-    digests = [one.content_digest for one in messages]
-    return topic.buffer.receive(messages, digests, [10] * len(messages), session=None, now=0.0)
+    return topic.buffer.receive(history_of(messages), 0.0)
 
 
 def assert_each_once(text: str, shorthands: Sequence[str]) -> None:

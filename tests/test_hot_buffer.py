@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from memd.conversation import compaction
-from memd.conversation.conversation import Conversation, Line, TurnKey, as_buffered
+from memd.conversation.conversation import Conversation, History, Line, TurnKey
 from memd.conversation.events import (
     BufferEvent,
     Closed,
@@ -203,10 +203,10 @@ def test_a_history_in_which_the_same_few_words_recur_is_not_compared_from_each_o
         return [Counted(said(word).content_digest) for word in words]
 
     index, known = ConversationIndex(), Conversation("known")
-    known.messages = as_buffered(known, [said("u:go")] * 4_000, contents(3_000), [1] * 4_000)
+    known.messages = History([said("u:go")] * 4_000, contents(3_000), [1] * 4_000).behind(known)
     index.note(known)
     Counted.compared = 0
-    match(index, contents(2_000), None)
+    match(index, History([], contents(2_000), []))
     assert Counted.compared < 50 * 4_000, "quadratic, they are a million"
 
 

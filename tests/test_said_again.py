@@ -10,7 +10,7 @@ import pytest
 from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder, Stage, live_entries
 from crash_files import CrashFiles
 from daemon_process import DaemonProcess, ask, user
-from histories import said
+from histories import history_of, said
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream, chat_answer
 
@@ -52,10 +52,8 @@ clock = itertools.count(1_700_000_000_000_000, 1_000_000)
 
 def hear(topic: Topic, *turns: Sequence[str], session: str | None = None) -> Conversation:
     """A client sends this now."""
-    messages = [said(one) for turn in turns for one in turn]
-    contents, tokens = [message.content_digest for message in messages], [10] * len(messages)
-    at = next(clock)
-    return topic.buffer.receive(messages, contents, tokens, session=session, now=0.0, said_at=at).conversation
+    history = history_of((said(one) for turn in turns for one in turn), session=session)
+    return topic.buffer.receive(history, 0.0, next(clock)).conversation
 
 
 async def store(stage: Stage, topic: Topic, *turns: Sequence[str], session: str | None = None) -> Conversation:

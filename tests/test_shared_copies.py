@@ -16,6 +16,7 @@ from archiver_stage import COUNTER, DIMENSION, Stage, live_entries
 from crash_files import CrashFiles, Loss, PowerCutError
 from drafts import draft
 from faulty_log import FaultyLog
+from histories import history_of
 from postgres_server import PostgresServer
 
 from memd.conversation.events import BufferEvent, Placed, encode_event
@@ -59,7 +60,7 @@ async def topics_of(folder: Path, kept: FaultyLog) -> AsyncIterator[tuple[Topics
 def told(buffer: HotBuffer, *texts: str) -> None:
     """A client's whole history: user and assistant in turns."""
     messages = [Message(role="user" if i % 2 == 0 else "assistant", text=text) for i, text in enumerate(texts)]
-    buffer.receive(messages, [one.content_digest for one in messages], [1] * len(texts), session=None, now=1.0)
+    buffer.receive(history_of(messages, 1), 1.0)
 
 
 async def payloads_of(kept: FaultyLog) -> bytes:

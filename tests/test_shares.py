@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from archiver_stage import Stage, live_entries
-from histories import new_buffer, receive, said, talk
+from histories import history_of, new_buffer, receive, said, talk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,9 +58,7 @@ def test_of_too_many_who_listen_the_oldest_of_whoever_has_the_most_is_told_to_le
 
 
 def asked_by(buffer: HotBuffer, author: str, *history: str, now: float = 0.0) -> Arrival:
-    messages = [said(one) for one in history]
-    digests = [one.content_digest for one in messages]
-    return buffer.receive(messages, digests, [10] * len(messages), session=None, now=now, said_at=1, author=author)
+    return buffer.receive(history_of(map(said, history)), now, 1, author)
 
 
 def answered(buffer: HotBuffer, author: str, question: str) -> Conversation:

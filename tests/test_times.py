@@ -13,7 +13,7 @@ from archiver_stage import COUNTER
 from clocks import at_time
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
-from histories import digest_at, new_buffer, replayed, said
+from histories import digest_at, history_of, new_buffer, replayed, said
 from hypothesis import given
 from hypothesis import strategies as st
 from recording_upstream import RecordingUpstream
@@ -203,9 +203,7 @@ NOON = 1_762_171_200_000_000
 
 
 def receive(buffer: HotBuffer, *history: str, at: int) -> Arrival:
-    messages = [said(one) for one in history]
-    digests = [message.content_digest for message in messages]
-    return buffer.receive(messages, digests, [10] * len(messages), session=None, now=0.0, said_at=at)
+    return buffer.receive(history_of(map(said, history)), 0.0, at)
 
 
 def times(arrival: Arrival) -> list[int | None]:

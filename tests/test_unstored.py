@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 import memd.recall.retrieve
 from memd.admin import history
-from memd.conversation.conversation import Conversation
+from memd.conversation.conversation import Conversation, History
 from memd.conversation.events import Forgotten, Injected
 from memd.conversation.hot_buffer import HotBuffer
 from memd.entries import Correction, Draft
@@ -342,7 +342,7 @@ async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left_whi
     messages = [said(one) for one in ("u:Look.", *rounds)]
     digests = [message.content_digest for message in messages]
     sizes = [500 if message.role == "tool" else 20 for message in messages]
-    conversation = topic.buffer.receive(messages, digests, sizes, session=None, now=0.0).conversation
+    conversation = topic.buffer.receive(History(messages, digests, sizes), 0.0).conversation
     topic.unstored().chunks()
     storing = asyncio.ensure_future(stage.archiver.store(topic, other, 2))
     try:

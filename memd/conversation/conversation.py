@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
 import msgspec
@@ -448,14 +448,27 @@ def _standing_for(item: Buffered, former: Buffered) -> Buffered:
     return msgspec.structs.replace(former, **changes, stored_as=former.identity, is_pruned=is_pruned)
 
 
-def as_buffered(
-    conversation: Conversation,
-    messages: Sequence[Message],
-    content_digests: Sequence[bytes],
-    tokens: Sequence[int],
-    stored_as: Sequence[bytes] = (),
-) -> list[Buffered]:
-    """New messages as they stand behind a conversation's end; the lists are parallel. `stored_as`: see `Buffered`."""
-    digests = chain_all(content_digests, conversation.end_digest)
-    known_as = stored_as or [b""] * len(messages)
-    return list(map(Buffered, digests, content_digests, tokens, messages, known_as))
+class History(msgspec.Struct, frozen=True):
+    """The messages of a request behind the leading system messages; the lists run in parallel."""
+
+    messages: Sequence[Message]
+    contents: Sequence[bytes]
+    """Their content digests."""
+    tokens: Sequence[int]
+    session: str | None = None
+    """The client's own name for the conversation, if it gave one."""
+    is_thin: bool = False
+    """The client sends only new messages."""
+    stored_as: Callable[[], Sequence[bytes]] = tuple
+    """For each message the digest under which the log of an earlier version has it, or none; asked for a history of
+    which more than an exchange is not known."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def behind(self, conversation: Conversation, start: int = 0, stored_as: Sequence[bytes] = ()) -> list[Buffered]:
+        """The messages from `start` on, as they stand behind a conversation's end. `stored_as`: see `Buffered`."""
+        contents = self.contents[start:]
+        known_as = stored_as[start:] or [b""] * len(contents)
+        digests = chain_all(contents, conversation.end_digest)
+        return list(map(Buffered, digests, contents, self.tokens[start:], self.messages[start:], known_as))

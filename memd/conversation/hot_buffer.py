@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from memd.conversation.compaction import lowered_marks
-from memd.conversation.conversation import Buffered, Conversation, TurnKey, as_buffered
+from memd.conversation.conversation import Buffered, Conversation, History, TurnKey
 from memd.conversation.events import (
     Abandoned,
     Appended,
@@ -127,82 +127,59 @@ class HotBuffer:
 
     # -- for requests ---------------------------------------------------------------------------------------
 
-    def receive(
-        self,
-        messages: Sequence[Message],
-        content_digests: Sequence[bytes],
-        tokens: Sequence[int],
-        *,
-        session: str | None,
-        now: float,
-        said_at: int | UnsetType = UNSET,
-        author: str = "",
-        thin: bool = False,
-        stored_as: Callable[[], Sequence[bytes]] = tuple,
-    ) -> Arrival:
+    def receive(self, history: History, now: float, said_at: int | UnsetType = UNSET, author: str = "") -> Arrival:
         """Find or open the conversation of a request and append the request's new messages.
 
         Args:
-            messages, content_digests, tokens: the request's messages after the leading system messages, in parallel.
-            session: the client's own name for the conversation, if it gave one.
             now: see `memd.clock.steady_now`.
             said_at, author: of new messages, see `stamped`; the others keep theirs.
-            thin: the client sends only new messages.
-            stored_as: for each message the digest under which the log of an earlier version has it, or none; asked
-                for a history of which more than an exchange is not known here.
         """
-        found = self._found(messages, content_digests, session, thin)
-        parent, kept = found.conversation, kept_count(found, messages)
-        known_as = stored_as() if len(messages) - found.known > LAST_EXCHANGE or found.runs else ()
-        if parent is not None and (heard := heard_again(found, messages)):
+        found = self._found(history)
+        parent, kept = found.conversation, kept_count(found, history.messages)
+        known_as = history.stored_as() if len(history) - found.known > LAST_EXCHANGE or found.runs else ()
+        if parent is not None and (heard := heard_again(found, history.messages)):
             self.record(Heard(parent.id, dict(zip(heard, stamped(heard.values(), said_at, author), strict=True))))
+        new = stamped(history.messages[0 if found.runs else kept :], said_at, author)
+        history = msgspec.structs.replace(history, messages=[*history.messages[: len(history) - len(new)], *new])
         if parent is not None and found.runs:
-            way = rewriting_to(
-                parent, found.runs, stamped(messages, said_at, author), content_digests, tokens, known_as
-            )
+            way = rewriting_to(parent, found.runs, history, known_as)
             name = self._new_id()
-            self.record(Branched(name, parent.id, way, now, session or parent.session))
+            self.record(Branched(name, parent.id, way, now, history.session or parent.session))
             self.record(Abandoned(parent.id))
             branch = self._conversations[name]
             leaves_unstored = branch.departed_end > branch.stored
             return Arrival(branch, 0, len(branch), opened=False, branched=True, leaves_unstored=leaves_unstored)
         again = [] if parent is None else parent.messages[found.offset + kept : found.offset + found.known]
-        conversation = self._open(session, now) if parent is None else self._fork(parent, found.offset + kept)
-        added = stamped(messages[kept:], said_at, author)
-        self._append(conversation, added, content_digests[kept:], tokens[kept:], now, known_as[kept:], again)
-        end = found.offset + len(messages)
+        conversation = self._open(history.session, now) if parent is None else self._fork(parent, found.offset + kept)
+        added = history.behind(conversation, kept, known_as)
+        for place, former in enumerate(again):
+            added[place] = added[place].without_text if former.is_erased else added[place]
+        self.record(Appended(conversation.id, added, now))
+        end = found.offset + len(history)
         branched = parent is not None and parent is not conversation
         arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head, branched=branched)
         if parent is None or not branched:
             return arrival
-        if found.known < len(messages):
+        if found.known < len(history):
             position = found.offset + kept
-            self._abandon(parent, position, answered=is_sent_in_parts(parent, position, messages[kept:]))
+            self._abandon(parent, position, answered=is_sent_in_parts(parent, position, new))
             return arrival
         return msgspec.structs.replace(arrival, former=parent)
 
-    def glance(
-        self,
-        messages: Sequence[Message],
-        content_digests: Sequence[bytes],
-        tokens: Sequence[int],
-        *,
-        session: str | None,
-        thin: bool = False,
-    ) -> Arrival:
+    def glance(self, history: History) -> Arrival:
         """Like `receive`, but without a trace: the request gets a detached copy of the conversation."""
-        found = self._found(messages, content_digests, session, thin)
-        parent, kept = found.conversation, kept_count(found, messages)
-        if parent is not None and (heard := heard_again(found, messages)):
+        found = self._found(history)
+        parent, kept = found.conversation, kept_count(found, history.messages)
+        if parent is not None and (heard := heard_again(found, history.messages)):
             parent = parent.fork("glance", len(parent))
             parent.mark_heard(heard)
         if parent is not None and found.runs:
-            way = rewriting_to(parent, found.runs, messages, content_digests, tokens)
-            branch = parent.rewritten("glance", session, way)
+            branch = parent.rewritten("glance", history.session, rewriting_to(parent, found.runs, history))
             return Arrival(branch, 0, len(branch), opened=False, branched=True)
-        copy = Conversation("glance", session) if parent is None else parent.fork("glance", found.offset + kept)
-        copy.messages += as_buffered(copy, messages[kept:], content_digests[kept:], tokens[kept:])
-        branched = parent is not None and found.offset + kept < len(parent)
+        at = found.offset + kept
+        copy = Conversation("glance", history.session) if parent is None else parent.fork("glance", at)
+        copy.messages += history.behind(copy, kept)
+        branched = parent is not None and at < len(parent)
         return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head, branched=branched)
 
     def reply(self, arrival: Arrival, message: Message, tokens: int, now: float) -> Conversation:
@@ -213,7 +190,7 @@ class HotBuffer:
         on without the answer, the client's branch stays.
         """
         conversation, former, position = arrival.conversation, arrival.former, arrival.end
-        answer = [message], [message.content_digest], [tokens]
+        answer = History([message], [message.content_digest], [tokens])
         if position == len(conversation):
             if former is not None and self.is_open(former):
                 if former.messages[position].content_digest == message.content_digest:
@@ -223,17 +200,17 @@ class HotBuffer:
                     self._abandon(former, position, answered=True)
             elif (beginning := prefill(conversation, position, message)) is not None:
                 return self._continue(conversation, beginning, message, tokens, now)
-            self._append(conversation, *answer, now)
+            self._append(conversation, answer, now)
             return conversation
         there = conversation.messages[position]
         if there.content_digest == message.content_digest:
             return conversation
         branch = self._fork(conversation, position)
-        self._append(branch, *answer, now)
+        self._append(branch, answer, now)
         if there.message is not None and there.message.role == "assistant" and not message.interrupted:
             self._abandon(conversation, position, answered=True)
         else:
-            self._append(conversation, [], [], [], conversation.used_at)  # stays the one used last
+            self._append(conversation, History([], [], []), conversation.used_at)  # stays the one used last
         return branch
 
     @contextmanager
@@ -406,11 +383,9 @@ class HotBuffer:
 
     # -- private ------------------------------------------------------------------------------------------------
 
-    def _found(
-        self, messages: Sequence[Message], content_digests: Sequence[bytes], session: str | None, thin: bool
-    ) -> Match:
+    def _found(self, history: History) -> Match:
         """The place of a request. A client that goes on behind the beginning of an answer has rewritten its history."""
-        found = match(self._index, content_digests, session, thin=thin)
+        found, messages = match(self._index, history), history.messages
         parent, known = found.conversation, found.known
         if parent is None or found.runs or found.head or not 0 < known < len(messages):
             return found
@@ -454,25 +429,12 @@ class HotBuffer:
         branch = self._fork(conversation, start)
         self.mark(branch, stored=min(conversation.stored, start))
         count = conversation.messages[start].tokens + tokens
-        self._append(branch, [text], [whole.content_digest], [count], now)
+        self._append(branch, History([text], [whole.content_digest], [count]), now)
         self.record(Abandoned(conversation.id, start))
         return branch
 
-    def _append(
-        self,
-        conversation: Conversation,
-        messages: Sequence[Message],
-        content_digests: Sequence[bytes],
-        tokens: Sequence[int],
-        now: float,
-        stored_as: Sequence[bytes] = (),
-        again: Sequence[Buffered] = (),
-    ) -> None:
-        """`again`: what the first of them were in another conversation."""
-        added = as_buffered(conversation, messages, content_digests, tokens, stored_as)
-        for place, former in enumerate(again):
-            added[place] = added[place].without_text if former.is_erased else added[place]
-        self.record(Appended(conversation.id, added, now))
+    def _append(self, conversation: Conversation, history: History, now: float) -> None:
+        self.record(Appended(conversation.id, history.behind(conversation), now))
 
     def _apply(self, event: BufferEvent) -> None:
         if isinstance(event, Injected):
@@ -609,8 +571,8 @@ def _received_again(buffer: HotBuffer, one: Conversation) -> None:
     if not tail or buffer.holder_of(items[-1].digest) is not None:
         target = buffer.holder_of(items[-1].digest) if items else None
     else:
-        digests, tokens = [item.content_digest for item in tail], [item.tokens for item in tail]
-        target = buffer.receive(messages, digests, tokens, session=one.session, now=one.used_at).conversation
+        contents, tokens = [item.content_digest for item in tail], [item.tokens for item in tail]
+        target = buffer.receive(History(messages, contents, tokens, one.session), one.used_at).conversation
     if target is not None:
         known = {item.digest for item in target.messages}
         for digest, block in one.blocks.items():

@@ -21,7 +21,7 @@ from itertools import takewhile
 import msgspec
 from msgspec import UNSET
 
-from memd.conversation.conversation import Conversation, Run
+from memd.conversation.conversation import Conversation, History, Run
 from memd.messages import ROOT_DIGEST, Message, chain
 
 
@@ -275,19 +275,16 @@ class Match(msgspec.Struct, frozen=True):
     `offset` nor `head` says anything."""
 
 
-def match(
-    index: ConversationIndex, content_digests: Sequence[bytes], session: str | None, *, thin: bool = False
-) -> Match:
+def match(index: ConversationIndex, history: History) -> Match:
     """Find the conversation that a request continues.
+
+    A session's own conversation alone is considered, and a request that shares nothing with it is appended. What a thin
+    client sends is appended, however it begins.
 
     Args:
         index: the topic's open conversations.
-        content_digests: the request's messages after the leading system messages, each by itself (not chained).
-        session: the client's name of the conversation, if it gives one; then only that conversation is considered,
-            and a request that shares nothing with it is appended.
-        thin: the client sends only new messages: they are appended, however they begin.
     """
-    contents = list(content_digests)
+    contents, session, thin = list(history.contents), history.session, history.is_thin
     newest = index.newest(session) if thin or session is not None else None
     if thin:
         return Match(None) if newest is None else _newest_only(newest, contents)

@@ -18,7 +18,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from memd.conversation import matching
-from memd.conversation.conversation import Buffered, Conversation, Rewriting, Run, is_answer, is_instruction
+from memd.conversation.conversation import (
+    Buffered,
+    Conversation,
+    History,
+    Rewriting,
+    Run,
+    is_answer,
+    is_instruction,
+)
 from memd.conversation.events import (
     Abandoned,
     Appended,
@@ -36,19 +44,12 @@ from memd.messages import RESULT_ROLES, Message
 
 
 def rewriting_to(
-    parent: Conversation,
-    runs: Sequence[Run],
-    messages: Sequence[Message],
-    content_digests: Sequence[bytes],
-    tokens: Sequence[int],
-    stored_as: Sequence[bytes] = (),
+    parent: Conversation, runs: Sequence[Run], history: History, stored_as: Sequence[bytes] = ()
 ) -> Rewriting:
-    """The way from `parent` to the history of a request that has these runs in common with it; the lists are parallel.
-
-    `stored_as`: see `Buffered`.
-    """
-    nothing = [b""] * len(messages)
-    items = list(map(Buffered, nothing, content_digests, tokens, messages, stored_as or nothing))
+    """The way from `parent` to the history of a request that has these runs in common with it. `stored_as`: see
+    `Buffered`."""
+    nothing = [b""] * len(history)
+    items = list(map(Buffered, nothing, history.contents, history.tokens, history.messages, stored_as or nothing))
     places = _places(parent, runs, items)
     left_out = _left_out(parent, places, items)
     kept = list(_with_texts(parent, runs, left_out))

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from memd.clock import steady_now
-from memd.conversation.conversation import TurnKey
+from memd.conversation.conversation import History, TurnKey
 from memd.conversation.hot_buffer import Arrival
 from memd.conversation.matching import LAST_EXCHANGE
 from memd.conversation.tokens import MessageCounts, TokenCounter
@@ -120,20 +120,19 @@ class Receiver:
         asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
         counts = MessageCounts(self._counter, request.messages, request.digests)
-        new = request.messages[lead:], request.digests[lead:], counts[lead:]
+        messages, digests = request.messages[lead:], request.digests[lead:]
+        history = History(
+            messages,
+            digests,
+            counts[lead:],
+            asked.session,
+            asked.has_only_new,
+            partial(_stored_as, topic, messages, digests) if stored_as is None else lambda: stored_as,
+        )
         if asked.mode == "full":
-            author = asked.who.author
-            arrival = topic.buffer.receive(
-                *new,
-                session=asked.session,
-                now=now,
-                said_at=at,
-                author=author,
-                thin=asked.has_only_new,
-                stored_as=(lambda: stored_as) if stored_as is not None else partial(_stored_as, topic, *new[:2]),
-            )
+            arrival = topic.buffer.receive(history, now, at, asked.who.author)
         else:
-            arrival = topic.buffer.glance(*new, session=asked.session, thin=asked.has_only_new)
+            arrival = topic.buffer.glance(history)
         if asked.mode == "full" and arrival.leaves_unstored:
             await topic.make_durable()
         live = LiveTurns(request, arrival)

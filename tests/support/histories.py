@@ -7,10 +7,10 @@ what a program wrote in the user's name, `"r:failed"` a result that it gives the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from memd.conversation.conversation import Conversation
+from memd.conversation.conversation import Conversation, History
 from memd.conversation.events import BufferEvent, decode_event, encode_event
 from memd.conversation.hot_buffer import Arrival, HotBuffer
 from memd.messages import Block, BlockChunk, Message, ToolCall, chain_all
@@ -33,6 +33,12 @@ def said(shorthand: str) -> Message:
     return Message({"u": "user", "a": "assistant", "s": "system"}[kind], text)
 
 
+def history_of(messages: Iterable[Message], tokens: int = 10, session: str | None = None) -> History:
+    """These messages, each of so many tokens."""
+    said = list(messages)
+    return History(said, [message.content_digest for message in said], [tokens] * len(said), session)
+
+
 def digest_at(history: Sequence[str]) -> bytes:
     """The chained digest of the last message of a history."""
     return chain_all(said(one).content_digest for one in history)[-1]
@@ -46,16 +52,12 @@ def new_buffer() -> HotBuffer:
 
 def receive(buffer: HotBuffer, *history: str, session: str | None = None, now: float = 0.0) -> Arrival:
     """A request with this history; every message costs ten tokens."""
-    messages = [said(one) for one in history]
-    digests = [message.content_digest for message in messages]
-    return buffer.receive(messages, digests, [10] * len(messages), session=session, now=now)
+    return buffer.receive(history_of(map(said, history), session=session), now)
 
 
 def glance(buffer: HotBuffer, *history: str, session: str | None = None) -> Arrival:
     """The same for a request that leaves no trace."""
-    messages = [said(one) for one in history]
-    digests = [message.content_digest for message in messages]
-    return buffer.glance(messages, digests, [10] * len(messages), session=session)
+    return buffer.glance(history_of(map(said, history), session=session))
 
 
 def talk(buffer: HotBuffer, *history: str, session: str | None = None, now: float = 0.0) -> Conversation:
