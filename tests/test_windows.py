@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from memd.proxy.upstream.refusals import LengthRefusal, refusal_for_length
-from memd.proxy.upstream.windows import KnownWindows, ModelWindow, Sent, ask_windows
+from memd.proxy.upstream.windows import (
+    KnownWindows,
+    LengthRefusal,
+    ModelWindow,
+    Sent,
+    ask_windows,
+    refusal_for_length,
+)
 
 # Shapes as these servers answer; the reason is the source that has them.
 VLLM = {"object": "list", "data": [{"id": "qwen", "owned_by": "vllm", "root": "Qwen/Qwen3", "max_model_len": 32_768}]}

@@ -42,6 +42,7 @@ from memd.conversation.events import (
     PlacedBefore,
     Removed,
     Returned,
+    retold,
 )
 from memd.conversation.matching import (
     LAST_EXCHANGE,
@@ -55,8 +56,9 @@ from memd.conversation.matching import (
     kept_count,
     match,
     prefill,
+    rewriting_to,
+    shortened_answer,
 )
-from memd.conversation.rewriting import retold, rewriting_to, shortened_answer
 from memd.entries import digits_of_id
 from memd.messages import BlockChunk, Message, block_digest, stamped
 from memd.notes import Note

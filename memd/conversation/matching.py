@@ -6,6 +6,11 @@ order. Contents that occur once on either side are anchors (a patience diff); of
 longest ascending chain stays, and each grows over its equal neighbours. An answer that is given anew or in parts is
 recognised by what it says.
 
+Nothing that a conversation knows is lost on the way to a history that its client rewrote: a message that it still has
+keeps its identity in the log, its text here and its block, and what was left out of the prompt stays left out. One that
+stands pruned in the place of an earlier one (a tool result that became "[cleared]", an answer without its thoughts)
+counts as that one, and is not stored a second time.
+
 A request of some hundred messages is looked up in well under a millisecond, however many conversations there are. So no
 chained digest is computed but where branches part, nothing is searched conversation by conversation, and whatever
 messages say, the time is linear in them.
@@ -15,14 +20,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import takewhile
 
 import msgspec
 from msgspec import UNSET
 
-from memd.conversation.conversation import Conversation, History, Run
-from memd.messages import ROOT_DIGEST, Message, chain
+from memd.conversation.conversation import Buffered, Conversation, History, Rewriting, Run, is_answer, is_instruction
+from memd.messages import RESULT_ROLES, ROOT_DIGEST, Message, chain
 
 
 def common_length(ours: Sequence[Hashable], theirs: Sequence[Hashable], one: int = 0, other: int = 0) -> int:
@@ -461,3 +466,141 @@ def joined(beginning: Message, message: Message) -> Message:
         return message
     said = beginning.said + message.said if beginning.said + message.said != beginning.text + message.text else UNSET
     return msgspec.structs.replace(message, text=beginning.text + message.text, own_words=said)
+
+
+# -- the way to a rewritten history ------------------------------------------------------------------------
+
+
+def rewriting_to(
+    parent: Conversation, runs: Sequence[Run], history: History, stored_as: Sequence[bytes] = ()
+) -> Rewriting:
+    """The way from `parent` to the history of a request that has these runs in common with it. `stored_as`: see
+    `Buffered`."""
+    nothing = [b""] * len(history)
+    items = list(map(Buffered, nothing, history.contents, history.tokens, history.messages, stored_as or nothing))
+    places = _places(parent, runs, items)
+    left_out = _left_out(parent, places, items)
+    kept = list(_with_texts(parent, runs, left_out))
+    added: list[Buffered] = []
+    same: list[tuple[int, int]] = []
+    for ours, _ in gaps(kept, len(items), len(parent)):
+        for position in ours:
+            item, place = items[position], places.get(position)
+            if place is not None:
+                same.append((position, place))
+                if parent.messages[place].message is not None:
+                    item = msgspec.structs.replace(item, message=None)
+            added.append(item)
+    blocks = [
+        (place, position)
+        for position, place in places.items()
+        if parent.blocks and position >= left_out and parent.messages[place].digest in parent.blocks
+    ]
+    stored = next((p for p in range(len(items)) if places.get(p, len(parent)) >= parent.stored), len(items))
+    # What the model has not answered yet is in the prompt, though it may say what has left it before.
+    answered = next((p for p in range(len(items) - 1, -1, -1) if is_answer(items[p].message)), 0)
+    gone = [position for position in _gone(parent, places, items, left_out) if position <= answered]
+    lines = {
+        start + i: parent.lines[place + i]
+        for start, place, length in kept
+        for i in range(length if parent.lines else 0)
+        if place + i in parent.lines and left_out <= start + i <= answered and start + i not in gone
+    }
+    return Rewriting(kept, added, same, stored, left_out, blocks, gone, lines)
+
+
+def _places(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]) -> dict[int, int]:
+    """For each message of the history that the parent has, whole or unpruned, its place there; ascending."""
+    places = {start + i: place + i for start, place, length in runs for i in range(length)}
+    pruned = {
+        position: place
+        for ours, theirs in gaps(runs, len(items), len(parent))
+        if len(ours) == len(theirs)
+        for position, place in zip(ours, theirs, strict=True)
+        if _is_pruned(items[position].message, parent.messages[place].message)
+    }
+    start, place, length = runs[-1]
+    if start + length < len(items):
+        shortened = shortened_answer(parent, place + length, items[start + length].message)
+        pruned |= {} if shortened is None else {start + length: shortened}
+    return dict(sorted((places | pruned).items())) if pruned else places
+
+
+def shortened_answer(parent: Conversation, start: int, message: Message | None) -> int | None:
+    """The place of an answer, in the turn that is under way at `start`, of which a client kept this beginning.
+
+    It stopped the answer, or cuts old ones short; it may have left out the calls before it.
+    """
+    for place in range(start, len(parent)):
+        former = parent.messages[place].message
+        if former is None or message is None or former.opens_turn:
+            return None
+        if _is_pruned(message, former) and former.said.strip().startswith(message.said.strip()):
+            return place if message.role == "assistant" else None
+    return None
+
+
+def _is_pruned(message: Message | None, former: Message | None) -> bool:
+    """Whether a message is what a client left of a former one in the same place."""
+    if message is None or former is None or message.role != former.role:
+        return False
+    if message.attachments or [one.form for one in message.tool_calls] != [one.form for one in former.tool_calls]:
+        return False
+    if message.role == "assistant" and message.said == former.said:
+        return True  # the client gave the answer its agent's name: LangGraph does
+    if len(message.said) >= len(former.said):
+        return False
+    if message.role in RESULT_ROLES:
+        return message.tool_call_id == former.tool_call_id
+    return bool(message.said.strip()) and message.said.strip() in former.said
+
+
+def _gone(parent: Conversation, places: dict[int, int], items: Sequence[Buffered], left_out: int) -> list[int]:
+    """The positions of messages that had left the parent's prompt one by one; a unit goes as a whole."""
+    found = [position for position, place in places.items() if position < left_out and place in parent.owed]
+    if not parent.gone:
+        return found
+    calls: dict[str, bool] = {}
+    is_unit_gone = False
+    for position in range(left_out, len(items)):
+        message = items[position].message
+        is_gone = places.get(position) in parent.gone
+        if message is not None and message.role in RESULT_ROLES:
+            is_gone = calls.get(message.tool_call_id, is_gone)
+        elif message is not None:
+            if is_answer(message) or message.opens_turn:
+                is_unit_gone = is_gone
+            elif not is_instruction(message):
+                is_gone = is_unit_gone
+            calls.update((call.id, is_gone) for call in message.tool_calls)
+        if is_gone:
+            found.append(position)
+    return found
+
+
+def _left_out(parent: Conversation, places: dict[int, int], items: Sequence[Buffered]) -> int:
+    """The mark of what is out of the prompt: behind the last message that is out of the parent's.
+
+    It stands before a user message, as everywhere, and never behind the one that opened the turn. A history most of
+    which the parent did not have stays visible.
+    """
+    if not parent.left_out:
+        return 0
+    out = [position for position, place in places.items() if place < parent.left_out]
+    if not out or 2 * len(out) < out[-1]:
+        return 0
+    users = [position for position, item in enumerate(items) if item.message is not None and item.message.opens_turn]
+    return next((position for position in users if position > out[-1]), users[-1] if users else 0)
+
+
+def _with_texts(parent: Conversation, runs: Sequence[Run], left_out: int) -> Iterator[Run]:
+    """The runs without messages that come back into the prompt and have no text in the parent any more."""
+    for start, place, length in runs:
+        begun = start
+        for position in range(max(start, left_out), start + length):
+            if parent.messages[place + position - start].message is None:
+                if position > begun:
+                    yield begun, place + begun - start, position - begun
+                begun = position + 1
+        if start + length > begun:
+            yield begun, place + begun - start, start + length - begun

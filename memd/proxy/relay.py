@@ -36,7 +36,7 @@ from memd.proxy.headers import decoded, let_page_read_own_headers, printable, se
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED
 from memd.proxy.upstream.connection import Interim, UpstreamConnection
 from memd.proxy.upstream.pool import Hints, UpstreamPool
-from memd.proxy.upstream.refusals import BODY_BYTES_MAX
+from memd.proxy.upstream.windows import BODY_BYTES_MAX
 from memd.telemetry.metrics import RequestRecord, record_of
 from memd.wire.api import Api
 from memd.wire.content_codings import BadCoding, TooLarge, codings_of, unpacked_parts
@@ -158,12 +158,7 @@ class Passing:
 NO_REPLY = Reply(message=None)
 BROKEN = "broken_answer"
 """The outcome of a request whose upstream died in mid-answer."""
-OWN_REQUEST_HEADERS = (
-    *("x-memory-mode", "x-memory-topic", "x-memory-session", "x-memory-history", "x-memory-token"),
-    *("x-memory-hop", "x-memory-from", "x-memory-challenge"),
-)
-_OF_ANOTHER_DAEMON = ("x-memory-proof",)
-"""Headers of an answer that another daemon gave to this one."""
+OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-topic", "x-memory-session", "x-memory-history", "x-memory-token")
 STREAM_TYPES = ("text/event-stream", "application/x-ndjson")
 _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 """Headers that aiohttp adds to a response that lacks them."""
@@ -421,7 +416,7 @@ def prepared(
     """A response with the upstream's status and headers, ready to be sent; `unpacked`: in no content coding."""
     told = {name.lower() for name, _ in extra if name.startswith("X-Memory-")}  # here and not by the upstream
     length = (*(("content-length",) if body_changes else ()), *(("content-encoding",) if unpacked else ()))
-    dropped = HOP_BY_HOP.union(named_in_connection(answer.headers), told, _OF_ANOTHER_DAEMON, length)
+    dropped = HOP_BY_HOP.union(named_in_connection(answer.headers), told, length)
     kept = ((name, value) for name, value in decoded(answer.raw_headers) if name.lower() not in dropped)
     headers = CIMultiDict((name, printable(value)) for name, value in kept)
     headers.extend(extra)

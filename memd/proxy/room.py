@@ -16,8 +16,7 @@ from memd.conversation.conversation import Conversation, Counted
 from memd.conversation.tokens import ATTACHMENT_TOKENS, Drift, TokenCounter
 from memd.ingest.archiver import Archiver
 from memd.proxy.receive import Received
-from memd.proxy.upstream.refusals import LengthRefusal
-from memd.proxy.upstream.windows import Sent
+from memd.proxy.upstream.windows import LengthRefusal, Sent
 from memd.settings.model import BufferSettings, InjectionSettings
 
 HARD_ROUNDS_MAX = 4

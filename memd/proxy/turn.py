@@ -33,8 +33,7 @@ from memd.proxy.room import RoomMaker
 from memd.proxy.upstream.client import REFUSALS
 from memd.proxy.upstream.connection import Interim
 from memd.proxy.upstream.pool import NO_ANSWER, UpstreamPool
-from memd.proxy.upstream.refusals import may_be_for_memory, refusal_for_length
-from memd.proxy.upstream.windows import ModelWindow
+from memd.proxy.upstream.windows import ModelWindow, may_be_for_memory, refusal_for_length
 from memd.telemetry.metrics import RequestRecord, record_of
 from memd.telemetry.tasks import Tasks
 from memd.wire.reply import Reply
