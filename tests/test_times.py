@@ -285,7 +285,7 @@ def test_what_waits_in_the_journal_for_days_is_stored_with_the_time_of_its_arriv
     ],
 )
 def test_times_are_read_as_programs_write_them(members: dict[str, Any]) -> None:
-    assert Dating().told_time(json.dumps(members).encode()) == NOON
+    assert Dating().told_time(members) == NOON
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_times_are_read_as_programs_write_them(members: dict[str, Any]) -> None:
 )
 def test_what_is_no_time_or_later_than_now_dates_nothing_and_is_counted(value: object) -> None:
     dating = Dating(NOON)
-    assert dating.told_time(json.dumps({"timestamp": value}).encode()) is None
+    assert dating.told_time({"timestamp": value}) is None
     assert dating.refused == 1
 
 

@@ -25,7 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import chain, islice
+from itertools import groupby, islice
 from typing import Any
 
 import msgspec
@@ -35,7 +35,7 @@ from memd.assets import words_of
 from memd.errors import BadImport, BadRequestBody, EmptyImport
 from memd.messages import Message, ToolCall
 from memd.wire import anthropic, chat
-from memd.wire.lenient_json import LIST, OBJECT, TEXT, UNREADABLE, is_list, is_string, text_or_empty
+from memd.wire.lenient_json import LIST, OBJECT, UNREADABLE, is_list, is_object, text_or_empty
 from memd.wire.responses import grouped, parse_items
 
 _NAMES = ("said_at", "timestamp", "created_at", "createdAt", "create_time", "date", "time")
@@ -58,13 +58,9 @@ class Dating:
         self.refused = 0
         """Messages and conversations whose time was no time, in the future or before 1980."""
 
-    def told_time(self, value: msgspec.Raw | bytes) -> int | None:
+    def told_time(self, members: Mapping[str, Any]) -> int | None:
         """The time in microseconds since the epoch that an object of JSON gives for itself; None if it gives none."""
-        try:
-            members = OBJECT.decode(value)
-        except msgspec.MsgspecError:  # no object
-            return None
-        return self.first_time(msgspec.json.decode(members[name]) for name in _NAMES if name in members)
+        return self.first_time(_plain(members[name]) for name in _NAMES if name in members)
 
     def first_time(self, values: Iterable[Any]) -> int | None:
         """The first of some values of JSON that is a time, in microseconds since the epoch; None if none is."""
@@ -134,47 +130,41 @@ class Thread(msgspec.Struct):
         return f"{self.program}:{self.id}"[:1_000]
 
 
-class Answer:
-    """Builds the messages of an element that has a whole answer: text, calls, their results, and text again."""
+def answered(parts: Iterable[str | ToolCall | Message]) -> list[Message]:
+    """The messages of an element that has a whole answer: texts, calls, their results, and texts again."""
+    messages: list[Message] = []
+    texts: list[str] = []
+    calls: list[ToolCall] = []
 
-    def __init__(self, said_at: int | None) -> None:
-        self._said_at = UNSET if said_at is None else said_at
-        self._texts: list[str] = []
-        self._calls: list[ToolCall] = []
-        self._messages: list[Message] = []
-
-    def say(self, text: str) -> None:
-        """Add text."""
-        if text.strip():
-            if self._messages and self._messages[-1].role == "tool" and self._calls:
-                self._flush()
-            self._texts.append(text)
-
-    def call(self, name: str, arguments: str, call_id: str = "") -> None:
-        """Add a call."""
-        self._calls.append(ToolCall(call_id, name, arguments))
-
-    def result(self, text: str, call_id: str = "", name: str = "") -> None:
-        """Add the result of a call."""
-        self._flush()
-        if text.strip():
-            self._messages.append(Message("tool", text, tool_call_id=call_id, name=name, said_at=self._said_at))
-
-    def messages(self) -> list[Message]:
-        """All of it."""
-        self._flush()
-        return self._messages
-
-    def _flush(self) -> None:
-        text, calls = "\n".join(self._texts).strip(), tuple(self._calls)
+    def end() -> None:
+        text = "\n".join(texts).strip()
         if text or calls:
-            self._messages.append(Message("assistant", text, calls, said_at=self._said_at))
-        self._texts, self._calls = [], []
+            messages.append(Message("assistant", text, tuple(calls)))
+        texts.clear()
+        calls.clear()
+
+    for part in parts:
+        if isinstance(part, ToolCall):
+            calls.append(part)
+        elif isinstance(part, Message):
+            end()
+            messages += [part] if part.text.strip() else []
+        elif part.strip():
+            if calls and messages and messages[-1].role == "tool":
+                end()
+            texts.append(part)
+    end()
+    return messages
 
 
-def said(role: str, text: str, at: int | None = None) -> list[Message]:
+def said(role: str, text: str) -> list[Message]:
     """The message of a text; none where nothing is said."""
-    return [Message(role, text, said_at=UNSET if at is None else at)] if text.strip() else []
+    return [Message(role, text)] if text.strip() else []
+
+
+def dated(messages: Iterable[Message], at: int | None) -> list[Message]:
+    """The messages as said at this time; None: nobody says when."""
+    return [msgspec.structs.replace(one, said_at=UNSET if at is None else at) for one in messages]
 
 
 def named(kind: str, name: object = "") -> str:
@@ -271,7 +261,8 @@ def _dated(message: Message, before: int | UnsetType, begun: int | None) -> Mess
 
 # Formats
 
-Members = Mapping[str, Raw]
+Members = Mapping[str, Any]
+"""Of an object of JSON: decoded, or each as it stands (`Raw`)."""
 
 
 class AnswerPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -329,16 +320,17 @@ def _is_there(members: Members, told: str) -> bool:
 def thread_in(export: Export, item: bytes, dating: Dating) -> Thread:
     """Read a conversation. Raises BadImport, UNREADABLE: it is none, or cannot be read; EmptyImport: it has no text."""
     members = OBJECT.decode(item)
-    listed = next(_raws(members, export.messages), None)
+    listed = next(_at(members, export.messages), None)
     if listed is None:
         raise BadImport(f"it has no messages: there is no {export.messages.replace('|', ', nor ')} in it")
-    begun = dating.told_time(item)
+    begun = dating.told_time(members)
     if begun is None and export.frame in members:
-        begun = dating.told_time(members[export.frame])
+        begun = dating.told_time(_object(members[export.frame]))
     elements: Iterable[tuple[str, Raw]]
     elements = (("", raw) for raw in LIST.decode(listed)) if is_list(listed) else OBJECT.decode(listed).items()
-    own_id, leaf = text_or_empty(_value(members, export.id)), text_or_empty(_value(members, export.leaf))
-    return thread_of_elements(export, elements, dating, own_id, leaf or None, begun)
+    return thread_of_elements(
+        export, elements, dating, _told(members, export.id), _told(members, export.leaf) or None, begun
+    )
 
 
 def thread_of_elements(
@@ -353,23 +345,23 @@ def thread_of_elements(
     EmptyImport: as `thread_in` does."""
     nodes: list[Node] = []
     problems: list[str] = []
-    waiting: list[tuple[str, Raw, str | None]] = [(name, raw, None) for name, raw in reversed(list(elements))]
+    waiting: list[tuple[str, Any, str | None]] = [(name, raw, None) for name, raw in reversed(list(elements))]
     is_by_id = any(name for name, _, _ in waiting)
     place, before = 0, None
     while waiting:
-        name, raw, above = waiting.pop()
+        name, element, above = waiting.pop()
         place += 1
         node = Node(name or str(place), None)
         try:
-            members = OBJECT.decode(raw)
+            members = _object(element)
             node.parent = above or _id(members, export.parent) or (None if name else before)
             node.id = name or _id(members, export.own_id) or node.id
-            for children in _raws(members, export.children):
-                waiting += [("", child, node.id) for child in reversed(LIST.decode(children))]
-            message = members.get(export.message, Raw(b"null")) if export.message else raw
-            if bytes(message) != b"null":
-                node.messages = _messages(export, message, dating)
-        except (*UNREADABLE, BadImport, BadRequestBody) as error:
+            for children in _at(members, export.children):
+                waiting += [("", child, node.id) for child in reversed(children)]
+            message = members.get(export.message) if export.message else members
+            if message is not None:
+                node.messages = _messages(export, _object(message), element, dating)
+        except (*UNREADABLE, TypeError, BadImport, BadRequestBody) as error:
             problems.append(f"message {repr(name[:60]) if name else f'{place:,}'} cannot be read: {error}")
             if not name:
                 continue
@@ -380,27 +372,22 @@ def thread_of_elements(
     return thread_of(export.name, own_id, nodes, leaf, begun=begun, problems=problems)
 
 
-def _messages(export: Export, raw: Raw, dating: Dating) -> list[Message]:
-    members = OBJECT.decode(raw)
-    at = dating.told_time(raw)
-    role = _role(export, _value(members, export.role))
-    if (read := _READ.get(export.name)) is not None:
-        said_at = UNSET if at is None else at
-        return [msgspec.structs.replace(one, said_at=said_at) for one in read(raw, role)]
-    text, told = text_or_empty(_value(members, export.text)), _value(members, export.blocks)
+def _messages(export: Export, members: Members, raw: Raw, dating: Dating) -> list[Message]:
+    at, role = dating.told_time(members), _role(export, _value(members, export.role))
+    text, told = _told(members, export.text), _value(members, export.blocks)
     blocks = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
-    if role != "assistant":
-        texts = [_text(one.get(kind.say)) for one in blocks if (kind := _kind(export, one)) and kind.say]
-        text = "\n".join(filter(None, texts)) or text
+    if (read := _READ.get(export.name)) is not None:
+        messages = read(members, raw, role)
+    elif role != "assistant":
+        kinds = ((one, _kind(export, one)) for one in blocks)
+        text = "\n".join(filter(None, (_text(one.get(kind.say)) for one, kind in kinds if kind.say))) or text
         files = dict.fromkeys(_attached(members, export.files, export.file_name))
-        return said(role, with_attachments(text, files), at) if role else []
-    answer = Answer(at)
-    if export.name == "open-webui" and not any((kind := _kind(export, one)) and kind.call for one in blocks):
-        _take_details(answer, text)
+        messages = said(role, with_attachments(text, files)) if role else []
     else:
-        for one in blocks:
-            _add(answer, one, _kind(export, one))
-    return answer.messages() or said(role, text, at)
+        is_detailed = export.name == "open-webui" and not any(_kind(export, one).call for one in blocks)
+        parts = _details(text) if is_detailed else (part for one in blocks for part in _parts(one, _kind(export, one)))
+        messages = answered(parts) or said(role, text)
+    return dated(messages, at)
 
 
 def _role(export: Export, told: Any) -> str:
@@ -413,25 +400,23 @@ def _role(export: Export, told: Any) -> str:
     return known
 
 
-def _kind(export: Export, block: dict[str, Any]) -> AnswerPart | None:
-    return export.kinds.get(text_or_empty(block.get("type")))
+def _kind(export: Export, block: dict[str, Any]) -> AnswerPart:
+    return export.kinds.get(text_or_empty(block.get("type")), AnswerPart())
 
 
-def _add(answer: Answer, block: dict[str, Any], kind: AnswerPart | None) -> None:
-    if kind is None:
-        return
-    call_id = text_or_empty(_within(block, kind.id))
+def _parts(block: dict[str, Any], kind: AnswerPart) -> Iterator[str | ToolCall | Message]:
+    call_id, holder = _told(block, kind.id), kind.call.rpartition(".")[0]
     if kind.say:
-        answer.say(_text(block.get(kind.say)))
+        yield _text(block.get(kind.say))
     if kind.show:
-        answer.say(named(kind.show))
-    holder = kind.call.rpartition(".")[0]
+        yield named(kind.show)
     if kind.call and (not holder or isinstance(block.get(holder), dict)):
-        arguments = _within(block, kind.arguments)
+        arguments = next(_at(block, kind.arguments), None)
         written = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-        answer.call(text_or_empty(_within(block, kind.call)), written, call_id)
+        yield ToolCall(call_id, _told(block, kind.call), written)
     if kind.result:
-        answer.result(_text(_within(block, kind.result)), call_id, text_or_empty(_within(block, kind.name)))
+        result = _text(next(_at(block, kind.result), None))
+        yield Message("tool", result, tool_call_id=call_id, name=_told(block, kind.name))
 
 
 def _text(value: Any) -> str:
@@ -444,28 +429,41 @@ def _text(value: Any) -> str:
 
 
 def _attached(members: Members, paths: str, name: str) -> Iterator[str]:
-    for raw in _raws(members, paths):
-        files = msgspec.json.decode(raw)
+    for files in _at(members, paths):
         for one in files if isinstance(files, list) else ():
             if isinstance(one, dict):
                 yield named("image" if one.get("type") == "image" else "file", one.get(name))
 
 
-def _raws(members: Members, paths: str) -> Iterator[Raw]:
-    """The members at each of the paths, but null."""
+def _at(members: Members, paths: str) -> Iterator[Any]:
+    """What stands at each of the paths, but null; as raw as it is within `members`."""
     for path in filter(None, paths.split("|")):
-        *outer, last = path.split(".")
-        inner: Members = members
-        for name in outer:
-            is_object = bytes(inner.get(name, b"")).lstrip()[:1] == b"{"
-            inner = OBJECT.decode(inner[name]) if is_object else {}
-        if bytes(inner.get(last, b"null")) != b"null":
-            yield inner[last]
+        value: Any = members
+        for name in path.split("."):
+            if isinstance(value, Raw):
+                value = OBJECT.decode(value) if is_object(value) else None
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None and value != Raw(b"null"):
+            yield value
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.json.decode(value) if isinstance(value, Raw) else value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    value = _plain(value)
+    if not isinstance(value, dict):
+        raise BadImport("it is no object")
+    return value
 
 
 def _value(members: Members, paths: str) -> Any:
-    values = map(msgspec.json.decode, _raws(members, paths))
-    return next((one for one in values if one != ""), None)
+    return next((one for one in map(_plain, _at(members, paths)) if one != ""), None)
+
+
+def _told(members: Members, paths: str) -> str:
+    return text_or_empty(_value(members, paths))
 
 
 def _id(members: Members, path: str) -> str:
@@ -473,12 +471,6 @@ def _id(members: Members, path: str) -> str:
     if not isinstance(value, str | None):
         raise BadImport(f"its {path} is no text")
     return value or ""
-
-
-def _within(value: Any, path: str) -> Any:
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
 
 
 # What no path tells
@@ -490,23 +482,23 @@ _DETAILS = re.compile(r'<details type="(\w{1,40})"([^>]{0,200000})>(?:(?!<detail
 _ATTRIBUTE = re.compile(r'(\w{1,40})="([^"]*)"')
 
 
-def _of_chatgpt(raw: Raw, role: str) -> list[Message]:
-    members = OBJECT.decode(raw)
-    content, hidden = _value(members, "content"), _value(members, "metadata.is_visually_hidden_from_conversation")
+def _of_chatgpt(members: Members, _: Raw, role: str) -> list[Message]:
+    content = _value(members, "content")
     if not role or not isinstance(content, dict):
         raise BadImport("it has no author, or no content")
-    if role == "system" or text_or_empty(content.get("content_type")) in _THOUGHTS or hidden:
+    is_hidden = _value(members, "metadata.is_visually_hidden_from_conversation")
+    if role == "system" or _told(content, "content_type") in _THOUGHTS or is_hidden:
         return []
     parts = content.get("parts")
     if isinstance(parts, list):
         text = _CITATIONS.sub("", "\n".join(filter(None, map(_part_of_chatgpt, parts))))
     else:
-        text = text_or_empty(content.get("text")) or text_or_empty(content.get("result"))
+        text = _told(content, "text|result")
     text = with_attachments(text, _attached(members, "metadata.attachments", "name")).strip()
-    recipient = text_or_empty(_value(members, "recipient"))
+    recipient = _told(members, "recipient")
     if text and role == "assistant" and recipient not in ("", "all"):
         return [Message(role, "", (ToolCall("", recipient, text),))]
-    name = text_or_empty(_value(members, "author.name")) if role == "tool" else ""
+    name = _told(members, "author.name") if role == "tool" else ""
     return [Message(role, text, name=name)] if text else []
 
 
@@ -517,9 +509,8 @@ def _part_of_chatgpt(part: Any) -> str:
     return spoken or named(_POINTERS.get(text_or_empty(part.get("content_type")), "file"))
 
 
-def _of_sharegpt(raw: Raw, role: str) -> list[Message]:
-    members = OBJECT.decode(raw)
-    value = text_or_empty(_value(members, "value"))
+def _of_sharegpt(members: Members, _: Raw, role: str) -> list[Message]:
+    value = _told(members, "value")
     if role == "call" and value.strip():
         call = OBJECT.decode(value)
         arguments = bytes(call.get("arguments", b"{}")).decode()
@@ -527,23 +518,23 @@ def _of_sharegpt(raw: Raw, role: str) -> list[Message]:
     return said(role, value) if role else []
 
 
-def _of_openai(raw: Raw, role: str) -> list[Message]:
+def _of_openai(_: Members, raw: Raw, role: str) -> list[Message]:
     if not role:
         raise BadImport("it has no role")
     return [chat.parse_message(raw)]
 
 
-def _take_details(answer: Answer, text: str) -> None:
+def _details(text: str) -> Iterator[str | ToolCall | Message]:
     done = 0
     for found in _DETAILS.finditer(text):
-        answer.say(text[done : found.start()].strip())
+        yield text[done : found.start()].strip()
         done = found.end()
-        if found[1] == "tool_calls":
-            told = {name: html.unescape(value) for name, value in _ATTRIBUTE.findall(found[2])}
-            if "name" in told:
-                answer.call(told["name"], _unquoted(told.get("arguments", "")), told.get("id", ""))
-                answer.result(_unquoted(told.get("result", "")), told.get("id", ""))
-    answer.say(text[done:].strip())
+        told = {name: html.unescape(value) for name, value in _ATTRIBUTE.findall(found[2])}
+        if found[1] == "tool_calls" and "name" in told:
+            call_id = told.get("id", "")
+            yield ToolCall(call_id, told["name"], _unquoted(told.get("arguments", "")))
+            yield Message("tool", _unquoted(told.get("result", "")), tool_call_id=call_id)
+    yield text[done:].strip()
 
 
 def _unquoted(text: str) -> str:
@@ -555,7 +546,7 @@ def _unquoted(text: str) -> str:
     return value if isinstance(value, str) else text
 
 
-_READ: Mapping[str, Callable[[Raw, str], list[Message]]] = {
+_READ: Mapping[str, Callable[[Members, Raw, str], list[Message]]] = {
     "chatgpt": _of_chatgpt,
     "sharegpt": _of_sharegpt,
     "openai": _of_openai,
@@ -565,32 +556,8 @@ _READ: Mapping[str, Callable[[Raw, str], list[Message]]] = {
 
 # Sessions
 
+_OWN = "isMeta", "isCompactSummary", "isApiErrorMessage"
 _OWN_WORDS = ("<command-name>", "<command-message>", "<local-command-", "<bash-input>", "<bash-stdout>")
-
-
-class _SentMessage(msgspec.Struct):
-    role: str = ""
-    content: Raw = Raw(b'""')
-    id: str | None = None
-    model: Any = None
-
-
-class _SessionLine(msgspec.Struct, rename="camel"):
-    """The members that memd reads, of any type: other kinds of lines have what they like."""
-
-    type: Any = None
-    uuid: Any = None
-    parent_uuid: Any = None
-    logical_parent_uuid: Any = None
-    session_id: Any = None
-    agent_id: Any = None
-    cwd: Any = None
-    timestamp: Any = None
-    message: Raw = Raw(b"{}")
-    is_sidechain: Any = None
-    is_meta: Any = None
-    is_compact_summary: Any = None
-    is_api_error_message: Any = None
 
 
 class _Element(Node):
@@ -599,10 +566,6 @@ class _Element(Node):
     said_at: int | None = None
     answers: str = ""
     """Of results: the id of the answer with the calls."""
-
-
-_session_decoder = msgspec.json.Decoder(_SessionLine)
-_sent_decoder = msgspec.json.Decoder(_SentMessage)
 
 
 class ClaudeCodeSession:
@@ -618,20 +581,18 @@ class ClaudeCodeSession:
 
     def add(self, line: bytes) -> None:
         """Take a line. Raises BadImport, BadRequestBody, UNREADABLE: it is none."""
-        event = _session_decoder.decode(line)
-        self._id = self._id or "/".join(filter(None, map(text_or_empty, (event.session_id, event.agent_id))))
-        self._folder = self._folder or text_or_empty(event.cwd)
-        parent = self._keys.get(text_or_empty(event.parent_uuid) or text_or_empty(event.logical_parent_uuid))
+        event = OBJECT.decode(line)
+        self._id = self._id or "/".join(filter(None, (_told(event, "sessionId"), _told(event, "agentId"))))
+        self._folder = self._folder or _told(event, "cwd")
+        parent = self._keys.get(_told(event, "parentUuid|logicalParentUuid"))
         key = None
         try:
-            if event.type in ("user", "assistant"):
-                sent = _sent_decoder.decode(event.message)
-                if not self._is_own(event, sent):
-                    key = self._placed(event, sent, parent)
+            if _told(event, "type") in ("user", "assistant") and not _is_own(event):
+                key = self._placed(event, parent)
         finally:
-            if uuid := text_or_empty(event.uuid):
+            if uuid := _told(event, "uuid"):
                 self._keys[uuid] = key or parent
-        if key is not None and not event.is_sidechain:
+        if key is not None and not _value(event, "isSidechain"):
             self._leaf = key
 
     def thread(self) -> Thread:
@@ -646,22 +607,19 @@ class ClaudeCodeSession:
         elements = self._elements.values()
         return thread_of("claude-code", self._id, elements, self._leaf, folder=self._folder, problems=problems)
 
-    def _is_own(self, event: _SessionLine, sent: _SentMessage) -> bool:
-        """Whether Claude Code wrote a message by itself."""
-        if event.is_meta or event.is_compact_summary or event.is_api_error_message or sent.model == "<synthetic>":
-            return True
-        return is_string(sent.content) and TEXT.decode(sent.content).lstrip().startswith(_OWN_WORDS)
-
-    def _placed(self, event: _SessionLine, sent: _SentMessage, parent: str | None) -> str:
+    def _placed(self, event: Members, parent: str | None) -> str:
         """Put a line's blocks where they belong; return the element's key."""
-        at = self._dating.first_time([event.timestamp])
-        if is_list(sent.content):
-            blocks = [Raw(bytes(block)) for block in LIST.decode(sent.content)]
+        at, content = (
+            self._dating.first_time([_value(event, "timestamp")]),
+            next(_at(event, "message.content"), Raw(b'""')),
+        )
+        if is_list(content):
+            blocks = [Raw(bytes(block)) for block in LIST.decode(content)]
         else:
-            blocks = [Raw(msgspec.json.encode({"type": "text", "text": sent.content}))]
-        own_id = text_or_empty(event.uuid) or f"line {len(self._elements)}"
-        if event.type == "assistant":
-            key = sent.id or own_id
+            blocks = [Raw(msgspec.json.encode({"type": "text", "text": content}))]
+        own_id = _told(event, "uuid") or f"line {len(self._elements)}"
+        if _told(event, "type") == "assistant":
+            key = _id(event, "message.id") or own_id
             self._elements.setdefault(key, _Element(key, parent, said_at=at)).blocks += blocks
             return key
         messages = _of_blocks("user", blocks, at)
@@ -678,39 +636,22 @@ class ClaudeCodeSession:
         return own_id
 
 
+def _is_own(event: Members) -> bool:
+    """Whether Claude Code wrote a message by itself."""
+    if any(_value(event, name) for name in _OWN) or _told(event, "message.model") == "<synthetic>":
+        return True
+    return _told(event, "message.content").lstrip().startswith(_OWN_WORDS)
+
+
 def _of_blocks(role: str, blocks: list[Raw], at: int | None) -> list[Message]:
     """The messages of an element of the API: the results in it, one by one, and the rest."""
     whole = Raw(msgspec.json.encode({"role": role, "content": blocks}))
     messages = [anthropic.parse_message(piece) for piece in anthropic.pieces_of(whole)]
-    said_at = UNSET if at is None else at
-    return [msgspec.structs.replace(one, said_at=said_at) for one in messages if one.text.strip() or one.tool_calls]
+    return dated((one for one in messages if one.text.strip() or one.tool_calls), at)
 
 
-_ITEMS = frozenset(
-    {b'"message"', b'"function_call"', b'"function_call_output"', b'"custom_tool_call"', b'"custom_tool_call_output"'}
-)
+_ITEMS = "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"
 """The items that have words in them: the others are reasoning, and calls of tools that the model's maker runs."""
-
-
-class _RolloutLine(msgspec.Struct):
-    type: str = ""
-    timestamp: Any = None
-    payload: Raw = Raw()
-    id: Any = None
-
-
-class _RolloutMeta(msgspec.Struct):
-    id: Any = None
-    cwd: Any = None
-
-
-class _RolloutKind(msgspec.Struct):
-    type: Raw = Raw()
-
-
-_rollout_decoder = msgspec.json.Decoder(_RolloutLine)
-_meta_decoder = msgspec.json.Decoder(_RolloutMeta)
-_kind_decoder = msgspec.json.Decoder(_RolloutKind)
 
 
 class CodexSession:
@@ -724,20 +665,19 @@ class CodexSession:
 
     def add(self, line: bytes) -> None:
         """Take a line. Raises UNREADABLE: it is none."""
-        event = _rollout_decoder.decode(line)
-        if event.type == "session_meta" and bytes(event.payload):
-            meta = _meta_decoder.decode(event.payload)
-            self._id, self._folder = self._id or text_or_empty(meta.id), self._folder or text_or_empty(meta.cwd)
+        event = OBJECT.decode(line)
+        kind, item = _told(event, "type"), event.get("payload")
+        if kind == "session_meta" and item is not None:
+            self._id, self._folder = self._id or _told(event, "payload.id"), self._folder or _told(event, "payload.cwd")
             return
-        has_frame = bool(bytes(event.payload))
-        item = event.payload if has_frame else Raw(line)
-        if not event.type:
-            self._id = self._id or text_or_empty(event.id)
-        elif has_frame and event.type != "response_item":
+        if not kind:
+            self._id = self._id or _told(event, "id")
+        elif item is not None and kind != "response_item":
             return
-        if bytes(_kind_decoder.decode(item).type) in _ITEMS:
+        item = Raw(line) if item is None else item
+        if _told(OBJECT.decode(item), "type") in _ITEMS:
             self._items.append(Raw(bytes(item)))
-            self._times.append(self._dating.first_time([event.timestamp]))
+            self._times.append(self._dating.first_time([_value(event, "timestamp")]))
 
     def thread(self) -> Thread:
         """The conversation; raises as that of Claude Code."""
@@ -747,14 +687,14 @@ class CodexSession:
         for group in grouped(self._items):
             at, *_ = islice(times, len(LIST.decode(b"[%b]" % bytes(group))))
             try:
-                messages.append(msgspec.structs.replace(parse_items(group), said_at=UNSET if at is None else at))
+                messages += dated([parse_items(group)], at)
             except (*UNREADABLE, BadRequestBody) as error:
                 problems.append(f"an item cannot be read: {error}")
         return thread_of("codex", self._id, straight(messages), folder=self._folder, problems=problems)
 
 
 AIDER_STARTED = "# aider chat started at "
-_USER, _OWN = "#### ", ">"
+_USER, _TOLD = "#### ", ">"
 _COMMAND = re.compile(r"\s*(?:/(?:ask|code|architect|context)\s+(?P<said>.*)|[/!].*)", re.DOTALL)
 _BLANK = "<blank>"
 
@@ -762,46 +702,33 @@ _BLANK = "<blank>"
 def aider_threads(lines: Iterable[bytes], folder: str, dating: Dating) -> Iterator[Thread]:
     """Read a history, chat by chat; one in which nothing was said gives none. `folder`: the name of the folder that it
     lies in."""
-    started, chat = "", _AiderChat()
-    for raw in chain(lines, [AIDER_STARTED.encode()]):
-        line = raw.decode(errors="replace").removeprefix("\ufeff")
-        if not line.startswith(AIDER_STARTED):
-            chat.add(line, len(raw))
-            continue
-        if messages := chat.messages():
+    started = ""
+    texts = (raw.decode(errors="replace").removeprefix("\ufeff") for raw in lines)
+    for begins, some in groupby(texts, lambda line: line.startswith(AIDER_STARTED)):
+        if begins:
+            *_, last = some
+            started = last.removeprefix(AIDER_STARTED).strip()
+        elif messages := [message for role, own in groupby(some, _aider_role) for message in _of_aider(role, own)]:
             name = "/".join(part for part in (folder.rstrip("/").rpartition("/")[2], started) if part)
             yield thread_of("aider", name, straight(messages), begun=dating.first_time([started]), folder=folder)
-        started, chat = line.removeprefix(AIDER_STARTED).strip(), _AiderChat()
 
 
-class _AiderChat:
-    def __init__(self) -> None:
-        self._messages: list[Message] = []
-        self._role = ""
-        self._lines: list[str] = []
-        self._size = 0
+def _aider_role(line: str) -> str:
+    if not line.endswith("  "):
+        return "assistant"
+    return "user" if line.startswith(_USER) else "" if line.startswith(_TOLD) else "assistant"
 
-    def add(self, line: str, size: int) -> None:
-        ends = line.endswith("  ")
-        role = "user" if line.startswith(_USER) and ends else "" if line.startswith(_OWN) and ends else "assistant"
-        if role != self._role and (line.strip() or self._role != "assistant"):
-            self._flush()
-            self._role = role
-        text = line.rstrip() if role == "assistant" else line.removeprefix(_USER).rstrip()
-        self._size += size
-        if self._size > ITEM_BYTES_MAX:
+
+def _of_aider(role: str, lines: Iterable[str]) -> list[Message]:
+    kept: list[str] = []
+    size = 0
+    for line in lines if role else ():
+        size += len(line.encode())
+        if size > ITEM_BYTES_MAX:
             raise BadImport(f"a message of it has more than {ITEM_BYTES_MAX:,} bytes")
-        self._lines.append(text)
-
-    def messages(self) -> list[Message]:
-        self._flush()
-        return self._messages
-
-    def _flush(self) -> None:
-        text = "\n".join(self._lines).strip()
-        if self._role == "user":
-            command = _COMMAND.fullmatch(text)
-            text = (command["said"] or "") if command else "" if text == _BLANK else text
-        if self._role:
-            self._messages += said(self._role, text)
-        self._lines, self._size = [], 0
+        kept.append(line.removeprefix(_USER if role == "user" else "").rstrip())
+    text = "\n".join(kept).strip()
+    if role == "user":
+        command = _COMMAND.fullmatch(text)
+        text = (command["said"] or "") if command else "" if text == _BLANK else text
+    return said(role, text)
