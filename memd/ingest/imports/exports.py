@@ -307,7 +307,6 @@ class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 FORMATS = msgspec.convert(words_of("exports")["formats"], tuple[Export, ...])
 """The first that fits is taken."""
-OPENAI = FORMATS[-1]
 
 
 def _is_there(members: Members, told: str) -> bool:

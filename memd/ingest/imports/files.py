@@ -33,7 +33,6 @@ from memd.ingest.imports.exports import (
     AIDER_STARTED,
     FORMATS,
     ITEM_BYTES_MAX,
-    OPENAI,
     ClaudeCodeSession,
     CodexSession,
     Dating,
@@ -208,7 +207,6 @@ def _too_long(bytes_max: int) -> str:
 
 BAD_LINES_MAX = 20
 """Of a file without a good one: then it is a file of something else."""
-AIDER, MEMD = "aider", "memd"
 _IN_PYTHON_ONLY = re.compile(rb'("(?:[^"\\]|\\.)*+")|-?(?:NaN|Infinity)', re.DOTALL)
 """Strings, which stay, and numbers that are none in JSON."""
 
@@ -218,8 +216,10 @@ SESSIONS: Mapping[str, type[ClaudeCodeSession | CodexSession]] = {
     "codex": CodexSession,
 }
 """The formats whose values are parts of one conversation."""
-NAMES = (*(one.name for one in FORMATS), AIDER, MEMD)
-TITLES = {**{one.name: one.title for one in FORMATS}, AIDER: "Aider", MEMD: "memd"}
+TITLES = {one.name: one.title for one in FORMATS}
+NAMES = tuple(TITLES)
+OPENAI = next(one for one in FORMATS if one.name == "openai")
+AIDER, MEMD = "aider", "memd"
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -246,9 +246,8 @@ def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) 
             messages = []
         try:
             item, members = _members(item)
-            export, is_entry = _export_of(members, wanted), wanted in (None, MEMD) and _is_entry(members)
-            is_message = wanted in (None, OPENAI.name) and _is_message(members)
-            if not (is_entry or export or sessions or is_message):
+            export = _export_of(members, wanted)
+            if not (export or sessions):
                 raise BadImport(_no_conversation(members, wanted))
         except (*UNREADABLE, BadImport) as error:
             found = Found(item.place, problem=str(error), is_broken=bool(item.problem))
@@ -264,16 +263,18 @@ def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) 
         yield from strange
         strange, is_known = [], True
         try:
-            if is_entry:
-                yield Found(item.place, entry=item.data)
-            elif export is not None and export.name not in SESSIONS:
-                yield Found(item.place, thread_in(export, item.data, dating))
-            elif export is not None or sessions:
-                # Without a format it is an event of another kind, or an item from before lines had a frame.
-                name = next(reversed(sessions)) if export is None else export.name
-                sessions.setdefault(name, SESSIONS[name](dating)).add(item.data)
-            else:
+            is_message, name = export is OPENAI and OPENAI.messages not in members, export.name if export else ""
+            if sessions and (is_message or not name):
+                # An event of another kind, or an item from before lines had a frame.
+                is_message, name = False, next(reversed(sessions))
+            if is_message:
                 messages.append(item)
+            elif name == MEMD:
+                yield Found(item.place, entry=item.data)
+            elif name in SESSIONS:
+                sessions.setdefault(name, SESSIONS[name](dating)).add(item.data)
+            elif export is not None:
+                yield Found(item.place, thread_in(export, item.data, dating))
         except EmptyImport:
             yield Found(item.place)
         except (*UNREADABLE, BadImport, BadRequestBody, BadTopicId) as error:
@@ -291,14 +292,6 @@ def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) 
 
 def _export_of(members: Mapping[str, Raw], wanted: str | None = None) -> Export | None:
     return next((one for one in FORMATS if wanted in (None, one.name) and one.fits(members)), None)
-
-
-def _is_entry(members: Mapping[str, Raw]) -> bool:
-    return "uuid" in members and "canonical_id" in members
-
-
-def _is_message(members: Mapping[str, Raw]) -> bool:
-    return "role" in members and "payload" not in members
 
 
 def _members(item: Item) -> tuple[Item, dict[str, Raw]]:
@@ -410,9 +403,7 @@ def _begun_format(beginning: bytes) -> str | None:
         members = OBJECT.decode(closed(beginning))
     except UNREADABLE:
         return None
-    if (export := _export_of(members)) is not None:
-        return export.name
-    return MEMD if _is_entry(members) else OPENAI.name if _is_message(members) else None
+    return None if (export := _export_of(members)) is None else export.name
 
 
 def is_unpacked_export(folder: Path, name: str, program: str) -> bool:
