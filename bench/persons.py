@@ -23,8 +23,7 @@ from pathlib import Path
 import phonenumbers
 from phonenumbers import PhoneNumberFormat, PhoneNumberType
 
-from memd.ingest.redaction.persons import KINDS, personal
-from memd.ingest.redaction.shapes import Find
+from memd.ingest.redaction import KINDS, Find, personal
 from memd.settings.model import IngestSettings
 
 HERE = Path(__file__).parent

@@ -29,7 +29,7 @@ from memd.wire.lenient_json import decode_or_none
 
 if TYPE_CHECKING:
     from memd.ingest.erasing import Concern
-    from memd.ingest.redaction.redactor import Redactor
+    from memd.ingest.redaction import Redactor
     from memd.telemetry.events import Events
 
 log = logging.getLogger("memd")

@@ -17,7 +17,7 @@ from memd.entries import Speaker, text_with_roles
 from memd.ingest.chunking import Chunk, Utterance, split
 from memd.ingest.pipeline import Drafter
 from memd.ingest.readers import GivenDocument, GivenSection
-from memd.ingest.redaction.redactor import Redactor, last_look
+from memd.ingest.redaction import Redactor, last_look
 from memd.settings.model import ChunkingSettings, Config, IngestSettings
 from memd.store.store import ModelId, Store, StoreShared, TopicLog
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from memd.entries import Entry, Speaker, Status
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction import Redactor
 from memd.settings.model import IngestSettings
 from memd.store.log.format import decode_entry, encode_entry
 from memd.store.tools.export import as_line, decode_line, state_of

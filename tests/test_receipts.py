@@ -13,7 +13,7 @@ from daemon_in_process import house_in
 
 import memd.receipts
 from memd.ingest.erasing import Concern
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction import Redactor
 from memd.receipts import Receipt, Receipts
 from memd.settings.model import IngestSettings
 from memd.store.disk import LocalDisk, Wiper

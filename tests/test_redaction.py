@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 from memd.entries import Draft, Speaker
 from memd.errors import ConfigError, StoreError
-from memd.ingest.redaction import persons
-from memd.ingest.redaction.redactor import NO_REDACTION, Redactor, last_look
-from memd.ingest.redaction.shapes import BUILT_IN
+from memd.ingest import redaction
+from memd.ingest.redaction import BUILT_IN, NO_REDACTION, Redactor, last_look
 from memd.settings.model import IngestSettings, RedactionName
 
 ROOT = Path(__file__).parent.parent
@@ -583,10 +582,10 @@ def test_numbers_without_country_code_or_name_are_found_in_the_countries_that_ar
 
 
 def test_every_kind_of_id_has_its_check_and_every_layout_is_come_upon() -> None:
-    for kind in persons.KINDS:
+    for kind in redaction.KINDS:
         assert all(callable(import_module(f"stdnum.{name}").is_valid) for name in kind.checks)
         for layout in (*kind.alone, *kind.at_home, *kind.named):
-            assert persons._ID_BEGINS.match(re.sub("[A*]", "X", layout).replace("_", " ")), layout
+            assert redaction.named("ID_BEGINS").match(re.sub("[A*]", "X", layout).replace("_", " ")), layout
 
 
 LISTED = (
@@ -651,7 +650,7 @@ def test_the_library_of_phone_numbers_sees_a_few_times_the_text_at_most(
         return matcher(text, *rest)
 
     monkeypatch.setattr(phonenumbers, "PhoneNumberMatcher", counted)
-    find = persons.phone_numbers(("PL",))
+    find = redaction.phone_numbers(("PL",))
     for size in (1_000, 4_000):
         seen.clear()
         list(find((part * size)[:size]))
@@ -662,7 +661,7 @@ def test_the_library_of_phone_numbers_sees_a_few_times_the_text_at_most(
 
 IMPORTED = """
 import sys
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction import Redactor
 from memd.settings.model import IngestSettings
 Redactor.of(IngestSettings(redact=True)).text("anna@example.org +48 601 234 567")
 print([name for name in ("phonenumbers", "stdnum", "memd.store.lexical.analyzer") if name in sys.modules])

@@ -24,7 +24,7 @@ from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
 from memd.entries import Erased
 from memd.errors import StoreError
 from memd.ingest.erasing import Eraser, plan_of
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction import Redactor
 from memd.ingest.topics import Topics
 from memd.messages import Message
 from memd.recall.block import render

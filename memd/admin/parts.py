@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # a command reads the declarations of operations, and needs n
     from memd.embedding.encoder import Encoder
     from memd.ingest.archiver import Archiver
     from memd.ingest.erasing import Retention
-    from memd.ingest.redaction.redactor import Redactor
+    from memd.ingest.redaction import Redactor
     from memd.ingest.sources.documents import DocumentTaker
     from memd.ingest.sources.watch import SourceWatch
     from memd.ingest.topics import Topic, Topics

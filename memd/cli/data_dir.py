@@ -35,7 +35,7 @@ from memd.cli.running import THE_RIGHT_ONE, RunningDaemon, command_act
 from memd.embedding.loading import MULTILINGUAL, load_embedder
 from memd.errors import BadQuestion, ConfigError, EmbeddingError, StoreError, WrongKey
 from memd.ingest.offline import opened, reembed_topics, stored_models
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction import Redactor
 from memd.ingest.topic import waiting_in
 from memd.selection import until as time_of
 from memd.settings.model import ClusterSettings, Config, EmbeddingSettings, EncryptionSettings

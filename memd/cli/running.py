@@ -310,7 +310,7 @@ def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = 
 def embedded_daemon(config: Config, command: str) -> Iterator[tuple[str, str]]:
     """Run a daemon for a command while the block runs, and yield the URL of its own routes and the token of commands.
     Raises StoreLocked: a daemon is running on the folder; MemdError: it cannot be started."""
-    from memd.ingest.redaction.redactor import Redactor  # with the daemon it takes a second
+    from memd.ingest.redaction import Redactor  # with the daemon it takes a second
 
     ingest = msgspec.structs.replace(config.ingest, reindex_seconds=0)  # a command looks at sources if it is for that
     listen = ListenSettings(host="127.0.0.1", port=0)

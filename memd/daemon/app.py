@@ -58,7 +58,7 @@ from memd.ingest.erasing import BY, Eraser, ErasureFollower, Retention
 from memd.ingest.indexer import Indexer
 from memd.ingest.offline import stored_models
 from memd.ingest.pipeline import Cutter
-from memd.ingest.redaction.redactor import Redactor, last_look
+from memd.ingest.redaction import Redactor, last_look
 from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.sources.watch import SourceWatch
 from memd.ingest.topic import Inquiry, Topic

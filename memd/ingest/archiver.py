@@ -46,7 +46,7 @@ from memd.entries import Draft, Entry
 from memd.errors import EmbeddingError, ErasedForGood, MadeAnew, MemdError, StoreError
 from memd.ingest.indexer import Indexer, Jobs
 from memd.ingest.pipeline import Drafter
-from memd.ingest.redaction.redactor import Redactor, redacted_drafts
+from memd.ingest.redaction import Redactor, redacted_drafts
 from memd.ingest.topics import Topic, Topics
 from memd.ingest.unstored import Batch, Part, each_part, has_changed, newly_said, note_parts, owed_parts, repeated
 from memd.notes import Note, check_not_ahead

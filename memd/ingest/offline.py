@@ -19,7 +19,7 @@ from memd.embedding.embedder import Embedder, EmbedMany
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft
 from memd.errors import StoreError
-from memd.ingest.redaction.redactor import NO_REDACTION, Redactor, last_look
+from memd.ingest.redaction import NO_REDACTION, Redactor, last_look
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk
 from memd.store.encryption.disk import disk_of

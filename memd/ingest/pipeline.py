@@ -32,7 +32,7 @@ from memd.embedding.embedder import EmbedMany
 from memd.entries import SHOWN_MAX, ChunkState, Draft, Entry, Section, speaker_name
 from memd.ingest.chunking import Chunk, Utterance, split
 from memd.ingest.readers import GivenDocument, GivenSection
-from memd.ingest.redaction.redactor import NO_REDACTION, Redactor
+from memd.ingest.redaction import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.notes import Note
 from memd.settings.model import ChunkingSettings, Config
@@ -91,7 +91,7 @@ class Cutter:
         """Cut and redact a note; the same one makes the same chunks. The last of them has its id among its digests:
         where the log knows that, it has all of the note.
         """
-        note = self.redactor.note(note)
+        note = self.redactor.kept(note)
         now_us = time.time_ns() // 1000
         chunks = self._split([Utterance(note.content)])
         drafts = []
@@ -323,7 +323,7 @@ def unstored_runs(
     for position, (digest, message) in enumerate(messages):
         if message is None or position not in wanted:
             continue
-        kept = redactor.message(message)
+        kept = redactor.kept(message)
         shown = () if kept.shown is UNSET else kept.shown
         name = speaker_name(kept.name)
         told = name, shown, kept.said_at, authors[position], bool(kept.tool_calls)

@@ -42,7 +42,7 @@ from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
 from memd.entries import Draft, Entry
 from memd.errors import Behind, Fenced, ForeignFile, InDoubt, MadeAnew, Rewritten, StoreError
 from memd.ingest.pipeline import Cutter
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction import Redactor
 from memd.ingest.unstored import BufferedText, ListedParts, PartCutter, unstored_messages
 from memd.messages import Message, rebuilt
 from memd.store.disk import LocalDisk, Wiper
@@ -338,7 +338,7 @@ class Topic:
         if forbidden := self.log.forbidden:
             events = [without_forbidden(event, forbidden) for event in events]
         snapshot = self.log.snapshot()
-        return [encode_event(self._redactor.event(without_erased(event, snapshot))) for event in events]
+        return [encode_event(self._redactor.kept(without_erased(event, snapshot))) for event in events]
 
 
 def events_in(payloads: Sequence[bytes], topic_id: str, redactor: Redactor) -> tuple[list[BufferEvent], bool]:
@@ -350,7 +350,7 @@ def events_in(payloads: Sequence[bytes], topic_id: str, redactor: Redactor) -> t
         except msgspec.DecodeError as error:
             fields = {"topic": topic_id, "error": error}
             log.warning("a record of hot.log is of another version and was left out", extra=fields)
-    kept = [redactor.event(event) for event in events]
+    kept = [redactor.kept(event) for event in events]
     return kept, kept == events
 
 

@@ -22,7 +22,7 @@ from memd.embedding.loading import BUNDLED, give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.pipeline import Cutter
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction import Redactor
 from memd.ingest.topic import Ends, Inquiry, Renewed, SharedTopic, Topic, asking, erased_in, events_in, replayed
 from memd.principals import Held, surplus
 from memd.settings.model import Config

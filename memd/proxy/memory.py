@@ -14,7 +14,7 @@ import msgspec
 from memd.conversation.events import Injected, Placed
 from memd.conversation.tokens import TokenCounter
 from memd.errors import MemdError
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction import Redactor
 from memd.messages import NO_BLOCK, Block, BlockChunk, stored_text
 from memd.proxy.correct import CorrectionResult, degraded
 from memd.proxy.prompt import Prompt

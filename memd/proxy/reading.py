@@ -26,7 +26,7 @@ from multidict import CIMultiDict
 from memd.access import Take, forwarding_header, is_from_foreign_page, principal_of
 from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, checked_topic_id
 from memd.errors import BadRequestBody, BadTopicId
-from memd.ingest.redaction.redactor import Redactor
+from memd.ingest.redaction import Redactor
 from memd.messages import Speech
 from memd.principals import Principal, Principals
 from memd.proxy.relay import forwarded_headers

@@ -81,7 +81,7 @@ RedactionName = Literal[
 ]  # fmt: skip
 """The built-in redaction patterns; `assets/redaction.toml` has them."""
 PersonName = Literal["email", "national_id", "phone"]
-"""The opt-in patterns of `redact_persons`; `ingest/redaction/persons.py` has them."""
+"""The opt-in patterns of `redact_persons`; `ingest/redaction.py` has them."""
 LISTED_WORD = "word"
 """The mark of what `redact_words` lists: `[redacted:word]`."""
 PatternName = Annotated[str, Meta(pattern=PATTERN_NAME)]

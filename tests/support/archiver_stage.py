@@ -24,7 +24,7 @@ from memd.errors import EmbeddingError
 from memd.ingest.archiver import Archiver
 from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Cutter
-from memd.ingest.redaction.redactor import Redactor, last_look
+from memd.ingest.redaction import Redactor, last_look
 from memd.ingest.sources.documents import DocumentTaker
 from memd.ingest.topics import Topic, Topics
 from memd.settings.model import Config

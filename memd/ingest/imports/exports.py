@@ -435,7 +435,7 @@ def _attached(members: Members, paths: str, name: str) -> Iterator[str]:
 
 
 def _at(members: Members, paths: str) -> Iterator[Any]:
-    """What stands at each of the paths, but null; as raw as it is within `members`."""
+    """The values at each of the paths, but null; as raw as it is within `members`."""
     for path in filter(None, paths.split("|")):
         value: Any = members
         for name in path.split("."):

@@ -1,1 +1,0 @@
-"""Redaction: secrets that must not be stored, how they are found and what replaces them. Pure."""
