@@ -50,7 +50,7 @@ from memd.embedding.embedder import Embedder
 from memd.embedding.loading import load_embedder
 from memd.ingest import pipeline
 from memd.ingest.chunking import split
-from memd.ingest.pipeline import Drafter, unstored_runs
+from memd.ingest.pipeline import Cutter, Drafter, unstored_runs
 from memd.ingest.topics import Topic
 from memd.messages import Message, chain_all
 from memd.recall.retrieve import Budget
@@ -118,7 +118,9 @@ def costs(
         folder, StoreShared(model=ModelId(embedder.dimension, embedder.fingerprint), segment_entries_max=1_000_000)
     )
     log = store.topic("costs")
-    drafter = Drafter(Config(), counter, spent.timed("embedding", embedder.embed_many))
+    drafter = Drafter(
+        Cutter(Config().chunking, counter), Config().dedupe.cosine, spent.timed("embedding", embedder.embed_many)
+    )
     tokens = chunks = 0
     started = time.perf_counter()
     with patch.object(pipeline, "split", spent.timed("split", split)):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from memd.entries import Speaker, text_with_roles
 from memd.ingest.chunking import Chunk, Utterance, split
-from memd.ingest.pipeline import Drafter
+from memd.ingest.pipeline import Cutter, Drafter
 from memd.ingest.readers import GivenDocument, GivenSection
 from memd.ingest.redaction import Redactor, last_look
 from memd.settings.model import ChunkingSettings, Config, IngestSettings
@@ -198,7 +198,8 @@ OWN = {"whole": r"^tangerine .*"}
 
 def drafter(embedder: HashEmbedder, redactor: Redactor | None = None) -> Drafter:
     config = Config(ingest=IngestSettings(redact=True, redact_patterns=OWN))
-    return Drafter(config, COUNTER, embedder.embed_many, redactor=redactor or Redactor.of(config.ingest))
+    cutter = Cutter(config.chunking, COUNTER, redactor or Redactor.of(config.ingest))
+    return Drafter(cutter, config.dedupe.cosine, embedder.embed_many)
 
 
 def test_a_sentence_of_a_chat_and_the_same_of_two_documents_are_three_chunks(

@@ -19,9 +19,9 @@ from memd.conversation.events import Closed
 from memd.embedding.loading import load_embedder
 from memd.entries import Entry
 from memd.ingest.chunking import Utterance
-from memd.ingest.pipeline import Drafter, words_of
+from memd.ingest.pipeline import Cutter, Drafter, words_of
 from memd.ingest.topics import Topic
-from memd.settings.model import Config, EmbeddingSettings
+from memd.settings.model import ChunkingSettings, Config, EmbeddingSettings
 from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
 MONDAY = "u:The server is started anew on Monday.", "a:Noted."
@@ -230,7 +230,11 @@ ON_MONDAY, ON_TUESDAY = "We deploy on Monday.", "No, we deploy on Tuesday."
 
 @pytest.fixture
 def drafter() -> Drafter:
-    return Drafter(Config(), COUNTER, load_embedder(EmbeddingSettings(threads=1)).embed_many)
+    return Drafter(
+        Cutter(ChunkingSettings(), COUNTER),
+        Config().dedupe.cosine,
+        load_embedder(EmbeddingSettings(threads=1)).embed_many,
+    )
 
 
 @pytest.fixture

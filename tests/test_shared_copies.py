@@ -24,6 +24,7 @@ from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
 from memd.entries import Erased
 from memd.errors import StoreError
 from memd.ingest.erasing import Eraser, plan_of
+from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction import Redactor
 from memd.ingest.topics import Topics
 from memd.messages import Message
@@ -53,7 +54,7 @@ async def topics_of(folder: Path, kept: FaultyLog) -> AsyncIterator[tuple[Topics
     config = Config()
     store = Store(folder, StoreShared(model=ModelId(DIMENSION, "a" * 32), segment_entries_max=100), kept=kept)
     with ThreadPoolExecutor(1) as writer:
-        yield Topics(store, config, writer, Redactor.of(config.ingest), COUNTER), writer
+        yield Topics(store, config, writer, Cutter(config.chunking, COUNTER, Redactor.of(config.ingest))), writer
         store.close()
 
 

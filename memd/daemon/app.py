@@ -227,11 +227,11 @@ async def running(
             upstream = msgspec.structs.replace(config.upstream, url=child.url, urls=())
             config = msgspec.structs.replace(config, upstream=upstream)
         embedder, counter = await embedding, TokenCounter(await encoding)
-        redactor = Redactor.of(config.ingest)
+        cutter = Cutter(config.chunking, counter, Redactor.of(config.ingest))
         kept = shared_log(config) if config.cluster.is_on else None  # which other daemons have too
         if kept is not None:
             stack.callback(kept.close)
-        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, redactor, counter, disk, kept))
+        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, cutter, disk, kept))
         stack.callback(store.close)
         if backup is not None:
             stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
@@ -243,7 +243,7 @@ async def running(
         book = AuditBook(store.files, config.data_dir, config.audit.keep_months)
         auditor = Auditor(book, watch.principals, config.audit.record, command)
         rest = addresses_of(config, listeners), watch, auditor, backup
-        daemon = _parts(stack, config, store, embedder, counter, redactor, *rest, is_awaited=bool(command))
+        daemon = _parts(stack, config, store, Encoder(embedder, is_awaited=bool(command)), cutter, *rest)
         await daemon.upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
@@ -453,21 +453,15 @@ async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[async
     return [daemon.tasks.spawn(follower.tend(), "erasures of others")]
 
 
-def _opened(
-    config: Config,
-    embedder: Embedder,
-    redactor: Redactor,
-    counter: TokenCounter,
-    files: LocalDisk,
-    kept: SharedLog | None,
-) -> Store:
+def _opened(config: Config, embedder: Embedder, cutter: Cutter, files: LocalDisk, kept: SharedLog | None) -> Store:
+    counter = cutter.counter
     erasures: MakeErasures = ErasureLedger if kept is None else partial(SharedErasures, kept)
     return Store(
         config.data_dir,
         StoreShared(
             model=ModelId(embedder.dimension, embedder.fingerprint),
             segment_entries_max=config.segment.max_entries,
-            draft_filter=last_look(redactor),
+            draft_filter=last_look(cutter.redactor),
             line_tokens=lambda entry: counter.count_again(line_of(entry)),  # while it waits, and when it is stored
             files=files,
         ),
@@ -506,31 +500,29 @@ def _parts(
     stack: AsyncExitStack,
     config: Config,
     store: Store,
-    embedder: Embedder,
-    counter: TokenCounter,
-    redactor: Redactor,
+    encoder: Encoder,
+    cutter: Cutter,
     addresses: Addresses,
     watch: TokenWatch,
     auditor: Auditor,
     backup: BucketTender | None,
-    *,
-    is_awaited: bool = False,
 ) -> Daemon:
-    """Make the parts, each with those that it needs; `stack` closes them in reverse. `is_awaited`: see `Priority`."""
+    """Make the parts, each with those that it needs; `stack` closes them in reverse."""
+    counter, redactor = cutter.counter, cutter.redactor
     stack.push_async_callback((upstream := UpstreamPool(config, tasks := Tasks(metrics := Metrics()), metrics)).close)
     writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
     note, ring = partial(note_turn, auditor), _receipt_ring(config, store, redactor)
     stack.callback((receipts := Receipts(ring, writer, redactor, events := Events(), note)).close)
     stack.callback(writer.shutdown, wait=True)
-    stack.callback((encoder := Encoder(embedder, is_awaited=is_awaited)).close)
-    stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval, metrics)).close)
+    stack.callback(encoder.close)
+    stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval)).close)
     dates = config.injection.dates == "day"
     retriever = Retriever(encoder, config.retrieval, dates=dates, count=counter.count_again)
     retriever.reranker = Reranker(config.rerank) if config.rerank.url else None
     stack.callback(retriever.close)
-    stack.push_async_callback((topics := Topics(store, config, writer, redactor, counter)).close)
-    stack.callback((archiver := Archiver(config, encoder, counter, tasks, indexer, redactor, metrics, events)).close)
-    stack.callback((taker := DocumentTaker(archiver, encoder, Cutter(config.chunking, counter, redactor))).close)
+    stack.push_async_callback((topics := Topics(store, config, writer, cutter)).close)
+    stack.callback((archiver := Archiver(config, encoder, cutter, indexer, tasks, events)).close)
+    stack.callback((taker := DocumentTaker(archiver, encoder, cutter)).close)
     programs = programs_of(config.ingest)
     speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
     uses = topics, taker, encoder.priority, tasks, events

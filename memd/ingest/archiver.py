@@ -40,13 +40,13 @@ from memd.conversation import compaction
 from memd.conversation.compaction import Departure
 from memd.conversation.conversation import Conversation, Line
 from memd.conversation.events import Closed, Departed, Noted, NoteStored
-from memd.conversation.tokens import MESSAGE_OVERHEAD, TokenCounter
+from memd.conversation.tokens import MESSAGE_OVERHEAD
 from memd.embedding.encoder import Encoder
 from memd.entries import Draft, Entry
 from memd.errors import EmbeddingError, ErasedForGood, MadeAnew, MemdError, StoreError
 from memd.ingest.indexer import Indexer, Jobs
-from memd.ingest.pipeline import Drafter
-from memd.ingest.redaction import Redactor, redacted_drafts
+from memd.ingest.pipeline import Cutter, Drafter
+from memd.ingest.redaction import redacted_drafts
 from memd.ingest.topics import Topic, Topics
 from memd.ingest.unstored import Batch, Part, each_part, has_changed, newly_said, note_parts, owed_parts, repeated
 from memd.notes import Note, check_not_ahead
@@ -55,7 +55,6 @@ from memd.settings.model import Config
 from memd.store.snapshot import Snapshot, asked_by, live_copy
 from memd.store.store import TopicLog
 from memd.telemetry.events import Events, authors_told
-from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 from memd.wording import erased_for_good, tallied
 
@@ -83,11 +82,9 @@ class Archiver:
         self,
         config: Config,
         encoder: Encoder,
-        counter: TokenCounter,
-        tasks: Tasks,
+        cutter: Cutter,
         indexer: Indexer,
-        redactor: Redactor,
-        metrics: Metrics,
+        tasks: Tasks,
         events: Events,
         *,
         now: Callable[[], float] = steady_now,
@@ -95,13 +92,12 @@ class Archiver:
         """`now`: seconds, by which the buffer is dated and attempts that fail are tried again."""
         self._now = now
         self._config = config
-        self._redactor = redactor
+        self._redactor, self._counter = cutter.redactor, cutter.counter
         self._encoder = encoder
-        self._drafter = Drafter(config, counter, encoder.embed_texts, encoder.embedder.same_cosine, redactor=redactor)
-        self._counter = counter
+        self._drafter = Drafter(cutter, config.dedupe.cosine, encoder.embed_texts, encoder.embedder.same_cosine)
         self._tasks = tasks
         self._indexer = indexer
-        self._metrics = metrics
+        self._metrics = tasks.metrics
         self._events = events
         self._cutting = ThreadPoolExecutor(1, "memd-cut")  # a second for each megabyte: requests wait for other threads
         self._turn = encoder.priority.for_background(

@@ -18,7 +18,6 @@ from memd.embedding.priority import GivenUp, Priority, yield_to_others
 from memd.errors import StoreError
 from memd.ingest.topics import Topic
 from memd.settings.model import RetrievalSettings
-from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 
 log = logging.getLogger("memd")
@@ -55,14 +54,14 @@ class Jobs:
 class Indexer:
     """Seals one segment and merges one group of indexes at a time."""
 
-    def __init__(self, tasks: Tasks, priority: Priority, settings: RetrievalSettings, metrics: Metrics) -> None:
+    def __init__(self, tasks: Tasks, priority: Priority, settings: RetrievalSettings) -> None:
         self._jobs = Jobs(tasks)
         self._mergers_turn = priority.for_background()
         self._recall_budget_ms = settings.recall_budget_ms
         self._sealer = background_thread("memd-seal")
         self._merger = background_thread("memd-merge")
         self._retries = Retries(RETRY_SECONDS, RETRY_SECONDS_MAX)
-        self._metrics = metrics
+        self._metrics = tasks.metrics
 
     @property
     def under_way(self) -> int:

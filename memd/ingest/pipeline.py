@@ -35,7 +35,7 @@ from memd.ingest.readers import GivenDocument, GivenSection
 from memd.ingest.redaction import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.notes import Note
-from memd.settings.model import ChunkingSettings, Config
+from memd.settings.model import ChunkingSettings
 from memd.store.snapshot import alike_since, live_copy
 from memd.store.store import TopicLog
 
@@ -56,19 +56,19 @@ class Cutter:
     def __init__(
         self,
         chunking: ChunkingSettings,
-        tokenizer: TokenCounter,
+        counter: TokenCounter,
         redactor: Redactor = NO_REDACTION,
         step: Callable[[], None] = lambda: None,
     ) -> None:
-        self.redactor = redactor
-        self._chunking, self._tokenizer, self._step = chunking, tokenizer, step
+        self.redactor, self.counter = redactor, counter
+        self._chunking, self._step = chunking, step
 
     def in_steps(self, step: Callable[[], None]) -> Cutter:
         """The same, for a text of megabytes: `step` is called before each piece, and may wait or end it."""
-        return Cutter(self._chunking, self._tokenizer, self.redactor, step)
+        return Cutter(self._chunking, self.counter, self.redactor, step)
 
     def _split(self, run: Sequence[Utterance]) -> tuple[Chunk, ...]:
-        return split(run, settings=self._chunking, tokenizer=self._tokenizer, step=self._step)
+        return split(run, settings=self._chunking, tokenizer=self.counter, step=self._step)
 
     def cut(
         self, topic_id: str, runs: Sequence[Sequence[Utterance]], *, kind: str = "turn", source: str | None = None
@@ -136,16 +136,14 @@ class Drafter:
 
     def __init__(
         self,
-        config: Config,
-        counter: TokenCounter,
+        cutter: Cutter,
+        dedupe_cosine: float,
         embed_many: EmbedMany,
         same_cosine: Callable[[float], float] = float,
-        *,
-        redactor: Redactor = NO_REDACTION,
     ) -> None:
         """`embed_many`, `same_cosine`: `Embedder`'s, or a caller's version of them."""
-        self.cutter = Cutter(config.chunking, counter, redactor)
-        self._dedupe_cosine = config.dedupe.cosine
+        self.cutter = cutter
+        self._dedupe_cosine = dedupe_cosine
         self.embed_many = embed_many
         self._same_cosine = same_cosine
 

@@ -82,14 +82,11 @@ class Topic:
         buffer: HotBuffer,
         journal: Journal,
         writer: Executor,
-        redactor: Redactor,
         cutter: Cutter,
-        *,
         before_write: Callable[[], None],
-        journal_behind: bool = False,
     ) -> None:
         """Use `Topics.get`. `writer`: in which the topic is written. `before_write`: called there, before each write to
-        the log or the journal. `journal_behind`: the journal's file differs from the buffer and must be rewritten."""
+        the log or the journal."""
         self.id = log_.topic_id
         self.log = log_
         self.buffer = buffer
@@ -109,9 +106,9 @@ class Topic:
         self.listed_parts = ListedParts(buffer, self.cutter.note_waiting)
         log_.unstored = self.unstored
         self._journal = journal
-        self._redactor = redactor
-        self._journal_behind = journal_behind
-        """Events were lost to a failed write: only a rewrite brings the file up to date."""
+        self._redactor = cutter.redactor
+        self.journal_behind = False
+        """The journal's file differs from the buffer: only a rewrite brings it up to date."""
         self._journal_unsynced = False
         self._has_ended = False
         """Its folder is another topic's now, or nobody's."""
@@ -155,12 +152,12 @@ class Topic:
     @property
     def is_on_disk(self) -> bool:
         """Whether the topic can be closed without losing anything."""
-        return not self._journal_behind and not self._journal_unsynced and not self.buffer.unstored_count
+        return not self.journal_behind and not self._journal_unsynced and not self.buffer.unstored_count
 
     @property
     def risk(self) -> str:
         """The danger to what was said and cannot be stored now."""
-        return "what is said now is lost if memd ends before that works" if self._journal_behind else "nothing is lost"
+        return "what is said now is lost if memd ends before that works" if self.journal_behind else "nothing is lost"
 
     @property
     def buffer_bytes(self) -> int:
@@ -248,9 +245,9 @@ class Topic:
     async def save(self, *, sync: bool = False) -> None:
         """Journal the buffer's changes. After a failure the journal is rewritten, at once and by the next saves."""
         events = self.buffer.take_unsaved()
-        if not events and not (self._journal_behind or (sync and self._journal_unsynced)):
+        if not events and not (self.journal_behind or (sync and self._journal_unsynced)):
             return
-        if self._journal_behind:
+        if self.journal_behind:
             await self.rewrite_journal()
             return
         self._journal_unsynced = not sync
@@ -264,7 +261,7 @@ class Topic:
         try:
             await self._write("journal", append)
         except StoreError:
-            self._journal_behind = True
+            self.journal_behind = True
             await self.rewrite_journal()
 
     async def make_durable(self) -> bool:
@@ -274,7 +271,7 @@ class Topic:
         """
         self._journal_unsynced = True  # also where a sync is under way, whose end must be waited for
         await self.save(sync=True)
-        return not self._journal_behind
+        return not self.journal_behind
 
     async def rewrite_journal(self) -> None:
         """Replace `hot.log` by the shortest journal of the present buffer, durably."""
@@ -292,9 +289,9 @@ class Topic:
         try:
             await self._write("journal", rewrite)
         except BaseException:
-            self._journal_behind = True
+            self.journal_behind = True
             raise
-        self._journal_behind = False
+        self.journal_behind = False
 
     async def forget(
         self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper, blocks: Collection[bytes] = ()
@@ -314,7 +311,7 @@ class Topic:
     def forget_shown(self, uuids: Collection[bytes]) -> None:
         """Drop the blocks that show one of these chunks; the next write of the journal leaves none of it there."""
         self.buffer.record(Forgotten([], list(uuids)))
-        self._journal_behind = True
+        self.journal_behind = True
 
     def _drop(self, digests: Collection[bytes], uuids: Collection[bytes], blocks: Collection[bytes]) -> None:
         self.buffer.record(Forgotten(list(digests), list(uuids)))
@@ -499,7 +496,7 @@ class SharedTopic(Topic):
             if not self._takes(rows):
                 rows = self.log.catch_up(0) if self._head else rows
                 self._rebase(rows, _buffer_of(rows))
-            self._journal_behind |= bool(rows)
+            self.journal_behind |= bool(rows)
             self._others.clear()  # who was told that may be gone long since
         except Rewritten:
             self._go_on(renewed := renew(self.id), _buffer_of(renewed.rows))
@@ -578,7 +575,7 @@ class SharedTopic(Topic):
     async def make_durable(self) -> bool:
         """See Topic."""
         await self.save(sync=True)
-        return not self._journal_behind or not self._pending
+        return not self.journal_behind or not self._pending
 
     async def rewrite_journal(self) -> None:
         """Replace the rows of the buffer by one, if that is worth it."""
@@ -613,7 +610,7 @@ class SharedTopic(Topic):
         else:
             if not self.buffer.unsaved and not self._pending:
                 self._note(None)
-            if sync and (self._journal_behind or self._marked != self._mark()):
+            if sync and (self.journal_behind or self._marked != self._mark()):
                 await self._rewrite_copy()  # else the next start has to read the topic anew
 
     async def _send(self, *, base: bool = False) -> None:
@@ -667,7 +664,7 @@ class SharedTopic(Topic):
             rows = await _asked(partial(self.log.catch_up, 0)) if self._head else rows
             self._rebase(rows, await _asked(partial(_buffer_of, rows)))
         elif rows and self._pending:
-            self._journal_behind = True  # its order is not that of the rows
+            self.journal_behind = True  # its order is not that of the rows
         elif rows:
             await self._copy(_payloads_of(rows[1:] if rows[0].is_base else rows))
 
@@ -702,7 +699,7 @@ class SharedTopic(Topic):
         own = {payload for _, payload in self._pending}
         if own & found:
             self._pending = [one for one in self._pending if one[1] not in found]
-            self._journal_behind, self._journaled = True, 0
+            self.journal_behind, self._journaled = True, 0
         return own
 
     def _rebase(self, rows: Sequence[Row], kept: HotBuffer, *, is_known: bool = True) -> None:
@@ -714,7 +711,7 @@ class SharedTopic(Topic):
         self._pending, self._journaled = [], 0
         self._head = rows[-1].last if rows else self._head
         self._rows_bytes = self._base_bytes = sum(len(row.data) for row in rows)
-        self._journal_behind = True
+        self.journal_behind = True
 
     async def _renewed(self) -> None:
         renewed = await _asked(partial(self._renew, self.id))
@@ -759,7 +756,7 @@ class SharedTopic(Topic):
 
     async def _copy(self, payloads: Sequence[bytes]) -> None:
         """Write what is in the shared log into the journal here too. A failure costs no more than reading it anew."""
-        if self._journal_behind:
+        if self.journal_behind:
             await self._rewrite_copy()
             return
         mark = self._mark()
@@ -767,10 +764,10 @@ class SharedTopic(Topic):
             await self._in_writer(lambda: self._journal.append(payloads, self.log.snapshot().extent, mark))
             self._marked = mark
         except StoreError:
-            self._journal_behind = True
+            self.journal_behind = True
 
     async def _rewrite_copy(self, wiper: Wiper | None = None) -> None:
-        self._journal_behind = True
+        self.journal_behind = True
         if self._pending or self.buffer.unsaved:
             return  # what waits is told from the rest by its place behind the mark
         retell, mark = self.buffer.retelling(), self._mark()
@@ -780,7 +777,7 @@ class SharedTopic(Topic):
 
         try:
             await self._in_writer(rewrite)
-            self._journal_behind, self._marked = False, mark
+            self.journal_behind, self._marked = False, mark
         except StoreError:
             if wiper is not None:
                 raise
@@ -800,7 +797,7 @@ class SharedTopic(Topic):
             await self._write("journal", write)
             self._journaled += len(waiting)
         except StoreError:
-            self._journal_behind = True
+            self.journal_behind = True
 
     async def _in_writer(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self.writer, work)

@@ -17,12 +17,10 @@ from typing import TypeVar
 import msgspec
 
 from memd import __version__
-from memd.conversation.tokens import TokenCounter
 from memd.embedding.loading import BUNDLED, give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.pipeline import Cutter
-from memd.ingest.redaction import Redactor
 from memd.ingest.topic import Ends, Inquiry, Renewed, SharedTopic, Topic, asking, erased_in, events_in, replayed
 from memd.principals import Held, surplus
 from memd.settings.model import Config
@@ -48,13 +46,9 @@ OPEN_MAX = 256
 class Topics:
     """Opens topics on first use."""
 
-    def __init__(
-        self, store: Store, config: Config, writer: Executor, redactor: Redactor, tokenizer: TokenCounter
-    ) -> None:
-        """`tokenizer`: used by several threads."""
-        self._cutter = Cutter(config.chunking, tokenizer, redactor)
+    def __init__(self, store: Store, config: Config, writer: Executor, cutter: Cutter) -> None:
+        self._cutter = cutter
         self._store = store
-        self._redactor = redactor
         self._config = config
         self._writer = writer
         self._open: dict[str, Topic] = {}
@@ -226,7 +220,7 @@ class Topics:
         """Open a topic; one that other daemons have too, with what they have appended."""
         log_ = self._store.topic(topic_id)
         journal, payloads = Journal.open(log_.claim)
-        events, is_as_kept = events_in(payloads, topic_id, self._redactor)
+        events, is_as_kept = events_in(payloads, topic_id, self._cutter.redactor)
         buffer = replayed(events)
         if has_lost := self._ends is None and log_.has_lost_entries(journal):
             buffer.lower_marks(log_.has_digest)
@@ -235,15 +229,9 @@ class Topics:
         if self._config.embedding.model == BUNDLED and (language := log_.snapshot().main_language) is not None:
             _tell_of(language)
         topic = (Topic if self._ends is None else SharedTopic)(
-            log_,
-            buffer,
-            journal,
-            self._writer,
-            self._redactor,
-            self._cutter,
-            before_write=self._store.before_write,
-            journal_behind=has_lost or not is_as_kept,
+            log_, buffer, journal, self._writer, self._cutter, self._store.before_write
         )
+        topic.journal_behind = has_lost or not is_as_kept
         if isinstance(topic, SharedTopic) and self._ends is not None:
             waiting = journal.unmarked if journal.mark is not None else 0 if topic.log.head else len(payloads)
             topic.shares(payloads[len(payloads) - waiting :], self._renewed, self._ends)
@@ -286,7 +274,7 @@ class Topics:
         """When the topic was last used, by its journal, how much waits to be stored, and whether there is work to do in
         it."""
         payloads = read_journal(self._store.journal_of(topic_id), self._store.files)
-        events, is_as_kept = events_in(payloads, topic_id, self._redactor)
+        events, is_as_kept = events_in(payloads, topic_id, self._cutter.redactor)
         buffer = replayed(events)
         used_at = max((conversation.used_at for conversation in buffer.conversations()), default=None)
         has_stored_work = self._store.has_unsealed(topic_id) or self._store.has_other_model(topic_id)

@@ -20,7 +20,7 @@ class Tasks:
     """Background tasks: they are kept alive, their failures are logged, and they are ended together."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+        self.metrics = metrics
         self._running: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
@@ -51,4 +51,4 @@ class Tasks:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a background task failed", extra={"task": task.get_name()}, exc_info=error)
-            self._metrics.errors.add("background")
+            self.metrics.errors.add("background")

@@ -91,20 +91,12 @@ class Stage:
             kept=kept,
         )
         self.writer = ThreadPoolExecutor(max_workers=1)
-        self.topics = Topics(self.store, config, self.writer, self.redactor, COUNTER)
-        self.indexer = Indexer(self.tasks, self.encoder.priority, config.retrieval, self.metrics)
-        self.archiver = Archiver(
-            config,
-            self.encoder,
-            COUNTER,
-            self.tasks,
-            self.indexer,
-            self.redactor,
-            self.metrics,
-            self.events,
-            now=lambda: self.now,
-        )
         cutter = Cutter(config.chunking, COUNTER, self.redactor)
+        self.topics = Topics(self.store, config, self.writer, cutter)
+        self.indexer = Indexer(self.tasks, self.encoder.priority, config.retrieval)
+        self.archiver = Archiver(
+            config, self.encoder, cutter, self.indexer, self.tasks, self.events, now=lambda: self.now
+        )
         self.taker = DocumentTaker(self.archiver, self.encoder, cutter)
 
     async def close(self) -> None:
