@@ -98,6 +98,7 @@ load_once()
 go_on_at_once()
 
 MakeDaemon = Callable[..., DaemonProcess]
+Serving = Callable[..., DaemonProcess]
 Connect = Callable[..., Peer]
 
 
@@ -387,9 +388,15 @@ def make_daemon(tmp_path: Path) -> Iterator[MakeDaemon]:
 
 
 @pytest.fixture
-def served(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+def serving(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> Serving:
+    """Starts daemons in front of `upstream`: `serving({"group": {"key": value}})`."""
+    return lambda settings=None: make_daemon(upstream.url, settings).start()
+
+
+@pytest.fixture
+def served(serving: Serving) -> DaemonProcess:
     """A started daemon in front of `upstream`."""
-    return make_daemon(upstream.url).start()
+    return serving()
 
 
 @pytest.fixture

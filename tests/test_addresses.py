@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import MakeDaemon
+from conftest import Serving
 from daemon_process import Answer, DaemonProcess, ask
 from recording_upstream import RecordingUpstream
 from reserved_port import reserved_port
@@ -66,10 +66,8 @@ def test_models_are_not_at_memd_s_own_address(served: DaemonProcess, upstream: R
     assert len(upstream.requests) == seen
 
 
-def test_the_token_is_wanted_at_memd_s_own_address_but_not_to_be_led_there(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    served = make_daemon(upstream.url, {"auth": {"token": "of some length"}}).start()
+def test_the_token_is_wanted_at_memd_s_own_address_but_not_to_be_led_there(serving: Serving) -> None:
+    served = serving({"auth": {"token": "of some length"}})
     assert unfollowed(f"{served.base_url}/memd/turns").status == 307
     odd = unfollowed(f"{served.base_url}/memd/turns", Host="[::1")
     assert (odd.status, odd.headers["Location"]) == (307, f"{served.own_url}/memd/turns")

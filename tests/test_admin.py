@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
+from conftest import Serving
 from daemon_process import Answer, DaemonProcess, ask, user, wait_until
 from facts import FACTS, NO_NEIGHBOURS, POSTGRES, QUESTION
 from jsonschema import Draft202012Validator
@@ -46,8 +46,8 @@ class Admin:
 
 
 @pytest.fixture
-def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    daemon = make_daemon(upstream.url, NO_NEIGHBOURS).start()
+def told(serving: Serving) -> DaemonProcess:
+    daemon = serving(NO_NEIGHBOURS)
     daemon.tell(*FACTS, topic="work")
     return daemon
 
@@ -118,10 +118,8 @@ def test_receipts_survive_a_restart_and_are_paged(told: DaemonProcess, admin: Ad
     assert admin.get("turns", topic="other")["turns"] == []
 
 
-def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {"receipts": {"bytes_max": 200_000}}).start()
+def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(serving: Serving) -> None:
+    daemon = serving({"receipts": {"bytes_max": 200_000}})
     admin = Admin(daemon)
     files = [daemon.data_dir / name for name in ("memd.receipts", "memd.receipts.old")]
     turns: list[str] = []
@@ -141,8 +139,8 @@ def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(
     assert ids[0] == new and ids[1:] == [turn["turn_id"] for turn in latest][1 : len(ids)]
 
 
-def test_without_receipts_nothing_is_kept(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url, {"receipts": {"enabled": False}}).start()
+def test_without_receipts_nothing_is_kept(serving: Serving) -> None:
+    daemon = serving({"receipts": {"enabled": False}})
     turn_id = daemon.chat([user(FACTS[0])]).headers["X-Memory-Turn"]
     answer = Admin(daemon).answer(f"turns/{turn_id}")
     assert answer.status == 404 and "receipts.enabled" in answer.json["error"]["message"]

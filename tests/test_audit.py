@@ -17,11 +17,10 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
-from conftest import MakeDaemon
+from conftest import Serving
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from daemon_process import Answer, DaemonProcess, ask, token_setting, tool_call, wait_until
 from full_disk import FullDisk
-from recording_upstream import RecordingUpstream
 
 from memd.admin import auditing
 from memd.admin.auditing import Auditor
@@ -96,8 +95,8 @@ class Team:
 
 
 @pytest.fixture
-def team(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> Team:
-    return Team(make_daemon(upstream.url, settings()).start())
+def team(serving: Serving) -> Team:
+    return Team(serving(settings()))
 
 
 def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Path) -> None:
@@ -237,8 +236,8 @@ def test_where_nobody_else_has_a_token_nothing_is_recorded(served: DaemonProcess
     )
 
 
-def test_a_turn_whose_receipt_is_not_kept_is_a_line(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    team = Team(make_daemon(upstream.url, settings() | {"receipts": {"enabled": False}}).start())
+def test_a_turn_whose_receipt_is_not_kept_is_a_line(serving: Serving) -> None:
+    team = Team(serving(settings() | {"receipts": {"enabled": False}}))
     [note] = team.ask("ann", "/memd/notes", {"notes": [{"content": "The crane needs oil."}]}).json["notes"]
     asked = {"chunk_ids": note["chunk_ids"], "action": "Helpful", "reason": "IBIS"}
     team.say("ann", "What does the crane need?")

@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
-from conftest import MakeDaemon
+from conftest import Serving
 from daemon_in_process import House, house_in, secret_of
 from daemon_process import ask, token_setting, tool_call
-from recording_upstream import RecordingUpstream, chat_answer
+from recording_upstream import chat_answer
 from test_rights import LAMP, QUESTION, VAULT
 
 from memd.embedding.encoder import Encoder
@@ -262,12 +262,10 @@ async def test_an_author_whose_name_is_redacted_stays_the_same_one(tmp_path: Pat
         assert len(set((await authors(house)).values())) == 1
 
 
-def test_who_said_it_is_known_after_a_kill_between_arrival_and_storing(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_who_said_it_is_known_after_a_kill_between_arrival_and_storing(serving: Serving) -> None:
     tokens = [token_setting(name, secret_of(name), "read", "write", "correct") for name in ("ann", "bob")]
     never = {"store_after_seconds": 3600, "idle_seconds": 7200}
-    daemon = make_daemon(upstream.url, {"auth": {"tokens": tokens}, "buffer": never}).start()
+    daemon = serving({"auth": {"tokens": tokens}, "buffer": never})
     shown = {name: {"X-Memory-Token": secret_of(name)} for name in ("ann", "bob")}
     reply = daemon.chat([{"role": "user", "content": LAMP}], headers=shown["ann"]).reply
     history = [{"role": "user", "content": LAMP}, {"role": "assistant", "content": reply}]
@@ -288,12 +286,10 @@ def test_who_said_it_is_known_after_a_kill_between_arrival_and_storing(
 
 
 @pytest.mark.parametrize("seconds", [0, 3600], ids=["stored", "waiting"])
-def test_all_that_one_author_said_is_erased_and_nothing_else(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, seconds: int
-) -> None:
+def test_all_that_one_author_said_is_erased_and_nothing_else(serving: Serving, seconds: int) -> None:
     tokens = [token_setting(name, secret_of(name), "read", "write") for name in ("ann", "bob")]
     buffer = {"store_after_seconds": seconds, "idle_seconds": 7200}
-    daemon = make_daemon(upstream.url, {"auth": {"tokens": tokens}, "buffer": buffer}).start()
+    daemon = serving({"auth": {"tokens": tokens}, "buffer": buffer})
     shown = {name: {"X-Memory-Token": secret_of(name)} for name in ("ann", "bob")}
     daemon.chat([{"role": "user", "content": LAMP}], headers=shown["ann"])
     daemon.chat([{"role": "user", "content": VAULT}], headers=shown["bob"])

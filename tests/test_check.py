@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
-from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
+from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, clean_environment, wait_until
 from full_disk import FullDisk
 from llama_server import running_llama
@@ -326,10 +326,8 @@ def test_a_token_of_memd_token_is_needed_as_one_of_the_settings_is(tmp_path: Pat
     assert closed["said"] == "only this machine, with a token (`memd token list` shows whose)"
 
 
-def test_a_daemon_with_another_token_is_not_taken_for_none(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {"auth": {"token": "a" * 15}}).start()
+def test_a_daemon_with_another_token_is_not_taken_for_none(serving: Serving) -> None:
+    daemon = serving({"auth": {"token": "a" * 15}})
     wait_until(
         lambda: "auth.token has only 15 characters: take a longer one" in daemon.log.read_text(), daemon.__repr__
     )
@@ -352,10 +350,8 @@ GERMAN = (
 )
 
 
-def test_a_memory_in_a_language_that_the_model_does_not_know_is_told(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url).start()
+def test_a_memory_in_a_language_that_the_model_does_not_know_is_told(serving: Serving) -> None:
+    daemon = serving()
     told = "in German, and the bundled model knows English: by meaning it finds little"
 
     def remember(texts: Sequence[str]) -> None:
@@ -673,9 +669,9 @@ def generous() -> Iterator[None]:
 
 
 @pytest.fixture
-def filled(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+def filled(serving: Serving) -> DaemonProcess:
     """A daemon that has files of every kind: a log, sealed segments, a journal, receipts, indexes."""
-    daemon = make_daemon(upstream.url, {"segment": {"max_entries": 2}}).start()
+    daemon = serving({"segment": {"max_entries": 2}})
     daemon.tell(*(f"The code of locker {number} is {number * 37}." for number in range(5)))
     return daemon
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, clean_environment
 from drafts import draft, open_store
 from msgspec.structs import replace
@@ -443,8 +443,8 @@ def stranger() -> Iterator[RecordingUpstream]:
 
 
 @pytest.fixture
-def guarded(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    return make_daemon(upstream.url, {"auth": {"token": TOKEN}}).start()
+def guarded(serving: Serving) -> DaemonProcess:
+    return serving({"auth": {"token": TOKEN}})
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, user, wait_until
 from facts import INODES, NO_NEIGHBOURS, POSTGRES, QUESTION
 from recording_upstream import RecordingUpstream, Response, chat_answer
@@ -27,9 +27,9 @@ FACTS = (POSTGRES, INODES)
 
 
 @pytest.fixture(params=["with a daemon", "without"])
-def told(make_daemon: MakeDaemon, upstream: RecordingUpstream, request: pytest.FixtureRequest) -> DaemonProcess:
+def told(serving: Serving, request: pytest.FixtureRequest) -> DaemonProcess:
     """A log with two facts and a turn in which one of them was shown; its daemon runs, or has ended."""
-    daemon = make_daemon(upstream.url, NO_NEIGHBOURS).start()
+    daemon = serving(NO_NEIGHBOURS)
     daemon.tell(*FACTS, topic="work")
     daemon.chat([user(QUESTION)], headers={"X-Memory-Mode": "readonly"}, memory_in={"topic_id": "work"})
     turns = f"{daemon.own_url}/memd/turns?limit=1"
@@ -145,11 +145,9 @@ def test_what_was_not_found_is_told_as_it_is(told: DaemonProcess) -> None:
     assert "Nothing before 2020-01-01" in before and "stored" not in before
 
 
-def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(serving: Serving) -> None:
     never = {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600, "journal_fsync": "always"}}
-    daemon = make_daemon(upstream.url, never).start()
+    daemon = serving(never)
     daemon.chat([user(FACTS[0])], memory_in={"topic_id": "work"})
     daemon.kill()
     config = ("--config", str(daemon.config))  # without it a command's own daemon would store it after a second
@@ -188,10 +186,8 @@ def test_a_backup_that_was_looked_into_takes_the_next_one(served: DaemonProcess,
     assert [json.loads(line)["content"] for line in held] == [entry["content"] for entry in served.export()]
 
 
-def test_what_fails_beside_a_command_is_told_with_its_reason(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {"segment": {"max_entries": 2}}).start()
+def test_what_fails_beside_a_command_is_told_with_its_reason(serving: Serving) -> None:
+    daemon = serving({"segment": {"max_entries": 2}})
     for fact in FACTS:
         daemon.chat([user(fact)], memory_in={"topic_id": "work"})
         daemon.wait_stored(fact)

@@ -238,6 +238,7 @@ WRONG = {
     "ingest: {ignore: x}": "ingest.ignore is 'x'; give a list",
     "ingest: {ignore: &a [*a]}": "ingest.ignore is [[...]]; give a list",
     "ingest: {ignore: ['(']}": "ingest.ignore has '(', which is no regular expression",
+    "ingest: {strip: ['<a>(']}": "ingest.strip has '<a>(', which is no regular expression",
     "ingest: {redact: maybe}": "ingest.redact is 'maybe'; give true or false",
     "ingest: {redact_builtin: [jwt, cards]}": "ingest.redact_builtin is ['jwt', 'cards']; give a list, each of its",
     "upstream: {window: 100}": "100000000 or auto, or lines `name: value` with such values",

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
-from conftest import Connect, MakeDaemon
+from conftest import Connect, MakeDaemon, Serving
 from daemon_process import Answer, DaemonProcess, ask, clean_environment, user, wait_until
 from raw_wire import Peer, RawUpstream, answer, chunked, request
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
@@ -103,8 +103,8 @@ def test_a_turn_whose_upstream_is_gone_or_breaks_off_is_a_line_too(make_daemon: 
     assert (broken["outcome"], broken["http_status"]) == ("broken_answer", 200)
 
 
-def test_a_program_learns_from_the_log_where_memd_listens(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url, {"log": {"format": "json"}}).start()
+def test_a_program_learns_from_the_log_where_memd_listens(serving: Serving) -> None:
+    daemon = serving({"log": {"format": "json"}})
     first = lines_of(daemon)[0]
     assert first["event"] == "listening" and first["url"] == daemon.base_url and first["window"] == 4096
 

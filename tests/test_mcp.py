@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
+from conftest import Serving
 from daemon_process import DaemonProcess, ask, token_setting, wait_until
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from recording_upstream import RecordingUpstream
 
 FACT = "The release word for the lighthouse lamp is cinnamon-42."
 LONG = "The keeper's log has many lines. " * 400
@@ -101,10 +100,8 @@ async def test_a_wrong_call_is_told_in_a_sentence_what_to_give(served: DaemonPro
         assert (await refused(client, "read_memory", id="ffffffff")).startswith("no chunk has the id")
 
 
-async def test_what_is_not_in_the_log_yet_is_counted_beside_a_topic(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    served = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3_600}}).start()
+async def test_what_is_not_in_the_log_yet_is_counted_beside_a_topic(serving: Serving) -> None:
+    served = serving({"buffer": {"store_after_seconds": 3_600}})
     served.chat([{"role": "user", "content": "The keeper is Ada."}], memory_in={"topic_id": "attic"})
     async with over_http(served) as client:
         assert await called(client, "list_topics") == "attic: 0 chunks, 2 messages not in the log yet"
@@ -178,14 +175,12 @@ async def test_who_spoke_and_where_cannot_pass_for_words_of_memd(served: DaemonP
             assert "openai:x [ mem:beef] default" in answer.splitlines()[0]
 
 
-async def test_the_sources_of_the_settings_are_read_when_a_model_asks(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
-) -> None:
+async def test_the_sources_of_the_settings_are_read_when_a_model_asks(serving: Serving, tmp_path: Path) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()
     (folder / "lamp.md").write_text(f"# Lamp\n\n{FACT}\n")
     settings = {"sources": [{"path": str(folder), "topic": "docs"}]}
-    async with over_http(make_daemon(upstream.url, settings).start()) as client:
+    async with over_http(serving(settings)) as client:
         told = await called(client, "index_memory")
         assert told.startswith("docs: ") and "1 of 1 file, " in told, told
         found = await called(client, "search_memory", query="release word of the lamp", kinds=["document"])
@@ -209,11 +204,9 @@ async def test_each_tool_tells_a_model_what_it_takes_and_whether_it_changes_some
         assert tool.name == "list_topics" or described
 
 
-async def test_it_wants_the_token_and_refuses_pages_of_others(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+async def test_it_wants_the_token_and_refuses_pages_of_others(serving: Serving) -> None:
     ann = token_setting("ann", ANN, "read")
-    served = make_daemon(upstream.url, {"auth": {"token": TOKEN, "tokens": [ann]}}).start()
+    served = serving({"auth": {"token": TOKEN, "tokens": [ann]}})
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     assert ask(f"{served.own_url}/mcp", body).status == 401
     from httpx2 import AsyncClient

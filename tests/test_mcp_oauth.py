@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
+from conftest import Serving
 from daemon_process import DaemonProcess, token_setting
 from page_browser import DESK, PHONE, chromium, tab
 from playwright.sync_api import Browser, Page, expect
-from recording_upstream import RecordingUpstream
 from typescript_client import CLIENTS, NODE, TypeScriptClient
 
 if chromium() is None:
@@ -25,9 +24,9 @@ LIST = {"name": "list_topics", "arguments": {}}
 
 
 @pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+def daemon(serving: Serving) -> DaemonProcess:
     ann = token_setting("ann", ANN, "read", "write", "correct", topics=["team-*"])
-    return make_daemon(upstream.url, {"auth": {"token": OWNER, "tokens": [ann]}}).start()
+    return serving({"auth": {"token": OWNER, "tokens": [ann]}})
 
 
 def remember(topic: str, content: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, user, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from raw_wire import RawUpstream
@@ -79,8 +79,8 @@ def talk(daemon: DaemonProcess, turns: int) -> tuple[list[str], int]:
 
 
 @pytest.fixture
-def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    return make_daemon(upstream.url, {"buffer": SMALL_BUFFER}).start()
+def memd(serving: Serving) -> DaemonProcess:
+    return serving({"buffer": SMALL_BUFFER})
 
 
 # What was counted is what happened
@@ -111,9 +111,9 @@ def test_a_conversation_is_counted_as_its_answers_told_it(memd: DaemonProcess) -
         assert count == {"upstream": 11, "relay": 11, "read": 10}.get(phase, 9), phase
 
 
-def test_what_moves_into_the_log_is_counted_and_shown(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+def test_what_moves_into_the_log_is_counted_and_shown(serving: Serving) -> None:
     buffer = {**SMALL_BUFFER, "store_after_seconds": 3600}  # only what overflows is stored
-    memd = make_daemon(upstream.url, {"buffer": buffer}).start()
+    memd = serving({"buffer": buffer})
     talk(memd, 8)
     become(memd, lambda figures: figures["memd_ingested_chunks_total"] >= 4)
     stats: dict[str, Any] = {}
@@ -179,10 +179,8 @@ def test_tokens_are_counted_as_the_upstream_tells_them(
 # What goes wrong
 
 
-def test_a_recall_that_takes_too_long_is_counted_with_its_reason(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    memd = make_daemon(upstream.url, {"retrieval": {"timeout_ms": 1}}).start()
+def test_a_recall_that_takes_too_long_is_counted_with_its_reason(serving: Serving) -> None:
+    memd = serving({"retrieval": {"timeout_ms": 1}})
     memd.chat([user("The spare key hangs behind the blue bicycle.")])
     wait_until(lambda: memd.export() != [], lambda: "nothing was stored")  # of nothing, nothing is recalled in no time
     before = become(memd, lambda figures: total(figures, "memd_requests_total") == 1)

@@ -17,10 +17,9 @@ import msgspec
 import pytest
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
-from conftest import MakeDaemon
+from conftest import Serving
 from crash_files import LOSSES, CrashFiles, PowerCutError
 from daemon_process import DaemonProcess, ask, token_setting, tool_call
-from recording_upstream import RecordingUpstream
 from typescript_client import TypeScriptClient
 from yarl import URL
 
@@ -739,8 +738,8 @@ async def test_the_issuer_is_the_address_that_the_client_calls_if_nobody_can_rea
 
 
 @pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    return make_daemon(upstream.url, {"auth": {"token": OWNER}}).start()
+def daemon(serving: Serving) -> DaemonProcess:
+    return serving({"auth": {"token": OWNER}})
 
 
 def posted(url: str, form: dict[str, Any]) -> str:
@@ -781,11 +780,9 @@ def test_an_access_token_opens_mcp_and_nothing_else(daemon: DaemonProcess) -> No
     assert ask(mcp, LIST, headers=shown).status == 401
 
 
-def test_a_tool_beyond_the_grant_says_once_where_to_ask_and_then_why_it_fails(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_a_tool_beyond_the_grant_says_once_where_to_ask_and_then_why_it_fails(serving: Serving) -> None:
     ann = token_setting("ann", ANN, "read", "write")
-    daemon = make_daemon(upstream.url, {"auth": {"token": OWNER, "tokens": [ann]}}).start()
+    daemon = serving({"auth": {"token": OWNER, "tokens": [ann]}})
     mcp, shown = f"{daemon.own_url}/mcp", bearer(tokens_of(daemon, token=ANN)["access_token"])
     note = tool_call("remember", content="The keeper is Ada.")
     refused = ask(mcp, note, headers=shown)

@@ -14,11 +14,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from conftest import MakeDaemon
+from conftest import Serving
 from daemon_process import DaemonProcess
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from recording_upstream import RecordingUpstream
 
 from memd.cli.check.settings import DISTRIBUTION
 from memd.cli.main import main
@@ -166,10 +165,8 @@ def test_the_container_runs_a_command_that_exists_and_not_as_root() -> None:
     assert found["VOLUME"] == [settings["MEMD_DATA_DIR"]]
 
 
-def test_the_health_check_of_the_container_tells_a_running_daemon_from_none(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {"auth": {"token": "the-token-of-the-container"}}).start()
+def test_the_health_check_of_the_container_tells_a_running_daemon_from_none(serving: Serving) -> None:
+    daemon = serving({"auth": {"token": "the-token-of-the-container"}})
     assert health(daemon, "the-token-of-the-container") == 0
     assert health(daemon, "another") != 0
     daemon.terminate()

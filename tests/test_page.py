@@ -11,13 +11,12 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, user, wait_until
 from facts import CAKE, FACTS, INODES, POSTGRES
 from facts import QUESTION as WHY
 from page_browser import PHONE, OpenPage, chromium, question, rows
 from playwright.sync_api import Locator, Page, Route, expect
-from recording_upstream import RecordingUpstream
 from reserved_port import reserved_port
 
 if chromium() is None:
@@ -491,13 +490,13 @@ def test_a_note_is_put_down_and_its_chunk_says_where_it_is_from(empty: DaemonPro
 
 
 def test_a_folder_is_seen_with_its_errors_a_file_is_dropped_read_in_order_and_taken_out(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, open_page: OpenPage, tmp_path: Path
+    serving: Serving, open_page: OpenPage, tmp_path: Path
 ) -> None:
     folder = tmp_path / "handbook"
     folder.mkdir()
     (folder / "guide.md").write_text(f"Before all.\n\n# Databases\n\n{POSTGRES}\n\n## Errors\n\n{INODES}\n")
     (folder / "photo.txt").write_bytes(b"\0")
-    daemon = make_daemon(upstream.url, {"sources": [str(folder), str(tmp_path / "missing")]}).start()
+    daemon = serving({"sources": [str(folder), str(tmp_path / "missing")]})
     page = open_page(daemon, "#/sources")
     configured = page.get_by_role("list", name="Folders of config.yaml").locator("> li")
     expect(configured.nth(0)).to_contain_text("up to date")

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, token_setting, user, wait_until
 from facts import CAKE, FACTS, INODES, POSTGRES
 from facts import QUESTION as WHY
 from page_browser import DESK, OpenPage, chromium, question, rows
 from playwright.sync_api import Locator, Page, Route, expect
-from recording_upstream import RecordingUpstream
 from typescript_client import CLIENTS, TypeScriptClient
 
 if chromium() is None:
@@ -126,11 +125,11 @@ def test_a_document_that_looks_like_an_instruction_to_a_model_says_so_wherever_i
 
 
 def test_whose_a_chunk_is_and_who_corrected_it_is_told_wherever_it_is_shown(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, open_page: OpenPage
+    serving: Serving, open_page: OpenPage
 ) -> None:
     secrets = {name: f"the-secret-of-{name}" for name in ("ann", "bob")}
     tokens = [token_setting(name, secret, "read", "write", "correct") for name, secret in secrets.items()]
-    daemon = make_daemon(upstream.url, {"auth": {"tokens": tokens}}).start()
+    daemon = serving({"auth": {"tokens": tokens}})
     ann, bob = ({"X-Memory-Token": secret} for secret in secrets.values())
     note = {"topic_id": "bikes", "notes": [{"content": INODES}]}
     [taken] = ask(f"{daemon.own_url}/memd/notes", note, headers=ann).json["notes"]
@@ -389,9 +388,9 @@ def token_of(name: str, **changed: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+def daemon(serving: Serving) -> DaemonProcess:
     auth = {"token": OWNER, "tokens": [token_of(name) for name in WHO]}
-    daemon = make_daemon(upstream.url, {"auth": auth}).start()
+    daemon = serving({"auth": auth})
     for topic in ("team-a", "team-b", "other"):
         note = {"topic_id": topic, "notes": [{"content": f"The key of {topic} hangs behind the compressor."}]}
         assert ask(f"{daemon.own_url}/memd/notes", note, headers={"X-Memory-Token": OWNER}).status == 200
@@ -445,10 +444,8 @@ def views(page: Page) -> Locator:
     return page.get_by_role("navigation", name="Views").get_by_role("link")
 
 
-def test_whoever_needs_no_token_sees_the_page_as_it_was(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, open_page: OpenPage
-) -> None:
-    page = open_page(make_daemon(upstream.url).start())
+def test_whoever_needs_no_token_sees_the_page_as_it_was(serving: Serving, open_page: OpenPage) -> None:
+    page = open_page(serving())
     expect(page.get_by_text("Events live")).to_be_visible()
     expect(views(page)).to_have_count(8)
     expect(page.locator("#who")).to_be_hidden()
@@ -544,10 +541,8 @@ def is_refused(daemon: DaemonProcess, secret: str) -> bool:
     return ask(f"{daemon.own_url}/memd/me", headers={"X-Memory-Token": secret}).status == 401
 
 
-def test_after_too_many_wrong_tokens_the_page_says_when_to_try_again(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, open_page: OpenPage
-) -> None:
-    daemon = make_daemon(upstream.url, {"auth": {"token": OWNER}}).start()
+def test_after_too_many_wrong_tokens_the_page_says_when_to_try_again(serving: Serving, open_page: OpenPage) -> None:
+    daemon = serving({"auth": {"token": OWNER}})
     page = open_page(daemon, expected=("401", "429"))
     expect(page.get_by_role("dialog")).to_be_visible()
     for number in range(60):

@@ -6,21 +6,19 @@ from __future__ import annotations
 import json
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
+from conftest import Serving
 from daemon_in_process import Client
 from daemon_process import DaemonProcess, user, wait_until
 from recording_upstream import RecordingUpstream, chat_answer
 from test_turn import FACT as TOLD
 from test_turn import QUESTION as WHERE
 
-from memd.errors import ConfigError
 from memd.messages import SEARCHED_CHARACTERS_MAX, Message, Speech, stored_text
 from memd.proxy.reading import SideRequests
-from memd.settings.loading import Kind, Programs, load_config, programs_of, rules
+from memd.settings.loading import Kind, Programs, programs_of, rules
 from memd.settings.model import Config, IngestSettings
 from memd.wire.anthropic import ANTHROPIC
 from memd.wire.api import Api, MessageCache
@@ -403,13 +401,9 @@ WHOLE = [*(("user", text) for text in MESSAGES), *(("assistant", text) for text 
 
 
 @pytest.mark.parametrize(("role", "text"), WHOLE, ids=lambda text: text[:30])
-def test_a_message_that_a_program_wrote_was_said_by_nobody(role: str, text: str) -> None:
+def test_a_message_that_a_program_wrote_was_said_by_nobody_and_who_quotes_it_keeps_it(role: str, text: str) -> None:
     assert SPEECH.heard(Message(role, text)).said == ""
     assert SPEECH.heard(Message("tool", text)).said, "a result is never all of it a program's"
-
-
-@pytest.mark.parametrize(("role", "text"), WHOLE, ids=lambda text: text[:30])
-def test_who_quotes_such_a_message_keeps_it(role: str, text: str) -> None:
     without = WITHOUT_WRAPPING.heard(Message(role, text)).said.strip()
     quoted = f"Why does it write this?\n\n> {without}"
     assert SPEECH.heard(Message(role, quoted)).said == quoted
@@ -500,18 +494,7 @@ def test_a_hostile_text_takes_no_longer_than_a_long_one(piece: str) -> None:
     assert time.process_time() - started < 2, "a megabyte takes 25 to 100 ms; one that is not linear takes minutes"
 
 
-def test_a_pattern_that_is_none_is_named_with_its_setting(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text("ingest:\n  strip: ['<a>(']\n")
-    with pytest.raises(ConfigError, match=r"ingest.strip has '<a>\(', which is no regular expression"):
-        load_config(path, {}, {})
-
-
-def test_the_default_patterns_fit_into_a_line_of_the_settings() -> None:
-    assert all("\n" not in pattern and len(pattern) <= 4096 for pattern in PROGRAMS.strip)
-
-
-def asked(question: str, instructions: str = "You are a helpful assistant.", api: Api = CHAT) -> bool:
+def asked(question: str, instructions: str, api: Api = CHAT) -> bool:
     messages = [{"role": "user", "content": question}]
     if api is RESPONSES:
         body: dict[str, object] = {"input": messages, "instructions": instructions}
@@ -541,13 +524,9 @@ def test_a_request_is_known_by_its_system_prompt_in_each_api(api: Api) -> None:
 
 
 @pytest.mark.parametrize("question", REAL_QUESTIONS)
-def test_a_users_question_is_not_taken_for_one(question: str) -> None:
-    assert not asked(question)
-
-
 @pytest.mark.parametrize("instructions", REAL_INSTRUCTIONS)
-def test_a_system_prompt_is_not_taken_for_one(instructions: str) -> None:
-    assert not asked("Where does the key hang?", instructions)
+def test_a_users_question_and_a_system_prompt_are_not_taken_for_one(question: str, instructions: str) -> None:
+    assert not asked(question, instructions)
 
 
 async def test_it_passes_untouched_and_is_not_remembered(client: Client) -> None:
@@ -637,8 +616,8 @@ def test_the_task_of_a_sub_agent_is_stored_as_such_and_has_memory(
     assert stored(served, "user (sub-agent): Go on then.").count("Look for it") == 1, "its history is known"
 
 
-def test_the_rules_can_be_turned_off(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url, {"ingest": {"programs": False}}).start()
+def test_the_rules_can_be_turned_off(serving: Serving) -> None:
+    daemon = serving({"ingest": {"programs": False}})
     daemon.chat([*AIDER, user(FACT)])
     daemon.chat([user(ASKED["aider"])])
     text = stored(daemon, FACT, "*Briefly* summarize")
@@ -656,11 +635,8 @@ async def test_wrapping_is_in_the_prompt_and_neither_stored_nor_asked(client: Cl
     await client.settled()
     assert (await client.receipt())["question"] == WHERE
     assert TOLD in client.upstream.prompts[-1]
-
-
-async def test_a_message_of_wrapping_alone_is_not_stored(client: Client) -> None:
     await client.ask(OPENED)
-    assert await client.displayed() == ["assistant: Noted."]
+    assert not any("workshop key" in text for text in await client.displayed()), "a message of wrapping alone"
 
 
 async def test_thinking_is_neither_stored_nor_missed_when_the_client_drops_it(client: Client) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, user, wait_until
 from histories import block, new_buffer, receive, replayed
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
@@ -20,8 +20,8 @@ QUESTION = "Where does the deploy key live?"
 
 
 @pytest.fixture
-def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    daemon = make_daemon(upstream.url).start()
+def memd(serving: Serving) -> DaemonProcess:
+    daemon = serving()
     daemon.chat([user(FACT)])
     return daemon
 
@@ -76,12 +76,8 @@ def test_a_chunk_that_is_visible_is_not_shown_again(memd: DaemonProcess, upstrea
     assert json.dumps(shown(upstream)).count(f"[mem:{chunk_id}]") == 1
 
 
-def test_beyond_the_bound_the_least_recently_used_conversation_is_stored_and_closed(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(
-        upstream.url, {"conversation": {"max_open": 2}, "buffer": {"store_after_seconds": 3600}}
-    ).start()
+def test_beyond_the_bound_the_least_recently_used_conversation_is_stored_and_closed(serving: Serving) -> None:
+    daemon = serving({"conversation": {"max_open": 2}, "buffer": {"store_after_seconds": 3600}})
     for number in range(4):
         daemon.chat([user(f"Chat {number}: the gate code is {number * 1319}.")])
 

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import Answer, DaemonProcess, ask
 from nginx_server import running_nginx
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
@@ -56,8 +56,8 @@ def test_what_a_proxy_passed_on_gets_no_memory_without_a_token(
             assert refused.status == 403 and "auth.token" in refused.json["error"]["message"]
 
 
-def test_with_a_token_it_gets_memory(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    memd = make_daemon(upstream.url, {"auth": {"token": TOKEN}}).start()
+def test_with_a_token_it_gets_memory(serving: Serving) -> None:
+    memd = serving({"auth": {"token": TOKEN}})
     assert memd.chat([FACT], SHOWN).status == 200
     answered = memd.chat([QUESTION], SHOWN | {"X-Forwarded-For": "203.0.113.9"})
     assert answered.headers["X-Memory-Status"] == "injected"

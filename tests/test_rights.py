@@ -24,7 +24,7 @@ import msgspec
 import pytest
 import yaml
 from aiohttp.test_utils import make_mocked_request
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_in_process import TOKENS, House, house_in, secret_of
 from daemon_process import DaemonProcess, ask, token_setting, tool_call, wait_until
 from hypothesis import given
@@ -580,13 +580,11 @@ def test_a_command_without_the_right_token_changes_tokens_and_the_daemon_follows
     wait_until(lambda: status_of(served, added.stdout.strip()) == 200, served.log.read_text)
 
 
-def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(serving: Serving) -> None:
     def one(name: str) -> dict[str, object]:
         return token_setting(name, f"secret-of-{name}", "read")
 
-    served = make_daemon(upstream.url, {"auth": {"tokens": [one("ann")]}}).start()
+    served = serving({"auth": {"tokens": [one("ann")]}})
     assert (status_of(served, "secret-of-ann"), status_of(served, "secret-of-bob")) == (200, 401)
     given = yaml.safe_load(served.config.read_text())
     given["auth"]["tokens"] = [one("ann"), one("ann")]
@@ -660,9 +658,9 @@ def test_a_command_may_have_the_token_of_anybody_in_its_variable(
 
 
 def test_the_log_counts_what_waits_in_the_topics_that_a_token_may_read(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600}}).start()
+    served = serving({"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600}})
     ann, ben = (made(served, name, name, "read,write") for name in ("ann", "ben"))
     for name, secret in (("ann", ann), ("ben", ben)):
         said = [{"role": "user", "content": "The lamp is in the attic."}]

@@ -15,7 +15,7 @@ from pathlib import Path
 import forked_memd
 import pytest
 import yaml
-from conftest import MakeDaemon
+from conftest import Serving
 from daemon_process import DaemonProcess, clean_environment
 from recording_upstream import RecordingUpstream
 
@@ -147,9 +147,9 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream, home: Path) -> DaemonProcess:
+def daemon(serving: Serving, home: Path) -> DaemonProcess:
     """A daemon whose folder is the home's: the commands find its settings and its memory there without being told."""
-    daemon = make_daemon(upstream.url).start()
+    daemon = serving()
     said = "Decision: the booking API listens on port 7340. The spare key is with Ann."
     daemon.chat([{"role": "user", "content": said}])
     daemon.wait_stored(said)

@@ -10,9 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import Connect, MakeDaemon
+from conftest import Connect, MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, clean_environment
-from recording_upstream import RecordingUpstream
 from tls_files import TlsFiles, make_tls_files
 
 from memd.errors import MemdError
@@ -29,10 +28,10 @@ def files(tmp_path: Path) -> TlsFiles:
 
 
 @pytest.fixture
-def memd(make_daemon: MakeDaemon, upstream: RecordingUpstream, files: TlsFiles) -> DaemonProcess:
+def memd(serving: Serving, files: TlsFiles) -> DaemonProcess:
     """Named relative to the settings file, one folder above which the files are."""
     tls = {"tls_cert": f"../{files.cert.name}", "tls_key": f"../{files.key.name}"}
-    return make_daemon(upstream.url, {"listen": tls, "auth": {"token": TOKEN}}).start()
+    return serving({"listen": tls, "auth": {"token": TOKEN}})
 
 
 def test_both_addresses_speak_tls_with_the_certificate(memd: DaemonProcess, files: TlsFiles) -> None:
@@ -74,11 +73,11 @@ CONNECTIONS_MAX = 12
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"], ids=["silent", "begun"])
 def test_handshakes_that_nobody_finishes_take_no_more_places_than_there_are(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, files: TlsFiles, connect: Connect, said: bytes
+    serving: Serving, files: TlsFiles, connect: Connect, said: bytes
 ) -> None:
     tls = {"tls_cert": str(files.cert), "tls_key": str(files.key)}
     limits = {"connections_max": CONNECTIONS_MAX, "idle_seconds": 3.0}
-    memd = make_daemon(upstream.url, {"listen": tls, "auth": {"token": TOKEN}, "limits": limits}).start()
+    memd = serving({"listen": tls, "auth": {"token": TOKEN}, "limits": limits})
     health = f"{memd.own_url}/memd/health"
     assert ask(health, headers={"X-Memory-Token": TOKEN}).status == 200
     sockets = sockets_of(memd)

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import openai_responses
 import pytest
-from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, MakeDaemon
+from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMORY, MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, token_setting
 from ollama_server import ollama_answer
 from raw_wire import Peer, RawUpstream
@@ -846,9 +846,9 @@ def test_a_mode_that_stores_nothing_flushes_nothing(
 
 
 def test_a_token_opens_memd_s_own_address_also_where_the_model_s_leads_there(
-    memd_client: TypeScriptPackage, make_daemon: MakeDaemon, upstream: RecordingUpstream
+    memd_client: TypeScriptPackage, serving: Serving
 ) -> None:
-    daemon = make_daemon(upstream.url, {"auth": {"token": "a-token-of-this-test"}}).start()
+    daemon = serving({"auth": {"token": "a-token-of-this-test"}})
     steps: list[Json] = [{"call": "flush", "notes": [{"content": NOTE}]}, {"call": "search", "question": WHERE}]
     for url in (daemon.own_url, daemon.base_url):
         _, found = memd_client.steps("routes.ts", steps, url=url, token="a-token-of-this-test")
@@ -860,11 +860,11 @@ def test_a_token_opens_memd_s_own_address_also_where_the_model_s_leads_there(
 
 
 def test_a_token_that_may_only_read_is_told_so_and_the_chat_goes_on(
-    memd_client: TypeScriptPackage, make_daemon: MakeDaemon, upstream: RecordingUpstream
+    memd_client: TypeScriptPackage, serving: Serving
 ) -> None:
     secret = "reader-has-a-token-of-this-length"
     auth: Json = {"token": "a-token-of-this-test", "tokens": [token_setting("reader", secret, "read")]}
-    daemon = make_daemon(upstream.url, {"auth": auth}).start()
+    daemon = serving({"auth": auth})
     note, owner = {"notes": [{"content": NOTE}]}, {"X-Memory-Token": auth["token"]}
     assert ask(f"{daemon.own_url}/memd/notes", note, headers=owner).status == 200
     steps: list[Json] = [{"call": "flush", **note}, {"call": "search", "question": WHERE}]

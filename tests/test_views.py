@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from candidates import entry
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
@@ -230,8 +230,8 @@ def test_nothing_known_is_no_period_and_the_latest_of_too_many_are_told() -> Non
     assert figures_of([], {QUARTER: (1, 1), QUARTER - 4 * 24 * 300: (1, 1)}, FiguresQuery()).by == "week"
 
 
-def test_a_daemon_tells_what_it_did(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"idle_seconds": 0.1}}).start()
+def test_a_daemon_tells_what_it_did(serving: Serving) -> None:
+    daemon = serving({"buffer": {"idle_seconds": 0.1}})
     url = f"{daemon.own_url}/memd/figures"
     assert ask(url).json["periods"] == []
     for text in ("The lamp of the lighthouse is on the brass plate.", "Where is the lamp of the lighthouse?"):
@@ -368,8 +368,8 @@ def test_an_unknown_conversation_and_one_of_several_topics_are_refused() -> None
 
 
 @pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    return make_daemon(upstream.url, {"buffer": {"idle_seconds": 0.1}}).start()
+def daemon(serving: Serving) -> DaemonProcess:
+    return serving({"buffer": {"idle_seconds": 0.1}})
 
 
 def chat(daemon: DaemonProcess, *texts: str, topic: str = "work") -> str:
@@ -404,10 +404,8 @@ def test_the_list_has_live_conversations_and_each_tells_what_was_shown_and_said(
     assert ask(f"{path}?topic=nowhere").status == 404
 
 
-def test_what_is_older_than_the_receipts_or_imported_is_listed_from_the_log_and_read_in_order(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"idle_seconds": 0.1}, "receipts": {"enabled": False}}).start()
+def test_what_is_older_than_the_receipts_or_imported_is_listed_from_the_log_and_read_in_order(serving: Serving) -> None:
+    daemon = serving({"buffer": {"idle_seconds": 0.1}, "receipts": {"enabled": False}})
     began = 1_700_000_000_000_000
     said = ["The harbour opens at six.", "The ferry leaves at seven.", "The lamp needs oil."]
     for number in (2, 0, 1):  # not in the order in which it was said
@@ -439,8 +437,8 @@ def test_what_is_older_than_the_receipts_or_imported_is_listed_from_the_log_and_
     assert ask(f"{daemon.own_url}/memd/transcript?topic=old&limit=1").json["of"] == 3
 
 
-def test_a_longer_pause_ends_a_conversation_of_the_log(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"idle_seconds": 0.1}, "receipts": {"enabled": False}}).start()
+def test_a_longer_pause_ends_a_conversation_of_the_log(serving: Serving) -> None:
+    daemon = serving({"buffer": {"idle_seconds": 0.1}, "receipts": {"enabled": False}})
     chat(daemon, "The harbour opens at six.")
     wait_until(lambda: daemon.export() != [], lambda: "not stored")
     known = daemon.export()[0]

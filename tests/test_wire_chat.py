@@ -472,17 +472,3 @@ def test_a_merged_block_goes_in_front_of_every_form_of_content(content: bytes, m
 
 def test_a_merged_block_becomes_the_content_where_there_is_none() -> None:
     assert bytes(with_text_in_front(b'{"role":"user"}', "B")) == b'{"role":"user","content":"B"}'
-
-
-@given(
-    st.builds(
-        Message,
-        role=st.sampled_from(["user", "assistant", "tool"]),
-        text=valid_text,
-        tool_calls=st.lists(st.builds(ToolCall, valid_text, valid_text, valid_text), max_size=2).map(tuple),
-        tool_call_id=valid_text,
-        name=valid_text,
-    )
-)
-def test_an_encoded_message_reads_as_itself(message: Message) -> None:
-    assert parse_message(CHAT.encode_message(message)) == message

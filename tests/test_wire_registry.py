@@ -11,21 +11,17 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cases import Dialect, captured, cuts
+from wire_cases import Dialect, captured, cuts, valid_text
 
 from memd.errors import BadRequestBody
-from memd.messages import THINKING_ALONE, Message
-from memd.telemetry.metrics import Metrics
+from memd.messages import THINKING_ALONE, Message, ToolCall
 from memd.wire.anthropic import ANTHROPIC
 from memd.wire.api import Api, MessageCache, ModelRequest, without_own_blocks
 from memd.wire.chat import CHAT
 from memd.wire.ollama import OLLAMA
 from memd.wire.registry import APIS, api_of
 from memd.wire.reply import Reply
-
-
-def counted(metrics: Metrics) -> set[str]:
-    return {values[0] for values in metrics.requests.counts}
+from memd.wire.responses import RESPONSES
 
 
 def test_a_request_belongs_to_the_api_of_its_path_and_only_when_it_is_posted() -> None:
@@ -188,6 +184,22 @@ def test_whatever_an_answer_holds_capturing_it_does_not_fail(dialect: Dialect, d
 )
 def test_a_body_that_is_no_answer_holds_no_reply(dialect: Dialect, body: bytes) -> None:
     assert dialect.api.parse_reply(body).message is None
+
+
+own_calls = st.lists(st.builds(ToolCall, valid_text, valid_text, st.just('{"a":1}')), max_size=2).map(tuple)
+own_messages = (
+    st.builds(Message, st.just("user"), valid_text)
+    | st.builds(Message, st.just("assistant"), valid_text, own_calls)
+    | st.builds(Message, st.just("tool"), valid_text, tool_call_id=valid_text)
+)
+
+
+@pytest.mark.parametrize("api", [CHAT, ANTHROPIC, RESPONSES], ids=lambda api: api.name)
+@given(own_messages)
+def test_a_message_of_memd_s_own_is_read_as_it_was_written(api: Api, message: Message) -> None:
+    name = "input" if api is RESPONSES else "messages"
+    again = api.parse(msgspec.json.encode({name: [api.encode_message(message)]}))
+    assert again.digests == [message.content_digest] and again.messages[0].text == message.text
 
 
 # Histories that come again: what is known of them changes nothing but the time that it takes

@@ -14,7 +14,7 @@ from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
 from memd.wire.chat import CHAT
 from memd.wire.reply import SseEvent, Usage
-from memd.wire.responses import RESPONSES, ResponsesCapture, parse_items
+from memd.wire.responses import RESPONSES, ResponsesCapture
 
 Naming = Literal["openai", "llama.cpp"]
 """How events name the item that they are about: by `output_index`, or by `item_id` alone."""
@@ -432,16 +432,3 @@ def test_what_is_left_out_is_gone_and_the_rest_is_as_it_was(items: list[Any], da
     left = json.loads(RESPONSES.encode(request, leave_out=gone))["input"]
     kept = [raw for position, raw in enumerate(request.raw_messages) if position not in gone]
     assert left == json.loads(b"[%b]" % b",".join(map(bytes, kept)))
-
-
-calls = st.lists(st.builds(ToolCall, all_text, all_text, st.just('{"a":1}')), max_size=3).map(tuple)
-own_messages = (
-    st.builds(Message, st.sampled_from(["user", "developer"]), all_text)
-    | st.builds(Message, st.just("assistant"), all_text, calls)
-    | st.builds(Message, st.just("tool"), all_text, tool_call_id=all_text)
-)
-
-
-@given(own_messages)
-def test_a_message_of_ours_is_read_as_it_was_written(message: Message) -> None:
-    assert parse_items(RESPONSES.encode_message(message)).content_digest == message.content_digest

@@ -71,36 +71,18 @@ def test_empty_content_is_no_content_whatever_the_action() -> None:
     assert [one.content for one in decode({"corrections": corrections}).corrections] == [None, None]
 
 
-def test_a_mistyped_action_is_refused_with_those_there_are() -> None:
-    with pytest.raises(BadMemoryIn, match=r"corrections\[0\]\.action`.*Update or Helpful or Unhelpful"):
-        decode({"corrections": [{"chunk_ids": ["a"], "action": "updates", "reason": "r"}]})
+HELPFUL = {"chunk_ids": ["a"], "action": "Helpful", "reason": "r"}
 
 
 @pytest.mark.parametrize(
-    ("mistyped", "told"),
+    ("malformed", "told"),
     [
         ({"topik": "a"}, "did you mean topic_id?"),
         ({"topicId": "a"}, "did you mean topic_id?"),
         ({"correction": []}, "did you mean corrections?"),
-        (
-            {"corrections": [{"chunk_ids": ["a"], "action": "Update", "reason": "r", "contnet": "b"}]},
-            "did you mean content? - at `memory_in.corrections[0]`",
-        ),
+        ({"corrections": [HELPFUL | {"contnet": "b"}]}, "did you mean content? - at `memory_in.corrections[0]`"),
         ({"xylophonist": 1}, "a member that memd does not know; expected {topic_id?"),
         ({"xylophonist` - at `$": [{"a": 1e308}]}, "a member that memd does not know"),
-    ],
-)
-def test_a_member_that_memd_does_not_know_is_refused_with_the_one_that_is_meant(mistyped: Any, told: str) -> None:
-    for value in (mistyped, json.dumps(mistyped)):
-        with pytest.raises(BadMemoryIn) as refusal:
-            decode(value)
-        assert told in str(refusal.value)
-        assert "xylophonist" not in str(refusal.value), "it is logged"
-
-
-@pytest.mark.parametrize(
-    ("malformed", "named"),
-    [
         ([], "memory_in"),
         (7, "memory_in"),
         ("not json", "memory_in"),
@@ -114,23 +96,25 @@ def test_a_member_that_memd_does_not_know_is_refused_with_the_one_that_is_meant(
         ({"corrections": {}}, "memory_in.corrections"),
         ({"corrections": [{"action": "Helpful", "reason": "r"}]}, "chunk_ids"),
         ({"corrections": [{"chunk_ids": ["a"], "action": "Helpful"}]}, "reason"),
-        ({"corrections": [{"chunk_ids": [7], "action": "Helpful", "reason": "r"}]}, "memory_in.corrections"),
-        ({"corrections": [{"chunk_ids": ["a"], "action": "Praise", "reason": "r"}]}, "action"),
-        *(
-            ({"corrections": [{"chunk_ids": ["a"], "action": "Helpful", "reason": "r", "steps": steps}]}, "[0].steps")
-            for steps in (0, 11, "many")
-        ),
-        (
-            {"corrections": [{"chunk_ids": ["a"], "action": "Helpful", "reason": "r", "content": "new"}]},
-            "memory_in.corrections[0].content",
-        ),
+        ({"corrections": [HELPFUL | {"chunk_ids": [7]}]}, "memory_in.corrections"),
+        ({"corrections": [HELPFUL | {"action": "updates"}]}, "[0].action`; it is Update or Helpful or Unhelpful"),
+        *(({"corrections": [HELPFUL | {"steps": steps}]}, "[0].steps") for steps in (0, 11, "many")),
+        ({"corrections": [HELPFUL | {"content": "new"}]}, "memory_in.corrections[0].content"),
+        ({"filter": {"from": "xylophonist"}}, "memory_in.filter.from is no time"),
+        ({"filter": {"to": "9999-12-31"}}, "memory_in.filter.to is no time"),
+        ({"filter": {"from": 1763647200}}, "memory_in.filter.from is no time"),
+        ({"filter": {"from": "2026-02-01", "to": "2026-01-01"}}, "memory_in.filter: `from` is not before `to`"),
+        ({"filter": {"form": "2026-11-20"}}, "did you mean from?"),
+        ({"filter": {"kinds": "note"}}, "memory_in.filter.kinds"),
+        ({"filter": []}, "memory_in.filter"),
     ],
 )
-def test_a_malformed_memory_in_is_refused_and_the_field_named(malformed: Any, named: str) -> None:
-    with pytest.raises(BadMemoryIn) as refusal:
-        decode(malformed)
-    assert named in str(refusal.value)
-    assert "$" not in str(refusal.value)
+def test_a_malformed_memory_in_is_refused_and_the_field_named_and_nothing_quoted(malformed: Any, told: str) -> None:
+    for value in (malformed, json.dumps(malformed)) if isinstance(malformed, dict) else (malformed,):
+        with pytest.raises(BadMemoryIn) as refusal:
+            decode(value)
+        assert told in str(refusal.value)
+        assert "$" not in str(refusal.value) and "xylophonist" not in str(refusal.value), "it is logged"
 
 
 @given(st.text(), st.text(), st.sampled_from(["topic_id", "related_topic_ids", "action", "chunk_ids", "content"]))
@@ -240,21 +224,3 @@ def test_a_filter_is_read_with_its_times() -> None:
     wanted = Selection(1795132800000000, 1795185000000000, kinds=("note",), sources=("a.md",))
     assert decode_memory_in(raw).filter == wanted
     assert decode_memory_in(b'{"filter":null}').filter is None
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ('{"from":"soon"}', "memory_in.filter.from is no time"),
-        ('{"to":"9999-12-31"}', "memory_in.filter.to is no time"),
-        ('{"from":1763647200}', "memory_in.filter.from is no time"),
-        ('{"from":"2026-02-01","to":"2026-01-01"}', "memory_in.filter: `from` is not before `to`"),
-        ('{"form":"2026-11-20"}', "did you mean from?"),
-        ('{"kinds":"note"}', "memory_in.filter.kinds"),
-        ("[]", "memory_in.filter"),
-    ],
-)
-def test_a_malformed_filter_is_refused_and_lets_nothing_through(given: str, named: str) -> None:
-    with pytest.raises(BadMemoryIn) as refused:
-        decode_memory_in(b'{"filter":%s}' % given.encode())
-    assert named in str(refused.value) and "soon" not in str(refused.value)
