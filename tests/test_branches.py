@@ -348,8 +348,8 @@ async def say(client: Client, history: list[Json], reply: Json) -> None:
     [
         (edit("c1"), edit("c1", replace_all=False)),
         (
-            {"role": "assistant", "content": "The first pier.\r\nThe second pier.  \r\nThe third."},
-            {"role": "assistant", "content": "The first pier.\nThe second pier.\nThe third."},
+            {"role": "assistant", "content": "The first pier.\r\nThe second pier.  \r\nThe third.\t\n\nThat is all."},
+            {"role": "assistant", "content": "The first pier.\nThe second pier.\nThe third.\n\nThat is all."},
         ),
         (
             {"role": "assistant", "content": "<think>Hm, well.</think>The third pier."},
@@ -359,10 +359,14 @@ async def say(client: Client, history: list[Json], reply: Json) -> None:
             },
         ),
         (
-            {"role": "assistant", "content": "Die Br\u00fccke: see https://bridge.example/a now."},
             {
                 "role": "assistant",
-                "content": "Die Bru\u0308cke: see [https://bridge.example/a](https://bridge.example/a) now.",
+                "content": "Die Br\u00fccke: https://bridge.example/a?y=1, b.example, https://c.example, a@b.example",
+            },
+            {
+                "role": "assistant",
+                "content": "Die Bru\u0308cke: [https://bridge.example/a?y=1](https://bridge.example/a?y=1), "
+                "[b.example](https://b.example/), <https://c.example>, [a@b.example](mailto:a@b.example)",
             },
         ),
     ],

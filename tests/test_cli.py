@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memd import __version__
-from memd.cli.main import COMMANDS, FORMER, GROUPS, OTHERS_CALL_IT, main, show_what_it_can
+from memd.cli.main import COMMANDS, FORMER, GROUPS, OTHERS_CALL_IT, main
 from memd.cli.operations import fitting
 from memd.cli.running import RunningDaemon
 from memd.settings.loading import CONSTANTS_VARIABLE
@@ -386,13 +386,6 @@ def test_what_stands_in_brackets_is_shown_as_it_is(tmp_path: Path) -> None:
     (folder := tmp_path / "mine[bold]").mkdir()
     told = CliRunner().invoke(main, ["stats", "--data-dir", str(folder)])
     assert told.exit_code == 0 and folder.name in told.stdout
-
-
-def test_a_character_that_an_encoding_lacks_is_shown_as_one_like_it_or_as_a_question_mark() -> None:
-    terminal = io.TextIOWrapper(raw := io.BytesIO(), "ascii")
-    show_what_it_can(terminal)
-    print("██░ Żółć — it’s “so”…", file=terminal, flush=True)
-    assert raw.getvalue() == b'##. ???? - it\'s "so"...\n'
 
 
 def test_a_question_in_bytes_that_the_locale_cannot_read_is_asked_as_it_was_typed(served: DaemonProcess) -> None:

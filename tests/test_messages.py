@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memd.messages import (
-    THINKING_ALONE,
     Message,
     ToolCall,
     canonical_arguments,
@@ -94,42 +93,9 @@ def test_a_call_that_has_an_id_is_known_by_it_whatever_a_client_makes_of_its_arg
     assert len({edit.content_digest, called('{"path":"a"}', "c2").content_digest, called("{}").content_digest}) == 3
 
 
-WRITTEN_BACK = {
-    "CRLF": ("one\r\ntwo", "one\ntwo"),
-    "ends of lines": ("one  \ntwo\t\n\nthree", "one\ntwo\n\nthree"),
-    "NFD": ("Gr\u00fc\u00dfe, caf\u00e9", "Gru\u0308\u00dfe, cafe\u0301"),
-    "a link in Markdown": (
-        "see https://a.example/x?y=1 now",
-        "see [https://a.example/x?y=1](https://a.example/x?y=1) now",
-    ),
-    "a link without its scheme": ("see a.example now", "see [a.example](https://a.example/) now"),
-    "a link in angles": ("see https://a.example now", "see <https://a.example> now"),
-    "a mail address": ("ask ann@a.example", "ask [ann@a.example](mailto:ann@a.example)"),
-}
-
-
-@pytest.mark.parametrize(("said", "came_back"), WRITTEN_BACK.values(), ids=WRITTEN_BACK)
-def test_what_clients_write_back_has_the_same_digest(said: str, came_back: str) -> None:
-    assert digest(text=said) == digest(text=came_back)
-    assert said != came_back and stored_text(Message("user", said)) == said, "it is stored as it was said"
-
-
 @pytest.mark.parametrize("other", ["see [this](https://a.example)", "see https://b.example", "see  https://a.example"])
 def test_what_says_something_else_has_another_digest(other: str) -> None:
     assert digest(text="see https://a.example") != digest(text=other)
-
-
-@pytest.mark.parametrize(
-    "thinking",
-    [
-        "<think>Hm.\nSo.</think>",
-        '<details type="reasoning" done="true" duration="3">\n<summary>Thought</summary>\n> Hm.\n</details>',
-        '<details type="reasoning">\n> Hm.\n</details>\n\n<think>And</think>',
-    ],
-)
-def test_thinking_is_left_out_in_whatever_form_it_comes_back(thinking: str) -> None:
-    assert THINKING_ALONE.said("assistant", f"{thinking}\n\nYes.") == "Yes."
-    assert THINKING_ALONE.said("assistant", thinking.replace("</", "<")) is None, "it goes on"
 
 
 def test_the_normal_form_takes_no_longer_for_a_text_that_is_made_of_its_marks() -> None:

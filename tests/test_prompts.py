@@ -33,25 +33,6 @@ def shown(upstream: RecordingUpstream) -> list[dict[str, Any]]:
     return messages
 
 
-def has_memory(messages: list[dict[str, Any]]) -> bool:
-    return any("[mem:" in (message["content"] or "") for message in messages)
-
-
-def test_the_block_of_a_turn_is_the_same_through_its_tool_steps(
-    memd: DaemonProcess, upstream: RecordingUpstream
-) -> None:
-    history = [user(QUESTION)]
-    memd.chat(history)
-    first = shown(upstream)
-    assert has_memory(first)
-    for step in range(3):
-        call = {"id": f"c{step}", "type": "function", "function": {"name": "look", "arguments": f'{{"desk": {step}}}'}}
-        history.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        history.append({"role": "tool", "tool_call_id": f"c{step}", "content": f"Desk {step} is empty."})
-        memd.chat(history)
-        assert shown(upstream)[: len(first)] == first
-
-
 def test_on_later_turns_the_beginning_of_the_prompt_does_not_change_also_after_a_restart(
     memd: DaemonProcess, upstream: RecordingUpstream
 ) -> None:

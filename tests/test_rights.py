@@ -33,7 +33,7 @@ from raw_wire import Peer, RawUpstream, request
 from recording_upstream import RecordingUpstream
 from test_websockets import AGREED, UPGRADE
 
-from memd.access import ATTEMPT_SECONDS, ATTEMPTS_MAX, WrongTokens, headers_with_token
+from memd.access import ATTEMPT_SECONDS, ATTEMPTS_MAX, WrongTokens
 from memd.admin import reads, status
 from memd.admin.routes import ROUTES
 from memd.admin.routing import Route
@@ -621,14 +621,6 @@ def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(serving: S
 def test_a_wrong_token_is_not_made(make_daemon: MakeDaemon, arguments: tuple[str, ...], reason: str) -> None:
     done = make_daemon("http://127.0.0.1:9").run("token", "add", *arguments)
     assert (done.returncode, done.stdout) == (2, "") and reason in done.stderr
-
-
-def test_a_token_that_was_taken_back_does_not_reach_the_upstream_beside_one_that_is_known() -> None:
-    shown = {"X-Memory-Token": "known", "Authorization": "Bearer memd_taken-back", "X-Api-Key": "the upstream's"}
-    request = make_mocked_request("GET", "/v1/models", headers=shown)
-    principals = Principals({digest_of("known"): OWNER})
-    assert headers_with_token(request, principals) == {"x-memory-token", "authorization"}
-    assert headers_with_token(request, Principals()) == set()
 
 
 def test_a_list_of_a_later_version_is_not_read_as_this_one(tmp_path: Path) -> None:

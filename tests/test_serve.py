@@ -120,16 +120,6 @@ def test_a_client_that_speaks_tls_to_plain_http_is_told_of_in_the_log(served: Da
     wait_until(lambda: SPEAKS_TLS in served.log.read_text(), lambda: repr(served))
 
 
-def test_an_unreadable_config_is_one_clear_line(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url)
-    daemon.config.write_text("listen: {prot: 1}\n")
-    done = run(daemon.command())
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert "listen.prot" in line
-    assert "port" in line
-
-
 def test_without_an_upstream_it_starts_warns_and_answers_what_to_do(make_daemon: MakeDaemon) -> None:
     with reserved_port() as port:
         nowhere = f"http://127.0.0.1:{port}"

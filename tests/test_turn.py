@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_in_process import Client, House, daemon_in_process, until
-from recording_upstream import Request, Response, chat_answer, streamed
+from daemon_in_process import Client, House, daemon_in_process
 
 from memd.conversation.tokens import TokenCounter
 from memd.entries import NAME_CHARACTERS_MAX, Speaker, role_opening, text_with_roles
@@ -71,39 +69,6 @@ async def test_a_bug_in_the_receipt_costs_the_receipt_and_not_the_reply(
     await client.settled()
     [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
     assert [item.message and item.message.text for item in conversation.messages] == [FACT, "Noted."]
-
-
-async def test_a_client_that_leaves_in_mid_answer_leaves_what_came_behind_and_holds_nothing(client: Client) -> None:
-    gate = threading.Event()
-    client.upstream.answer = lambda _: streamed("It hangs behind the bicycle", gate)
-    async with client.post(QUESTION, stream=True) as answer:
-        while b"bicycle" not in await answer.content.readline():
-            pass
-        answer.close()
-    await until(lambda: "remember" in client.daemon.tasks.names or not client.daemon.metrics.in_flight)
-    gate.set()
-    await client.settled()
-    [conversation] = (await client.daemon.topics.get("default")).buffer.conversations()
-    reply = conversation.messages[-1].message
-    assert reply is not None and reply.interrupted and reply.text == "Ithangsbehindthebicycle"
-    assert (await client.receipt())["interrupted"]
-
-
-async def test_a_prompt_refused_for_its_memory_is_sent_again_without_and_says_so(client: Client) -> None:
-    def refuses_memory(request: Request) -> Response:
-        if b"[memory]" in request.body:
-            return Response((b'{"error": {"message": "the template has no place for this"}}',), status=500)
-        return chat_answer(request)
-
-    await client.ask(FACT)
-    await client.settled()
-    client.upstream.answer = refuses_memory
-    assert (await client.ask(QUESTION))[:2] == (200, "degraded:template")
-    await client.settled()
-    receipt = await client.receipt()
-    assert receipt["placement"] is None and receipt["shown"] == () and receipt["http_status"] == 200
-    conversations = (await client.daemon.topics.get("default")).buffer.conversations()
-    assert not any(block.chunks for one in conversations for block in one.blocks.values())
 
 
 @pytest.mark.parametrize("mode", ["full", "readonly"])

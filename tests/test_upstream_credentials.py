@@ -137,6 +137,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterat
         (f"api-key: {OTHERS}", f"api-key: {OTHERS}"),
         (f"api-key: {OWN}s", f"api-key: {OWN}s"),
         (f"Authorization: Bearer {OTHERS}", f"Authorization: Bearer {OTHERS}"),
+        ("Authorization: Bearer memd_taken-back", None),
         ("Cookie: a=1;b=2", "Cookie: a=1;b=2"),
     ],
 )

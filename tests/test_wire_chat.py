@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from wire_cases import Dialect, all_text, captured, cuts, events_stream, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
-from memd.wire.api import MessageCache
 from memd.wire.chat import CHAT, parse_message, with_text_in_front
 from memd.wire.reply import Reply, Usage
 from memd.wire.sideband import MemoryIn
@@ -400,17 +399,6 @@ def test_of_the_assistants_messages_side_by_side_only_the_answer_with_the_result
 
 
 # The cache
-
-
-def test_the_message_that_was_not_used_for_longest_leaves_the_cache() -> None:
-    one, two, three = ({"role": "user", "content": letter * 400} for letter in "abc")
-    cache = MessageCache()
-    kept = CHAT.parse(body_of(one, two), cache).messages[0]
-    cache.bytes_max = cache.bytes_held
-    CHAT.parse(body_of(one), cache)
-    CHAT.parse(body_of(three), cache)
-    assert len(cache) == 2
-    assert CHAT.parse(body_of(one), cache).messages[0] is kept
 
 
 # The sideband

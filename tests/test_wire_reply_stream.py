@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_cases import pieces
 
-from memd.messages import Message
 from memd.wire.chat import CHAT, ChatCapture
 from memd.wire.reply import CAPTURE_BYTES_MAX, READ_BYTES, ReplyStream, SseEvent, SseParser
 from memd.wire.sideband import InjectedChunk, MemoryOut
@@ -184,14 +183,6 @@ def test_a_first_event_beyond_the_bound_ends_the_holding_back() -> None:
     assert stream.feed(b"y") == b"y"
 
 
-def test_bytes_are_not_delayed_once_the_field_is_added() -> None:
-    stream = new_stream()
-    assert stream.feed(TEXT) == b""
-    assert stream.feed(b"\n\n").endswith(MEMBER + b"}\n\n")
-    assert stream.feed(b"data: {") == b"data: {"
-    assert stream.flush() == b""
-
-
 @given(stream_bytes, st.lists(st.integers(min_value=0)))
 def test_the_reply_is_the_same_whether_memory_out_is_added_or_not_and_whenever_it_is_read(
     stream: bytes, cuts: list[int]
@@ -239,11 +230,3 @@ def test_a_step_over_a_packed_stream_reads_little_of_it_for_it_unpacks_to_much()
     while stream.read():
         steps += 1
     assert len(words) / steps < 3 * READ_BYTES
-
-
-def test_a_reply_is_captured_while_its_bytes_pass() -> None:
-    stream = new_stream()
-    for event in (ROLE, TEXT, LAST, DONE):
-        stream.feed(event + b"\n\n")
-    assert stream.finished
-    assert stream.reply().message == Message("assistant", "} é")
