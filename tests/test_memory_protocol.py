@@ -101,14 +101,6 @@ def test_an_update_without_content_takes_the_chunk_out_and_keeps_the_reason(daem
     assert shown_text(history[0]).endswith("assistant: No memory here.")
 
 
-def test_an_id_that_was_never_shown_fails_and_the_others_of_the_correction_apply(
-    daemon: DaemonProcess, key_id: str
-) -> None:
-    out = asked(daemon, "Mixed.", corrections=[correction("Helpful", "ffff", key_id)])
-    assert out["signals"] == [{"type": "correction_failed", "chunk_id": "ffff"}]
-    assert [entry["utility_multiplier"] for entry in daemon.export() if entry["id"] == key_id] == [1.0, 1.5]
-
-
 def test_a_full_uuid_names_a_shown_chunk_and_ids_survive_a_restart(make_daemon: MakeDaemon, llama: str) -> None:
     daemon = make_daemon(llama).start()
     daemon.chat([user(KEY)])

@@ -25,7 +25,6 @@ FORGETFUL = "".join(REPLY)
 REMEMBERING = "".join(REPLY_WITH_MEMORY)
 REPLY_TOKENS = 60
 OUTPUT = {"type": "output_text", "annotations": []}
-TOOLS = [{"name": "read", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}}]
 ANSWER: dict[str, Any] = {
     "id": "msg_1",
     "type": "message",
@@ -139,22 +138,6 @@ def shape(answer: Answer) -> list[Any]:
         if "id" in message:
             del message["id"], message["usage"]
     return values
-
-
-def test_a_long_tool_loop_fits_the_window_and_what_is_forwarded_is_whole(make_daemon: MakeDaemon, llama: str) -> None:
-    daemon = make_daemon(llama).start()
-    history: list[Any] = []
-    for turn in range(4):
-        calls = [{"type": "tool_use", "id": f"{turn}{n}", "name": "read", "input": {"path": n}} for n in "ab"]
-        rows = [result(f"{turn}{n}", f"row {turn}{n} is fine\n" * 90) for n in "ab"]
-        history += [user(f"Read log {turn}."), {"role": "assistant", "content": calls}]
-        history.append({"role": "user", "content": [*rows, {"type": "text", "text": f"And what of {turn}?"}]})
-        answer = send(daemon.base_url, history, tools=TOOLS)
-        usage = answer.json["usage"]
-        assert usage["input_tokens"] + usage["cache_read_input_tokens"] + REPLY_TOKENS <= WINDOW
-        history.append({"role": "assistant", "content": answer.json["content"]})
-    everything = ask(f"{llama}/v1/messages/count_tokens", {"model": "tiny", "messages": history}).json["input_tokens"]
-    assert everything > WINDOW, "or this test shows nothing"
 
 
 def test_calls_leave_the_prompt_with_their_results_and_the_text_beside_those_stays(make_daemon: MakeDaemon) -> None:

@@ -40,12 +40,6 @@ IMPORTS = """
 import { Memory, memoryHeaders, memoryOut } from 'memd-client';
 import { memoryMiddleware, type MemoryMiddleware } from 'memd-client/ai-sdk';
 """
-PLAIN = USED.replace(": typeof globalThis.fetch", "").replace(": MemoryMiddleware", "")
-PLAIN_IMPORTS = IMPORTS.replace(", type MemoryMiddleware", "")
-REQUIRES = """
-const { Memory, memoryHeaders, memoryOut } = require('memd-client');
-const { memoryMiddleware } = require('memd-client/ai-sdk');
-"""
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +82,6 @@ def test_the_checkers_of_packages_find_nothing(memd_client: TypeScriptPackage) -
         ] * 3
     # What is left is about the resolution of Node before version 12, which this profile leaves aside.
     assert {problem["resolutionKind"] for problem in told["analysis"]["problems"]} <= {"node10"}
-
-
-@pytest.mark.parametrize(("name", "program"), [("use.mjs", PLAIN_IMPORTS + PLAIN), ("use.cjs", REQUIRES + PLAIN)])
-def test_a_program_in_an_empty_folder_imports_and_requires_it(empty: Path, name: str, program: str) -> None:
-    (empty / name).write_text(program)
-    assert node(name, folder=empty) == SAID
 
 
 @pytest.mark.parametrize(

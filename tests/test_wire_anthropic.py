@@ -13,9 +13,9 @@ from test_wire_chat import calls
 from wire_cases import Dialect, captured, cuts, events_stream, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
-from memd.wire.anthropic import ANTHROPIC, AnthropicCapture
+from memd.wire.anthropic import ANTHROPIC
 from memd.wire.chat import CHAT
-from memd.wire.reply import Reply, SseEvent, Usage
+from memd.wire.reply import Reply, Usage
 
 Event = dict[str, Any]
 PROMPT = {"cache_read_input_tokens": 30, "input_tokens": 1, "output_tokens": 0}
@@ -169,13 +169,6 @@ def test_a_stream_of_empty_blocks_is_bounded() -> None:
     message = capture.reply().message
     assert capture.truncated and message is not None
     assert len(message.tool_calls) < 4
-
-
-def test_memory_out_belongs_in_the_event_that_starts_the_message() -> None:
-    events = [{"type": "ping"}, start(), *block(0, {"type": "text", "text": ""}), *end()]
-    capture = AnthropicCapture()
-    carrying = [capture.take(SseEvent(json.dumps(one).encode(), b"", 0)) for one in events]
-    assert carrying == [False, True] + [False] * (len(events) - 2)
 
 
 odd_deltas = st.dictionaries(
@@ -413,29 +406,3 @@ def test_an_encoded_call_has_an_object_as_its_input(arguments: str, forwarded: A
     }
     without_text = json.loads(bytes(ANTHROPIC.encode_message(Message("assistant", "", message.tool_calls))))
     assert [block["type"] for block in without_text["content"]] == ["tool_use"]
-
-
-def test_the_results_of_parallel_calls_stand_in_one_message() -> None:
-    messages = [
-        Message("assistant", "", (ToolCall("1", "f", "{}"), ToolCall("2", "f", "{}"))),
-        Message("tool", "one", tool_call_id="1"),
-        Message("tool", "two", tool_call_id="2"),
-        Message("user", "so?"),
-    ]
-    request = ANTHROPIC.parse(body_of(memory_in={}))
-    request.raw_messages.extend(ANTHROPIC.encode_message(message) for message in messages)
-    previous = [None, *messages]
-    request.continues.extend(ANTHROPIC.continues(*pair) for pair in zip(messages, previous, strict=False))
-    assert json.loads(ANTHROPIC.encode(request))["messages"][1:] == [
-        {"role": "user", "content": [result("1", "one"), result("2", "two")]},
-        {"role": "user", "content": "so?"},
-    ]
-
-
-def test_errors_have_the_api_s_shape() -> None:
-    assert json.loads(ANTHROPIC.error_body(400, "no", "invalid_request_error")) == {
-        "type": "error",
-        "error": {"type": "invalid_request_error", "message": "no"},
-    }
-    kinds = [json.loads(ANTHROPIC.error_body(status, "", "x"))["error"]["type"] for status in (413, 502)]
-    assert kinds == ["request_too_large", "api_error"]
