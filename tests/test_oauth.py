@@ -76,7 +76,7 @@ LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 MCP = {"Accept": "application/json, text/event-stream"}
 
 
-def asked_of(client_id: str, **changed: str) -> str:
+def asked_of(client_id: str | None, **changed: str | None) -> str:
     return query(**{"client_id": client_id, "resource": None, "scope": None, **changed})
 
 
