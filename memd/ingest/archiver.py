@@ -24,11 +24,11 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from uuid import uuid4
 from weakref import WeakSet
 
@@ -48,7 +48,17 @@ from memd.ingest.indexer import Indexer, Jobs
 from memd.ingest.pipeline import Cutter, Drafter
 from memd.ingest.redaction import redacted_drafts
 from memd.ingest.topics import Topic, Topics
-from memd.ingest.unstored import Batch, Part, each_part, has_changed, newly_said, note_parts, owed_parts, repeated
+from memd.ingest.unstored import (
+    BATCH_CHARACTERS,
+    Batch,
+    Part,
+    each_part,
+    has_changed,
+    newly_said,
+    note_parts,
+    owed_parts,
+    repeated,
+)
 from memd.notes import Note, check_not_ahead
 from memd.principals import Held, by_turns, surplus
 from memd.settings.model import Config
@@ -157,9 +167,9 @@ class Archiver:
 
         A part that is not complete yet waits for its end, unless `upto` is the conversation's.
         """
-        closing, is_stored = upto >= conversation.wanted_end, None
+        is_stored = None
         while is_stored is None:
-            is_stored = await self._store_some(topic, conversation, upto, closing=closing)
+            is_stored = (await self._store_some(topic, [(conversation, upto)]))[conversation]
         return is_stored
 
     async def store_named(self, topic: Topic, uuids: Iterable[bytes], *, whole: bool = False) -> None:
@@ -308,28 +318,20 @@ class Archiver:
         self.store_notes_later(topic)
         has_closed, has_others, failed = False, True, set[Conversation]()
         while has_others:  # bit by bit: what is said beside a long message is due before all of that is embedded
-            has_others = False
             conversations = topic.buffer.conversations()
             surplus_now = surplus_of(conversations, self._config.conversation.max_open)
-            for conversation in by_turns((one.author, one) for one in conversations):
-                closing = conversation in surplus_now
-                if topic.is_others(conversation.id) or conversation in failed:
-                    continue
-                end = self._due_end(topic, conversation, closing=closing)
-                is_stored: bool | None = True
-                if conversation.abandoned and (conversation.is_answered or closing):
+            has_closed |= _close(topic, [one for one in conversations if one in surplus_now])
+            outcomes = dict[Conversation, bool | None]()
+            for group in _grouped(topic, self._due(topic, conversations, surplus_now, failed), surplus_now):
+                conversation, closing = group[0][0], group[0][0] in surplus_now
+                if _is_to_be_settled(conversation, closing=closing):
                     is_kept = not closing and conversation.has_erased
-                    if end == conversation.wanted_end and not (is_kept and conversation.stored == end):
-                        is_stored = await self._settle(topic, conversation, is_kept=is_kept)
-                elif conversation.stored < end or conversation.owed:
-                    whole = end >= conversation.wanted_end
-                    is_stored = await self._store_some(topic, conversation, end, closing=whole)
-                has_others = has_others or is_stored is None
-                if is_stored is False:
-                    failed.add(conversation)
-                if closing and conversation.stored == len(conversation) and topic.buffer.is_open(conversation):
-                    topic.buffer.record(Closed(conversation.id))
-                has_closed = has_closed or (closing and not topic.buffer.is_open(conversation))
+                    outcomes[conversation] = await self._settle(topic, conversation, is_kept=is_kept)
+                else:
+                    outcomes |= await self._store_some(topic, group)
+                has_closed |= _close(topic, [one for one, _ in group if one in surplus_now])
+            failed.update(one for one, is_stored in outcomes.items() if is_stored is False)
+            has_others = None in outcomes.values()
         if has_closed:
             await topic.rewrite_journal()  # not for those that cannot be stored now: they may be thousands
         self._indexer.look_after(topic)
@@ -372,35 +374,38 @@ class Archiver:
         if left := compaction.left_since(shown, conversation):
             log.info("left the prompt", extra={"topic": topic.id, **msgspec.structs.asdict(left)})
 
-    async def _store_some(self, topic: Topic, conversation: Conversation, upto: int, *, closing: bool) -> bool | None:
-        """Store the next parts before `upto`; None if there are others, False if that failed.
+    async def _store_some(
+        self, topic: Topic, ends: Sequence[tuple[Conversation, int]]
+    ) -> dict[Conversation, bool | None]:
+        """Store the next parts of some conversations, of each before a position; for each None if there are others,
+        False if that failed.
 
-        `closing`: what is behind the last part is one too, although it may go on.
+        Where the position is the conversation's end, what is behind the last part is one too, although it may go on.
+        No two of them share a message that is to be stored: a batch would have it twice.
         """
-        waiting = partial(topic.listed_parts.before, conversation, upto, closing=closing)
+        outcomes: dict[Conversation, bool | None] = {one: True for one, _ in ends}
         async with topic.storing_in_turn():
-            if not topic.buffer.is_open(conversation):
-                return True  # it was settled meanwhile, and its marks do not move any more
-            parts, owed = [*waiting()], sorted(conversation.owed)
-            if not parts and not owed:
-                return True
-            begun, settled = conversation.stored, conversation.settled
-            batch = await self._appended(topic, [*parts, *owed_parts(conversation)], conversation)
-            if batch is None:
-                return False
-            done = parts[: batch.complete]
-            if has_changed(conversation, begun, done):
-                return None  # the client has sent again what the log had lost
-            end = done[-1].end if done else begun
-            repeats = repeated(topic.log, conversation, range(begun, end))
-            if done or batch.is_last:
-                topic.buffer.mark(conversation, stored=end, instructions=owed if batch.is_last else (), repeats=repeats)
-            if not batch.is_last or next(waiting(), None) is not None:
-                return None
-        # What left the prompt and is in the log now need not be in the journal.
-        await (topic.rewrite_journal() if conversation.settled > settled else topic.save())
-        self._indexer.look_after(topic)
-        return True
+            works = [
+                StoringWork(one, [*_parts_before(topic, one, upto)], sorted(one.owed), one.stored, upto)
+                for one, upto in ends
+                if topic.buffer.is_open(one)  # else it was settled meanwhile, and its marks do not move any more
+            ]
+            works = [one for one in works if one.parts or one.owed]
+            if not works:
+                return outcomes
+            settled = [one.conversation.settled for one in works]
+            parts = [part for one in works for part in (*one.parts, *owed_parts(one.conversation))]
+            batch = await self._appended(topic, parts, [one.conversation for one in works])
+            complete = None if batch is None else batch.complete
+            for one in works:
+                outcomes[one.conversation] = False if complete is None else _mark_stored(topic, one, complete)
+                complete = None if complete is None else max(0, complete - len(one.parts) - len(one.owed))
+        if any(outcomes[one.conversation] for one in works):
+            # What left the prompt and is in the log now need not be in the journal.
+            has_settled = any(one.conversation.settled > before for one, before in zip(works, settled, strict=True))
+            await (topic.rewrite_journal() if has_settled else topic.save())
+            self._indexer.look_after(topic)
+        return outcomes
 
     async def _settle(self, topic: Topic, conversation: Conversation, *, is_kept: bool) -> bool | None:
         """Store what an abandoned branch alone has, and close it: the others see to what they share with it. Returns as
@@ -411,7 +416,7 @@ class Archiver:
         async with topic.storing_in_turn():
             lives_on, end = topic.buffer.lives_on, conversation.wanted_end
             parts = each_part(conversation, closing=True, is_elsewhere=lambda item: lives_on(item, conversation))
-            batch = await self._appended(topic, [*parts, *owed_parts(conversation)], conversation)
+            batch = await self._appended(topic, [*parts, *owed_parts(conversation)], [conversation])
             if batch is None:
                 return False
             is_as_it_was = conversation.abandoned and end == conversation.wanted_end
@@ -431,7 +436,7 @@ class Archiver:
         self._indexer.look_after(topic)
 
     async def _appended(
-        self, topic: Topic, parts: Sequence[Part], conversation: Conversation | None = None
+        self, topic: Topic, parts: Sequence[Part], conversations: Sequence[Conversation] = ()
     ) -> Batch | None:
         """Append as `_append_parts`; None if that failed, or it is too early to try again: a failure of the embedding
         model ends its pause with the first question that can be embedded again."""
@@ -439,7 +444,7 @@ class Archiver:
         if is_early and not (topic.id in self._unembedded and self._encoder.works):
             return None
         try:
-            batch = await self._append_parts(topic, parts, conversation)
+            batch = await self._append_parts(topic, parts, conversations)
         except MemdError as error:
             (self._unembedded.add if isinstance(error, EmbeddingError) else self._unembedded.discard)(topic.id)
             fields = {"topic": topic.id, "retry_seconds": self._retries.failed(topic.id), "error": error}
@@ -453,10 +458,10 @@ class Archiver:
         self,
         topic: Topic,
         parts: Sequence[Part],
-        conversation: Conversation | None = None,
+        conversations: Sequence[Conversation] = (),
         named: Collection[bytes] = (),
     ) -> Batch:
-        """Append the next chunks of parts of a conversation, of a part of any, or of notes.
+        """Append the next chunks of parts of some conversations, of a part of any, or of notes.
 
         `named`: the uuids of chunks that go before all others of a part.
         """
@@ -465,14 +470,14 @@ class Archiver:
         lines = (line for one in talks for line in (*one.lines.values(), *one.former_lines.values()))
         lines_named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
         is_note = any(part.note is not None for part in parts)
-        messages = [] if conversation is None else conversation.messages[:]
-        new = cache(lambda: newly_said(topic.log, messages))
+        histories = [one.messages[:] for one in conversations]
+        new = cache(lambda: set[bytes]().union(*(newly_said(topic.log, messages) for messages in histories)))
 
         def is_shown(uuid: bytes) -> bool:
             return is_note or uuid in shown or uuid.hex().startswith(lines_named)
 
         def is_new(digest: bytes) -> bool:
-            return conversation is None or digest in new()
+            return not conversations or digest in new()
 
         batch: Batch | None = None
         log_ = topic.log
@@ -532,6 +537,26 @@ class Archiver:
 
         return await asyncio.get_running_loop().run_in_executor(None, found)
 
+    def _due(
+        self,
+        topic: Topic,
+        conversations: Sequence[Conversation],
+        surplus_now: Collection[Conversation],
+        failed: Collection[Conversation],
+    ) -> Iterator[tuple[Conversation, int]]:
+        """Those that have something to be stored, or are to be settled, each with the position before which."""
+        for one in by_turns((one.author, one) for one in conversations):
+            if topic.is_others(one.id) or one in failed:
+                continue
+            closing = one in surplus_now
+            end = self._due_end(topic, one, closing=closing)
+            if _is_to_be_settled(one, closing=closing):
+                is_kept = not closing and one.has_erased
+                if end == one.wanted_end and not (is_kept and one.stored == end):
+                    yield one, end
+            elif one.stored < end or one.owed:
+                yield one, end
+
     def _due_end(self, topic: Topic, conversation: Conversation, *, closing: bool) -> int:
         """The position up to which a conversation is to be stored now."""
         idle_seconds = self._now() - conversation.used_at
@@ -545,6 +570,69 @@ class Archiver:
         if conversation.abandoned and conversation.is_answered:
             return conversation.wanted_end
         return max(departed, compaction.finished_end(conversation))
+
+
+class StoringWork(NamedTuple):
+    """The next that is to be stored of a conversation."""
+
+    conversation: Conversation
+    parts: list[Part]
+    owed: list[int]
+    """The positions of instructions that left the prompt."""
+    begun: int
+    """Its `stored` now."""
+    upto: int
+
+
+def _parts_before(topic: Topic, conversation: Conversation, upto: int) -> Iterator[Part]:
+    return topic.listed_parts.before(conversation, upto, closing=upto >= conversation.wanted_end)
+
+
+def _mark_stored(topic: Topic, work: StoringWork, complete: int) -> bool | None:
+    """Move a conversation's marks behind the first of its parts, of which the log has so many; None if there are
+    others."""
+    conversation, done = work.conversation, work.parts[:complete]
+    if has_changed(conversation, work.begun, done):
+        return None  # the client has sent again what the log had lost
+    is_last = complete >= len(work.parts) + len(work.owed)
+    if done or is_last:
+        end = done[-1].end if done else work.begun
+        repeats = repeated(topic.log, conversation, range(work.begun, end))
+        topic.buffer.mark(conversation, stored=end, instructions=work.owed if is_last else (), repeats=repeats)
+    return True if is_last and next(_parts_before(topic, conversation, work.upto), None) is None else None
+
+
+def _close(topic: Topic, surplus: Sequence[Conversation]) -> bool:
+    """Close those of surplus conversations that are stored whole; whether any is closed now."""
+    for one in surplus:
+        if one.stored == len(one) and not one.owed and not topic.is_others(one.id) and topic.buffer.is_open(one):
+            topic.buffer.record(Closed(one.id))
+    return not all(map(topic.buffer.is_open, surplus))
+
+
+def _is_to_be_settled(conversation: Conversation, *, closing: bool) -> bool:
+    return conversation.abandoned and (conversation.is_answered or closing)
+
+
+def _grouped(
+    topic: Topic, due: Iterable[tuple[Conversation, int]], surplus_now: Collection[Conversation]
+) -> Iterator[list[tuple[Conversation, int]]]:
+    """Conversations with the positions before which they are to be stored, as many together as a batch takes: each
+    batch costs a write to disk and a look at all that is open. Alone go those that are to be settled, and those that
+    share a message, as the branches of a conversation do."""
+    group, said, room = list[tuple[Conversation, int]](), set[bytes](), BATCH_CHARACTERS
+    for one, end in due:
+        is_alone = _is_to_be_settled(one, closing=one in surplus_now)
+        parts = [] if is_alone else [*_parts_before(topic, one, end)]
+        own = {digest for part in parts for digest in part.said}
+        characters = sum(part.characters for part in parts)
+        if group and (is_alone or characters > room or not said.isdisjoint(own)):
+            yield group
+            group, said, room = [], set(), BATCH_CHARACTERS
+        group.append((one, end))
+        said, room = said | own, -1 if is_alone else room - characters
+    if group:
+        yield group
 
 
 def _check_same(topic: Topic, log_: TopicLog) -> None:
