@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from archiver_stage import Stage, live_entries
@@ -258,3 +259,26 @@ async def test_a_task_that_has_ended_is_not_counted_as_work_in_the_background(st
     counted = asyncio.get_running_loop().create_future()
     tasks[-1].get_loop().call_soon(lambda: counted.set_result(len(stage.tasks)))  # behind all five
     assert await counted == 0
+
+
+async def test_many_short_conversations_are_stored_in_few_appends_and_each_is_marked_for_itself(
+    stage: Stage, topic: Topic
+) -> None:
+    talks = [talk(topic.buffer, f"u:What is in crate {one}?", f"a:{one * 7} brass lamps.") for one in range(40)]
+    for branch in (LAMP, FERRY):
+        talk(topic.buffer, "u:I keep the lighthouse.", "a:Good.", *branch)
+    groups: list[int] = []
+    append = topic.append
+
+    async def counted(drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
+        groups.append(len(drafts))
+        return await append(drafts, made_at)
+
+    topic.append = counted  # type: ignore[method-assign]
+    await stage.archiver.tend_topic(topic)
+
+    assert all(one.stored == 2 for one in talks)
+    said = shown(topic)
+    assert len(said) == len(set(said)) and sum(groups) == len(said)
+    assert all(sum(f"crate {number}?" in one for one in said) == 1 for number in range(40))
+    assert sum("I keep the lighthouse" in one for one in said) == 1 and len(groups) <= 4
