@@ -36,6 +36,7 @@ from memd.conversation.events import (
     Injected,
     Marked,
     Placed,
+    Returned,
     decode_event,
     encode_event,
 )
@@ -580,7 +581,7 @@ def _changes_what_was_said_before(buffer: HotBuffer, conversation: Conversation)
 
 
 def _finds_room_again(buffer: HotBuffer, conversation: Conversation) -> None:
-    buffer.bring_back(conversation, 0, {position: said(ERASED[position]) for position in range(4)})
+    buffer.record(Returned(conversation.id, 0, {position: said(ERASED[position]) for position in range(4)}))
     talk(buffer, *GOES_ON, "u:And the mail?", "a:On Mondays.")
     talk(buffer, ERASED[0], "a:Noted again.")
 

@@ -27,6 +27,9 @@ from memd.conversation.matching import ConversationIndex, aligned, gaps
 from memd.messages import Block, BlockChunk, Message
 from memd.notes import Note
 
+ARRIVALS_KEPT = 16
+"""Recent requests remembered per conversation; a client retries fewer at once."""
+
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
     """A conversation begins."""
@@ -186,9 +189,45 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
 ConversationEvent = Appended | Abandoned | Marked | Departed | Lowered | Heard | Returned | Arrived | Placed | Removed
 """The events of one conversation that leave the others alone."""
 
-BufferEvent = (
-    Opened | Forked | Branched | ConversationEvent | Injected | PlacedBefore | Closed | Noted | NoteStored | Forgotten
-)
+
+def apply(event: ConversationEvent, one: Conversation) -> None:
+    """Change a conversation as an event of its own says."""
+    is_added = isinstance(event, Appended | Arrived | Placed) and one.dropped_from is None
+    one.changes += not (is_added or (isinstance(event, Marked) and not event.repeats))
+    if isinstance(event, Appended):
+        one.messages += event.messages
+        one.used_at = event.at
+        one.abandoned, one.dropped_from = False, None
+    elif isinstance(event, Abandoned):
+        one.abandoned, one.dropped_from = True, event.dropped_from
+    elif isinstance(event, Marked):
+        one.mark_stored(min(event.stored, len(one)), event.instructions, event.repeats)
+        one.mark_left_out(min(event.left_out, len(one)))
+    elif isinstance(event, Departed):
+        one.mark_gone(event.positions, event.lines)
+    elif isinstance(event, Lowered):
+        one.mark_lost(event.stored, event.left_out, event.lost)
+    elif isinstance(event, Returned):
+        one.mark_returned(event.left_out, event.messages)
+    elif isinstance(event, Heard):
+        one.mark_heard(event.messages)
+    elif isinstance(event, Arrived):
+        one.arrivals.pop(event.key, None)
+        one.arrivals[event.key] = event.at
+        while len(one.arrivals) > ARRIVALS_KEPT:
+            del one.arrivals[next(iter(one.arrivals))]
+    elif isinstance(event, Placed):
+        one.blocks[event.digest] = event.block
+    else:
+        for digest in event.digests:
+            one.blocks.pop(digest, None)
+
+
+OfAll = Injected | PlacedBefore | Noted | NoteStored | Forgotten
+"""The events of no conversation."""
+Branching = Forked | Branched
+
+BufferEvent = Opened | Branching | ConversationEvent | Closed | OfAll
 
 encode_event = msgspec.msgpack.Encoder().encode
 """The journal's payload for an event."""

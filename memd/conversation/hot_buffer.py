@@ -12,37 +12,23 @@ same.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from memd.conversation import events
 from memd.conversation.compaction import lowered_marks
 from memd.conversation.conversation import Buffered, Conversation, History, TurnKey
 from memd.conversation.events import (
-    Abandoned,
     Appended,
-    Arrived,
-    Branched,
+    Branching,
     BufferEvent,
-    Closed,
     ConversationEvent,
-    Departed,
-    Forgotten,
-    Forked,
-    Heard,
-    Injected,
-    Lowered,
-    Marked,
-    Noted,
-    NoteStored,
-    Opened,
+    OfAll,
     Placed,
     PlacedBefore,
-    Removed,
-    Returned,
-    retold,
 )
 from memd.conversation.matching import (
     LAST_EXCHANGE,
@@ -66,8 +52,6 @@ from memd.principals import Held, surplus
 
 PLACED_KEPT = 1024
 """Blocks that a topic remembers, 16 bytes each: a client that echoes them sends those of its whole history."""
-ARRIVALS_KEPT = 16
-"""Recent requests remembered per conversation; a client retries fewer at once."""
 
 
 class Arrival(msgspec.Struct, frozen=True):
@@ -119,7 +103,7 @@ class HotBuffer:
         self._new_id = new_id
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._index = ConversationIndex()
-        self._injected: list[Injected] = []
+        self._injected: list[events.Injected] = []
         self._window_turns = window_turns
         self.placed = PlacedBlocks()
         self.notes: dict[bytes, Note] = {}
@@ -140,14 +124,15 @@ class HotBuffer:
         parent, kept = found.conversation, kept_count(found, history.messages)
         known_as = history.stored_as() if len(history) - found.known > LAST_EXCHANGE or found.runs else ()
         if parent is not None and (heard := heard_again(found, history.messages)):
-            self.record(Heard(parent.id, dict(zip(heard, stamped(heard.values(), said_at, author), strict=True))))
+            heard = dict(zip(heard, stamped(heard.values(), said_at, author), strict=True))
+            self.record(events.Heard(parent.id, heard))
         new = stamped(history.messages[0 if found.runs else kept :], said_at, author)
         history = msgspec.structs.replace(history, messages=[*history.messages[: len(history) - len(new)], *new])
         if parent is not None and found.runs:
             way = rewriting_to(parent, found.runs, history, known_as)
             name = self._new_id()
-            self.record(Branched(name, parent.id, way, now, history.session or parent.session))
-            self.record(Abandoned(parent.id))
+            self.record(events.Branched(name, parent.id, way, now, history.session or parent.session))
+            self.record(events.Abandoned(parent.id))
             branch = self._conversations[name]
             leaves_unstored = branch.departed_end > branch.stored
             return Arrival(branch, 0, len(branch), opened=False, branched=True, leaves_unstored=leaves_unstored)
@@ -196,7 +181,7 @@ class HotBuffer:
         if position == len(conversation):
             if former is not None and self.is_open(former):
                 if former.messages[position].content_digest == message.content_digest:
-                    self.record(Closed(conversation.id))  # a retry with the same answer: nothing new
+                    self.record(events.Closed(conversation.id))  # a retry with the same answer: nothing new
                     return former
                 if not message.interrupted:
                     self._abandon(former, position, answered=True)
@@ -235,7 +220,7 @@ class HotBuffer:
         first = conversation.arrivals.get(key)
         if first is not None and 0 <= now - first <= freeze_seconds:
             return True
-        self.record(Arrived(conversation.id, key, now))
+        self.record(events.Arrived(conversation.id, key, now))
         return False
 
     def record(self, event: BufferEvent) -> None:
@@ -247,7 +232,7 @@ class HotBuffer:
         """Remove blocks from the prompt for good; digests without a block are ignored."""
         present = [digest for digest in digests if digest in conversation.blocks]
         if present:
-            self.record(Removed(conversation.id, present))
+            self.record(events.Removed(conversation.id, present))
 
     def resolve(self, shown_id: str) -> BlockChunk | None:
         """Find the most recently injected chunk that was shown under this id or has it as its full uuid."""
@@ -277,7 +262,7 @@ class HotBuffer:
             repeats: positions of what the log had already, see `Buffered.is_repeat`.
         """
         marks = max(stored, conversation.stored), max(left_out, conversation.left_out)
-        self.record(Marked(conversation.id, *marks, list(instructions), list(repeats)))
+        self.record(events.Marked(conversation.id, *marks, list(instructions), list(repeats)))
 
     def lower_marks(self, is_in_log: Callable[[bytes], bool]) -> None:
         """Move all marks back to what the log has, which has lost some of what the journal vouches for.
@@ -287,11 +272,7 @@ class HotBuffer:
         for conversation in self.conversations():
             stored, left_out, lost = lowered_marks(conversation, is_in_log)
             if lost or (stored, left_out) != (conversation.stored, conversation.left_out):
-                self.record(Lowered(conversation.id, stored, left_out, lost))
-
-    def bring_back(self, conversation: Conversation, left_out: int, messages: Mapping[int, Message]) -> None:
-        """Put everything from `left_out` on back into the prompt; `messages`: texts that are not here any more."""
-        self.record(Returned(conversation.id, left_out, dict(messages)))
+                self.record(events.Lowered(conversation.id, stored, left_out, lost))
 
     def conversations(self) -> list[Conversation]:
         """All open conversations, least recently used first."""
@@ -378,10 +359,10 @@ class HotBuffer:
 
     def retelling(self) -> Callable[[], list[BufferEvent]]:
         """Return what makes the shortest journal of the buffer as it is now; in any thread, it may take seconds."""
-        notes = [Noted(note_id, note) for note_id, note in self.notes.items()]
+        notes = [events.Noted(note_id, note) for note_id, note in self.notes.items()]
         begun: list[BufferEvent] = [*self.placed.as_events(), *self._injected, *notes]
         as_now = [one.copied() for one in self._conversations.values()]
-        return lambda: [*begun, *retold(as_now)]
+        return lambda: [*begun, *events.retold(as_now)]
 
     # -- private ------------------------------------------------------------------------------------------------
 
@@ -397,7 +378,7 @@ class HotBuffer:
 
     def _open(self, session: str | None, now: float) -> Conversation:
         name = self._new_id()
-        self.record(Opened(name, session, now))
+        self.record(events.Opened(name, session, now))
         return self._conversations[name]
 
     def _fork(self, conversation: Conversation, position: int) -> Conversation:
@@ -405,7 +386,7 @@ class HotBuffer:
         if position == len(conversation):
             return conversation
         name = self._new_id()
-        self.record(Forked(name, conversation.id, position))
+        self.record(events.Forked(name, conversation.id, position))
         return self._conversations[name]
 
     def _abandon(self, conversation: Conversation, position: int, *, answered: bool = False) -> None:
@@ -416,7 +397,7 @@ class HotBuffer:
         """
         if position >= SHARED_MIN or len(conversation) == position + 1:
             dropped_from = answer_start(conversation, position) if answered else None
-            self.record(Abandoned(conversation.id, dropped_from))
+            self.record(events.Abandoned(conversation.id, dropped_from))
 
     def _continue(
         self, conversation: Conversation, beginning: Message, message: Message, tokens: int, now: float
@@ -432,93 +413,60 @@ class HotBuffer:
         self.mark(branch, stored=min(conversation.stored, start))
         count = conversation.messages[start].tokens + tokens
         self._append(branch, History([text], [whole.content_digest], [count]), now)
-        self.record(Abandoned(conversation.id, start))
+        self.record(events.Abandoned(conversation.id, start))
         return branch
 
     def _append(self, conversation: Conversation, history: History, now: float) -> None:
         self.record(Appended(conversation.id, history.behind(conversation), now))
 
     def _apply(self, event: BufferEvent) -> None:
-        if isinstance(event, Injected):
+        if isinstance(event, events.Injected):
             self._injected.append(event)
             for leaving in surplus((Held(one.author) for one in self._injected), self._window_turns):
                 del self._injected[leaving.place]
         elif isinstance(event, PlacedBefore):
             self.placed.note(event.blocks)
-        elif isinstance(event, Noted):
+        elif isinstance(event, events.Noted):
             self.notes[event.id] = event.note
-        elif isinstance(event, NoteStored):
+        elif isinstance(event, events.NoteStored):
             self.notes.pop(event.id, None)
-        elif isinstance(event, Forgotten):
+        elif isinstance(event, events.Forgotten):
             digests, uuids = frozenset(event.digests), frozenset(event.uuids)
             self._touched |= dict.fromkeys(self._conversations)
             for conversation in self._conversations.values():
                 conversation.forget(digests, uuids)
-        elif isinstance(event, Opened):
-            conversation = Conversation(event.conversation, event.session)
-            conversation.used_at = event.at
-            self._take_in(conversation)
-        if isinstance(event, Injected | PlacedBefore | Noted | NoteStored | Forgotten | Opened):
+        elif isinstance(event, events.Opened):
+            self._take_in(Conversation(event.conversation, event.session), event.at)
+        elif isinstance(event, Branching):
+            if (parent := self._conversations.get(event.parent)) is None:
+                return
+            if isinstance(event, events.Forked):
+                self._take_in(parent.fork(event.conversation, event.position))
+            else:
+                self._take_in(parent.rewritten(event.conversation, event.session, event.rewriting), event.at)
+        elif (subject := self._conversations.get(event.conversation)) is None:
             return
-        subject = self._conversations.get(event.parent if isinstance(event, Forked | Branched) else event.conversation)
-        if subject is None:
-            return
-        if isinstance(event, Forked):
-            self._take_in(subject.fork(event.conversation, event.position))
-        elif isinstance(event, Branched):
-            branch = subject.rewritten(event.conversation, event.session, event.rewriting)
-            branch.used_at = event.at
-            self._take_in(branch)
-        elif isinstance(event, Closed):
+        elif isinstance(event, events.Closed):
             del self._conversations[event.conversation]
             self._touched[event.conversation] = None
             self._index.remove(subject)
         else:
             self._apply_to(subject, event)
 
-    def _take_in(self, conversation: Conversation) -> None:
+    def _take_in(self, conversation: Conversation, used_at: float | None = None) -> None:
+        conversation.used_at = conversation.used_at if used_at is None else used_at
         self._conversations[conversation.id] = conversation
         self._touched[conversation.id] = None
         self._index.note(conversation)
 
     def _apply_to(self, conversation: Conversation, event: ConversationEvent) -> None:
         self._touched[conversation.id] = None
-        is_added = isinstance(event, Appended | Arrived | Placed) and conversation.dropped_from is None
-        conversation.changes += not (is_added or (isinstance(event, Marked) and not event.repeats))
+        events.apply(event, conversation)
         if isinstance(event, Appended):
-            conversation.messages += event.messages
-            conversation.used_at = event.at
-            conversation.abandoned, conversation.dropped_from = False, None
             self._conversations.move_to_end(conversation.id)
             self._index.note(conversation)
-        elif isinstance(event, Abandoned):
-            conversation.abandoned, conversation.dropped_from = True, event.dropped_from
-        elif isinstance(event, Marked):
-            conversation.mark_stored(min(event.stored, len(conversation)), event.instructions, event.repeats)
-            conversation.mark_left_out(min(event.left_out, len(conversation)))
-        elif isinstance(event, Departed):
-            conversation.mark_gone(event.positions, event.lines)
-        elif isinstance(event, Lowered):
-            conversation.mark_lost(event.stored, event.left_out, event.lost)
-        elif isinstance(event, Returned):
-            conversation.mark_returned(event.left_out, event.messages)
-        elif isinstance(event, Heard):
-            conversation.mark_heard(event.messages)
-        elif isinstance(event, Arrived):
-            conversation.arrivals.pop(event.key, None)
-            conversation.arrivals[event.key] = event.at
-            while len(conversation.arrivals) > ARRIVALS_KEPT:
-                del conversation.arrivals[next(iter(conversation.arrivals))]
-        elif isinstance(event, Placed):
-            conversation.blocks[event.digest] = event.block
-            self.placed.note([block_digest(event.block.text)] if event.block.chunks else [])
-        else:
-            for digest in event.digests:
-                conversation.blocks.pop(digest, None)
-
-
-_OF_ALL = Injected | PlacedBefore | Noted | NoteStored | Forgotten
-"""Events of no conversation."""
+        elif isinstance(event, Placed) and event.block.chunks:
+            self.placed.note([block_digest(event.block.text)])
 
 
 def clashing(theirs: Iterable[BufferEvent], own: Iterable[BufferEvent]) -> set[str]:
@@ -527,7 +475,7 @@ def clashing(theirs: Iterable[BufferEvent], own: Iterable[BufferEvent]) -> set[s
     grown, closed, subjects = _subjects(own)
     found = (their_grown & grown) | (their_closed & subjects) | (closed & their_subjects)
     for event in own:
-        if isinstance(event, Forked | Branched) and event.parent in found:
+        if isinstance(event, Branching) and event.parent in found:
             found.add(event.conversation)
     return found
 
@@ -547,7 +495,7 @@ def rebased(
     subjects = _subjects(own)[2]
     if theirs is None:
         clash = {name for name in subjects if kept.of_id(name) is not None or buffer.of_id(name) is None}
-        begun = {one.conversation: one.parent for one in own if isinstance(one, Forked | Branched)}
+        begun = {one.conversation: one.parent for one in own if isinstance(one, Branching)}
         clash |= {name for name, parent in begun.items() if parent in clash or kept.of_id(parent) is None}
     else:
         clash = clashing(theirs, own)
@@ -555,10 +503,10 @@ def rebased(
     own_alone = {one.id for one in buffer.conversations()} & subjects - clash
     buffer.exchange(kept, except_for=own_alone)
     buffer.take_unsaved()
-    left = [event for event in own if isinstance(event, _OF_ALL) or event.conversation not in clash]
-    buffer.replay([event for event in left if isinstance(event, _OF_ALL)])
+    left = [event for event in own if isinstance(event, OfAll) or event.conversation not in clash]
+    buffer.replay([event for event in left if isinstance(event, OfAll)])
     if theirs is not None:
-        buffer.replay([event for event in theirs if not isinstance(event, _OF_ALL) and event.conversation in own_alone])
+        buffer.replay([event for event in theirs if not isinstance(event, OfAll) and event.conversation in own_alone])
     buffer.leave_unsaved(left)
     for one in former:
         _received_again(buffer, one)
@@ -585,17 +533,17 @@ def _received_again(buffer: HotBuffer, one: Conversation) -> None:
                 buffer.note_arrival(target, key, at, 0)
 
 
-def _subjects(events: Iterable[BufferEvent]) -> tuple[set[str], set[str], set[str]]:
+def _subjects(told: Iterable[BufferEvent]) -> tuple[set[str], set[str], set[str]]:
     """The conversations that grow, those that are closed, and all."""
     grown, closed, subjects = set(), set(), set()
-    for event in events:
-        if isinstance(event, _OF_ALL):
+    for event in told:
+        if isinstance(event, OfAll):
             continue
         subjects.add(event.conversation)
-        if isinstance(event, Forked | Branched):
+        if isinstance(event, Branching):
             subjects.add(event.parent)
-        if isinstance(event, Appended | Opened | Forked | Branched):
+        if isinstance(event, Appended | events.Opened | Branching):
             grown.add(event.conversation)
-        elif isinstance(event, Closed):
+        elif isinstance(event, events.Closed):
             closed.add(event.conversation)
     return grown, closed, subjects

@@ -159,10 +159,7 @@ class Memory:
             return msgspec.structs.replace(asked, trouble=degraded(error))
         if room.is_short and placed.chunks and recalled.fill_ratio > 1:
             placed = msgspec.structs.replace(placed, is_short=True)
-        if received.is_traced:
-            received.topic.buffer.record(Placed(prompt.conversation.id, turn, placed))
-        else:
-            prompt.conversation.blocks[turn] = placed
+        received.record(Placed(prompt.conversation.id, turn, placed))
         return recalled
 
     def settle(self, received: Received, corrected: CorrectionResult, recalled: Recalled) -> SettledPrompt:
@@ -256,8 +253,8 @@ def forget_blocks(received: Received) -> None:
     """
     prompt = received.prompt
     remove_blocks(received, list(prompt.conversation.blocks))
-    if received.is_traced and prompt.turn_digest is not None:
-        received.topic.buffer.record(Placed(prompt.conversation.id, prompt.turn_digest, NO_BLOCK))
+    if prompt.turn_digest is not None:
+        received.record(Placed(prompt.conversation.id, prompt.turn_digest, NO_BLOCK))
 
 
 def without_blocks(shown: SettledPrompt) -> SettledPrompt:

@@ -15,6 +15,7 @@ import msgspec
 
 from memd.clock import steady_now
 from memd.conversation.conversation import History, TurnKey
+from memd.conversation.events import ConversationEvent, apply
 from memd.conversation.hot_buffer import Arrival
 from memd.conversation.matching import LAST_EXCHANGE
 from memd.conversation.tokens import MessageCounts, TokenCounter
@@ -67,6 +68,13 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     def is_traced(self) -> bool:
         """Whether the request may leave a trace."""
         return self.asked.mode == "full"
+
+    def record(self, event: ConversationEvent) -> None:
+        """Change its conversation: in the buffer, or the detached copy."""
+        if self.is_traced:
+            self.topic.buffer.record(event)
+        else:
+            apply(event, self.prompt.conversation)
 
     def log_fields(self, error: Exception | None = None) -> dict[str, object]:
         """The fields of a log line about the request."""

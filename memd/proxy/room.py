@@ -13,6 +13,7 @@ import msgspec
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, Counted
+from memd.conversation.events import Removed, Returned
 from memd.conversation.tokens import ATTACHMENT_TOKENS, Drift, TokenCounter
 from memd.ingest.archiver import Archiver
 from memd.proxy.receive import Received
@@ -179,11 +180,7 @@ class RoomMaker:
         position = prompt.return_position(whole_max=limits.soft / factor, part_max=limits.hard / 2 / factor)
         if position is None:
             return
-        texts = prompt.texts_from(position)
-        if received.is_traced:
-            received.topic.buffer.bring_back(prompt.conversation, position, texts)
-        else:
-            prompt.conversation.mark_returned(position, texts)
+        received.record(Returned(prompt.conversation.id, position, prompt.texts_from(position)))
 
     async def _fit(self, received: Received, limits: compaction.Thresholds, hard: int) -> bool:
         """Compact if the prompt takes more than `hard`, until it does not; False if that cannot be reached.
@@ -278,8 +275,5 @@ def count(drift: Drift, conversation: Conversation, counted: Counted) -> None:
 def remove_blocks(received: Received, digests: list[bytes]) -> None:
     """Take the blocks in front of these user messages out of the prompt."""
     conversation = received.prompt.conversation
-    if received.is_traced:
-        received.topic.buffer.remove_blocks(conversation, digests)
-        return
-    for digest in digests:
-        conversation.blocks.pop(digest, None)
+    if present := [digest for digest in digests if digest in conversation.blocks]:
+        received.record(Removed(conversation.id, present))
