@@ -179,8 +179,9 @@ class Load:
 
     async def _store(self, messages: list[Message]) -> None:
         digests = [message.content_digest for message in messages]
-        counts = [self._daemon.counter.message(*pair) for pair in zip(messages, digests, strict=True)]
-        held = self._topic.buffer.receive(History(messages, digests, counts), time.time()).conversation
+        held = self._topic.buffer.receive(
+            History(messages, digests, self._daemon.counter.messages), time.time()
+        ).conversation
         assert await self._daemon.archiver.store(self._topic, held, len(held)), "the disk takes it"
         self._topic.buffer.record(Closed(held.id))
         self.tokens += sum(self._daemon.counter.count(message.text) for message in messages)

@@ -15,7 +15,7 @@ import gc
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from memd.conversation.conversation import History
 from memd.conversation.events import Closed, encode_event
@@ -48,10 +48,15 @@ def new_buffer() -> HotBuffer:
     return HotBuffer(lambda: f"{next(names):012d}", 64)
 
 
+def twenty(messages: Sequence[Message], _: object) -> list[int]:
+    """The tokens of each."""
+    return [20] * len(messages)
+
+
 def receive(buffer: HotBuffer, history: Said, digests: list[bytes] | None = None) -> None:
     """A request with this history."""
     contents = digests or [message.content_digest for message in history]
-    buffer.receive(History(history, contents, [20] * len(history)), 0.0)
+    buffer.receive(History(history, contents, twenty), 0.0)
 
 
 def rewritings(rng: random.Random) -> dict[str, Callable[[Said], Said]]:
@@ -100,7 +105,7 @@ def measure_matching() -> Iterator[str]:
             contents = [message.content_digest for message in request]
             gc.collect(0)
             started = time.perf_counter()
-            match(buffer._index, History(request, contents, []))
+            match(buffer._index, History(request, contents, twenty))
             found = time.perf_counter()
             receive(buffer, request, contents)
             finding.append(found - started)
@@ -129,7 +134,7 @@ def measure_journal() -> str:
         for place in results:
             history[place] = Message("tool", "[cleared]", tool_call_id=history[place].tool_call_id)
         contents = [message.content_digest for message in history]
-        arrival = buffer.receive(History(history, contents, [20] * len(history)), float(step))
+        arrival = buffer.receive(History(history, contents, twenty), float(step))
         buffer.reply(arrival, call, 20, float(step))
         history += [call, result]
         for branch in buffer.conversations()[:-1]:

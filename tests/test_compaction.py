@@ -33,6 +33,7 @@ from memd.conversation.compaction import (
 )
 from memd.conversation.conversation import Conversation, Line
 from memd.messages import Message, ToolCall
+from memd.settings.model import BufferSettings, InjectionSettings
 
 THREE_TURNS = ("u:1", "a:2", "u:3", "a:4", "u:5", "a:6")
 
@@ -276,17 +277,10 @@ def test_what_is_finished_ends_with_a_complete_exchange(history: tuple[str, ...]
 # -- reply, memory and history in one window ------------------------------------------------------------------------
 
 
-def limits(window: int | None, **given_instead: Any) -> Thresholds:
-    settings: dict[str, Any] = {
-        "counts_reply": False,
-        "max_tokens": None,
-        "standing_tokens": 0,
-        "soft": "auto",
-        "hard": "auto",
-        "injection_tokens": 2_000,
-        "sticky_tokens": 4_000,
-    }
-    return thresholds(window=window, **(settings | given_instead))
+def limits(window: int | None, soft: Any = "auto", hard: Any = "auto", block: int = 2_000, **asked: Any) -> Thresholds:
+    buffer, injection = BufferSettings(soft_tokens=soft, hard_tokens=hard), InjectionSettings(budget_tokens=block)
+    request = {"counts_reply": False, "max_tokens": None, "standing_tokens": 0} | asked
+    return thresholds(buffer, injection, window=window, **request)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +346,7 @@ def test_history_memory_and_a_reply_always_fit_the_window(
         window,
         max_tokens=max_tokens,
         standing_tokens=standing,
-        injection_tokens=injection,
+        block=injection,
         counts_reply=counts_reply,
     )
     asked = max_tokens if max_tokens is not None and max_tokens > 0 else window // 8

@@ -341,8 +341,9 @@ async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left_whi
     rounds = [one for n in range(8) for one in (f"c:read#{n}", f"t:berth {n} has the number {n * 7}#{n}")]
     messages = [said(one) for one in ("u:Look.", *rounds)]
     digests = [message.content_digest for message in messages]
-    sizes = [500 if message.role == "tool" else 20 for message in messages]
-    conversation = topic.buffer.receive(History(messages, digests, sizes), 0.0).conversation
+    conversation = topic.buffer.receive(
+        History(messages, digests, lambda some, _: [500 if one.role == "tool" else 20 for one in some]), 0.0
+    ).conversation
     topic.unstored().chunks()
     storing = asyncio.ensure_future(stage.archiver.store(topic, other, 2))
     try:

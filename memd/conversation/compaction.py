@@ -29,12 +29,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Literal
 
 import msgspec
 
 from memd.conversation.conversation import Conversation, Line, is_answer, is_instruction, is_remembered
 from memd.messages import LEADING_ROLES, NO_BLOCK, RESULT_ROLES, Message
+from memd.settings.model import BufferSettings, InjectionSettings
 
 UNLIMITED = 1 << 60
 """The thresholds as long as no window is known: then nothing leaves the prompt."""
@@ -50,7 +50,6 @@ INJECTION_SHARE_MAX = 4
 SHRUNK_SHARE = 16
 """The reply and the injection budget shrink to a sixteenth of the window before history leaves."""
 
-Auto = Literal["auto"]
 _CALL_ID = attrgetter("id")
 
 
@@ -84,15 +83,13 @@ def injection_budget(injection_tokens: int, window: int | None) -> int:
 
 
 def thresholds(
+    buffer: BufferSettings,
+    given: InjectionSettings,
     *,
     window: int | None,
     counts_reply: bool,
     max_tokens: int | None,
     standing_tokens: int,
-    soft: int | Auto,
-    hard: int | Auto,
-    injection_tokens: int,
-    sticky_tokens: int,
 ) -> Thresholds:
     """The budgets for one request.
 
@@ -101,10 +98,9 @@ def thresholds(
         counts_reply: the upstream refuses a request whose prompt and `max_tokens` together exceed the window.
         max_tokens: the reply's limit from the request; None or not positive if it has none.
         standing_tokens: the leading system messages and the tool definitions.
-        soft, hard: the configured thresholds, upper bounds of what the window leaves.
-        injection_tokens, sticky_tokens: the configured budgets of a turn's block and of earlier turns' blocks.
     """
-    injection = injection_budget(injection_tokens, window)
+    soft, hard = buffer.soft_tokens, buffer.hard_tokens
+    injection = injection_budget(given.budget_tokens, window)
     kept = injection if window is None else min(injection, window // SHRUNK_SHARE)
     room = UNLIMITED
     if window is not None:
@@ -114,7 +110,7 @@ def thresholds(
         room = min(room, hard + kept)
     hard_tokens = max(0, room - kept)
     soft_tokens = hard_tokens * SOFT_EIGHTHS // 8 if soft == "auto" else min(soft, hard_tokens)
-    return Thresholds(injection, sticky_tokens, soft_tokens, hard_tokens, room, standing_tokens, window)
+    return Thresholds(injection, given.sticky_tokens, soft_tokens, hard_tokens, room, standing_tokens, window)
 
 
 def _reply(window: int, asked: int | None, standing_tokens: int, counts_reply: bool) -> int:

@@ -449,12 +449,12 @@ def _standing_for(item: Buffered, former: Buffered) -> Buffered:
 
 
 class History(msgspec.Struct, frozen=True):
-    """The messages of a request behind the leading system messages; the lists run in parallel."""
+    """The messages of a request behind the leading system messages, and their content digests."""
 
     messages: Sequence[Message]
     contents: Sequence[bytes]
-    """Their content digests."""
-    tokens: Sequence[int]
+    count: Callable[[Sequence[Message], Sequence[bytes]], Sequence[int]]
+    """Counts the raw tokens of some of them: of a long history only what is new is asked for."""
     session: str | None = None
     """The client's own name for the conversation, if it gave one."""
     is_thin: bool = False
@@ -468,7 +468,7 @@ class History(msgspec.Struct, frozen=True):
 
     def behind(self, conversation: Conversation, start: int = 0, stored_as: Sequence[bytes] = ()) -> list[Buffered]:
         """The messages from `start` on, as they stand behind a conversation's end. `stored_as`: see `Buffered`."""
-        contents = self.contents[start:]
+        messages, contents = self.messages[start:], self.contents[start:]
         known_as = stored_as[start:] or [b""] * len(contents)
         digests = chain_all(contents, conversation.end_digest)
-        return list(map(Buffered, digests, contents, self.tokens[start:], self.messages[start:], known_as))
+        return list(map(Buffered, digests, contents, self.count(messages, contents), messages, known_as))

@@ -177,7 +177,7 @@ class HotBuffer:
         on without the answer, the client's branch stays.
         """
         conversation, former, position = arrival.conversation, arrival.former, arrival.end
-        answer = History([message], [message.content_digest], [tokens])
+        answer = History([message], [message.content_digest], lambda *_: [tokens])
         if position == len(conversation):
             if former is not None and self.is_open(former):
                 if former.messages[position].content_digest == message.content_digest:
@@ -197,7 +197,7 @@ class HotBuffer:
         if there.message is not None and there.message.role == "assistant" and not message.interrupted:
             self._abandon(conversation, position, answered=True)
         else:
-            self._append(conversation, History([], [], []), conversation.used_at)  # stays the one used last
+            self._append(conversation, History([], [], lambda *_: []), conversation.used_at)  # stays the one used last
         return branch
 
     @contextmanager
@@ -412,7 +412,7 @@ class HotBuffer:
         branch = self._fork(conversation, start)
         self.mark(branch, stored=min(conversation.stored, start))
         count = conversation.messages[start].tokens + tokens
-        self._append(branch, History([text], [whole.content_digest], [count]), now)
+        self._append(branch, History([text], [whole.content_digest], lambda *_: [count]), now)
         self.record(events.Abandoned(conversation.id, start))
         return branch
 
@@ -522,7 +522,9 @@ def _received_again(buffer: HotBuffer, one: Conversation) -> None:
         target = buffer.holder_of(items[-1].digest) if items else None
     else:
         contents, tokens = [item.content_digest for item in tail], [item.tokens for item in tail]
-        target = buffer.receive(History(messages, contents, tokens, one.session), one.used_at).conversation
+        target = buffer.receive(
+            History(messages, contents, lambda some, _: tokens[len(tokens) - len(some) :], one.session), one.used_at
+        ).conversation
     if target is not None:
         known = {item.digest for item in target.messages}
         for digest, block in one.blocks.items():

@@ -477,7 +477,8 @@ def rewriting_to(
     """The way from `parent` to the history of a request that has these runs in common with it. `stored_as`: see
     `Buffered`."""
     nothing = [b""] * len(history)
-    items = list(map(Buffered, nothing, history.contents, history.tokens, history.messages, stored_as or nothing))
+    tokens = history.count(history.messages, history.contents)
+    items = list(map(Buffered, nothing, history.contents, tokens, history.messages, stored_as or nothing))
     places = _places(parent, runs, items)
     left_out = _left_out(parent, places, items)
     kept = list(_with_texts(parent, runs, left_out))

@@ -12,7 +12,6 @@ import math
 import sys
 import threading
 from collections.abc import Sequence
-from typing import overload
 
 import numpy as np
 import tiktoken
@@ -145,6 +144,10 @@ class TokenCounter:
         self._counts.put(_key(message, content_digest), tokens, ENTRY_BYTES + _KEY_BYTES)
         return tokens
 
+    def messages(self, messages: Sequence[Message], content_digests: Sequence[bytes]) -> list[int]:
+        """See `message`; the sequences run in parallel."""
+        return list(map(self.message, messages, content_digests))
+
     def _count_message(self, message: Message) -> int:
         texts = [message.text, message.name, message.tool_call_id]
         for call in message.tool_calls:
@@ -154,30 +157,6 @@ class TokenCounter:
         attached = ATTACHMENT_TOKENS * len(message.attachments)
         overhead = MESSAGE_OVERHEAD * (1 + len(message.tool_calls))
         return sum(self.estimate(text) for text in texts) + attached + overhead
-
-
-class MessageCounts(Sequence[int]):
-    """The raw tokens of messages, looked up as they are asked for: of a long history only what is new is."""
-
-    def __init__(self, counter: TokenCounter, messages: Sequence[Message], content_digests: Sequence[bytes]) -> None:
-        """The messages and their digests run in parallel."""
-        self._counter = counter
-        self._messages = messages
-        self._digests = content_digests
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
-        if isinstance(at, slice):
-            return MessageCounts(self._counter, self._messages[at], self._digests[at])
-        return self._counter.message(self._messages[at], self._digests[at])
 
 
 class Drift:

@@ -18,7 +18,7 @@ from memd.conversation.conversation import History, TurnKey
 from memd.conversation.events import ConversationEvent, apply
 from memd.conversation.hot_buffer import Arrival
 from memd.conversation.matching import LAST_EXCHANGE
-from memd.conversation.tokens import MessageCounts, TokenCounter
+from memd.conversation.tokens import TokenCounter
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
 from memd.messages import Block, Message, Speech, chain_all, leading_count
@@ -127,12 +127,11 @@ class Receiver:
             request, stored_as = await asyncio.to_thread(self._prepared, asked.request, topic)
         asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
-        counts = MessageCounts(self._counter, request.messages, request.digests)
         messages, digests = request.messages[lead:], request.digests[lead:]
         history = History(
             messages,
             digests,
-            counts[lead:],
+            self._counter.messages,
             asked.session,
             asked.has_only_new,
             partial(_stored_as, topic, messages, digests) if stored_as is None else lambda: stored_as,
@@ -146,7 +145,8 @@ class Receiver:
         live = LiveTurns(request, arrival)
         if asked.is_thin:
             live = with_live_turns(asked.api, request, arrival, lead)
-        standing_tokens = sum(counts[:lead]) + self._counter.estimate_again(request.standing_text)
+        standing_tokens = sum(self._counter.messages(request.messages[:lead], request.digests[:lead]))
+        standing_tokens += self._counter.estimate_again(request.standing_text)
         prompt = Prompt(asked.api, live, lead, standing_tokens, asked.who)
         key, is_retry = None, False
         if asked.mode == "full":

@@ -129,14 +129,12 @@ class RoomMaker:
         request = received.request
         known = await received.assignment.server.window(request.model, received.asked.credentials)
         return compaction.thresholds(
+            self._buffer,
+            self._injection,
             window=request.window or known.tokens,
             counts_reply=known.counts_reply,
             max_tokens=request.max_tokens,
             standing_tokens=self._standing_tokens(received),
-            soft=self._buffer.soft_tokens,
-            hard=self._buffer.hard_tokens,
-            injection_tokens=self._injection.budget_tokens,
-            sticky_tokens=self._injection.sticky_tokens,
         )
 
     async def _let_blocks_leave(self, received: Received, limits: compaction.Thresholds) -> bool:

@@ -36,7 +36,7 @@ def said(shorthand: str) -> Message:
 def history_of(messages: Iterable[Message], tokens: int = 10, session: str | None = None) -> History:
     """These messages, each of so many tokens."""
     said = list(messages)
-    return History(said, [message.content_digest for message in said], [tokens] * len(said), session)
+    return History(said, [message.content_digest for message in said], lambda some, _: [tokens] * len(some), session)
 
 
 def digest_at(history: Sequence[str]) -> bytes:
