@@ -1,4 +1,4 @@
-"""MCP's streamable HTTP at memd's own address: from aiohttp's request to the SDK's ASGI application and back.
+"""MCP's streamable HTTP at memd's own address: who may ask, and with the right of which tool.
 
 Rule: no session and no state: each POST is answered by itself, as the specification allows (Transports, at
 https://modelcontextprotocol.io/specification), so a restart is not noticed. Who may ask was decided before, and the
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
+from multidict import CIMultiDict
 
 from memd.access import error_response, let_in_as, principal_of, read_body
 from memd.admin.parts import DaemonParts
@@ -26,6 +28,7 @@ NOT_INSTALLED = f"memd: programs that speak MCP need the extra: {pip_install('me
 BODY_BYTES_MAX = 4 << 20
 TOO_LARGE = f"memd: the body is larger than {BODY_BYTES_MAX:,} bytes"
 ONLY_POST = "memd: this is for programs that speak MCP; they POST (docs/mcp.md)"
+Answered = Callable[[bytes, Sequence[tuple[bytes, bytes]]], Awaitable[tuple[int, Sequence[tuple[str, str]], bytes]]]
 _ANSWERED: ContextVar[web.Request] = ContextVar("memd_answered")
 """The request that is answered; the threads in which tools run see it too."""
 
@@ -56,7 +59,8 @@ class McpEndpoint:
         self._parts = parts
         self._idle_seconds = parts.config.limits.idle_seconds
         self._leading_on = leading_on
-        self._server: Any = None
+        self._answer: Answered | None = None
+        """The SDK's."""
         self._loading = asyncio.Lock()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -69,25 +73,22 @@ class McpEndpoint:
         if body is None:
             return error_response(413, TOO_LARGE, "invalid_request_error")
         async with self._loading:
-            if self._server is None:
+            if self._answer is None:
                 try:
                     tools = await asyncio.to_thread(importlib.import_module, "memd.admin.mcp_tools")
                 except ModuleNotFoundError:
                     return error_response(501, NOT_INSTALLED, "not_installed")
-                self._server = tools.server_for(OwnOperations(self._parts))
+                self._answer = partial(tools.answered, tools.server_for(OwnOperations(self._parts)))
         operation = TOOLS.get(_called_tool(body))
         if operation is not None and (refusal := self._leading_on(request, operation.right)):
             return refusal
-        application = self._server.streamable_http_app(stateless_http=True, json_response=True, host="")
-        asked = _Exchange(request, body)
         let_in_as(request, msgspec.structs.replace(principal_of(request), via=f"{request.remote} by MCP"))
-        answered = _ANSWERED.set(request)
+        token = _ANSWERED.set(request)
         try:
-            async with self._server.session_manager.run():  # of this application
-                await application(asked.scope(), asked.receive, asked.send)
+            status, headers, answered = await self._answer(body, request.raw_headers)
         finally:
-            _ANSWERED.reset(answered)
-        return await asked.ended()
+            _ANSWERED.reset(token)
+        return web.Response(status=status, headers=CIMultiDict(headers), body=answered)
 
 
 class _CalledTool(msgspec.Struct, frozen=True):
@@ -107,49 +108,3 @@ def _called_tool(body: bytes) -> str:
         return msgspec.json.decode(body, type=_ToolCall).params.name
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the SDK answers it
         return ""
-
-
-class _Exchange:
-    """One request and its answer, as ASGI sees them (https://asgi.readthedocs.io/en/latest/specs/www.html)."""
-
-    def __init__(self, request: web.Request, body: bytes) -> None:
-        self._request = request
-        self._body: bytes | None = body
-        self._response = web.StreamResponse()
-
-    def scope(self) -> dict[str, Any]:
-        request = self._request
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": request.method,
-            "scheme": request.scheme,
-            "path": request.path,
-            "raw_path": request.path.encode(),
-            "root_path": "",
-            "query_string": request.query_string.encode(),
-            "headers": [(name.lower(), value) for name, value in request.raw_headers],
-        }
-
-    async def receive(self) -> dict[str, Any]:
-        body, self._body = self._body, None
-        if body is None:  # what may come now is the end of the connection, at which aiohttp cancels the handler
-            await asyncio.Event().wait()
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(self, message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            self._response.set_status(message["status"])
-            for name, value in message["headers"]:
-                self._response.headers.add(name.decode("latin-1"), value.decode("latin-1"))
-        elif message["type"] == "http.response.body":
-            if not self._response.prepared:
-                await self._response.prepare(self._request)
-            await self._response.write(message.get("body", b""))
-
-    async def ended(self) -> web.StreamResponse:
-        if not self._response.prepared:
-            await self._response.prepare(self._request)
-        await self._response.write_eof()
-        return self._response

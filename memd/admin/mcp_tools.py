@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
+import httpx2
 import msgspec
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -221,7 +222,9 @@ class MemoryTools:
 
 def server_for(daemon: AskedDaemon) -> MCPServer[Any]:
     """Make the server whose tools ask this daemon."""
-    server = PlainlySpokenServer("memd", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
+    server = PlainlySpokenServer(
+        "memd", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING", subscriptions=False
+    )
     logging.getLogger("mcp").setLevel(logging.WARNING)  # it tells of every request, which memd's own log does
     tools = MemoryTools(daemon)
     reads, adds = ToolAnnotations(read_only_hint=True), ToolAnnotations(read_only_hint=False, destructive_hint=False)
@@ -234,6 +237,17 @@ def server_for(daemon: AskedDaemon) -> MCPServer[Any]:
             structured_output=False,
         )
     return server
+
+
+async def answered(
+    server: MCPServer[Any], body: bytes, headers: Sequence[tuple[bytes, bytes]]
+) -> tuple[int, Sequence[tuple[str, str]], bytes]:
+    """Answer a POST of streamable HTTP by itself, without a session: status, headers and body."""
+    application = server.streamable_http_app(stateless_http=True, json_response=True, host="")
+    request = httpx2.Request("POST", "http://localhost/mcp", headers=headers, content=body)
+    async with server.session_manager.run():  # of this application
+        response = await httpx2.ASGITransport(application).handle_async_request(request)
+        return response.status_code, response.headers.multi_items(), await response.aread()
 
 
 def _event(event: LogEvent, more: str = "", offset: int = 0) -> str:
