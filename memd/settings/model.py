@@ -1,8 +1,8 @@
 """The settings: their names, defaults and bounds; and addresses of HTTP servers, as they stand in them.
 
-Rule: defaults stand here and, with comments, in `defaults.yaml`; a test keeps both the same. `loading.py` reads and
-checks the settings that users wrote. What an address is is decided by its text alone: no resolver is asked, whose
-answer may change a moment later.
+Rule: defaults stand here and in `defaults.yaml`, where a comment says what each setting does; a test keeps both the
+same. A field with a docstring is a constant, of which tests set another value (`loading.py: REMOVED` has its reason).
+What an address is is decided by its text alone: no resolver is asked, whose answer may change a moment later.
 """
 
 from __future__ import annotations
@@ -95,19 +95,13 @@ class BackupSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The continuous backup to a bucket."""
 
     bucket: BucketUrl = ""
-    """Where it goes: s3://BUCKET/PREFIX; empty: nowhere."""
     endpoint: str = ""
-    """The server's address, where it is not Amazon's (MinIO, Garage, Ceph, R2); empty: what AWS_ENDPOINT_URL says."""
     region: str = ""
-    """The bucket's region; empty: what AWS_REGION says."""
     access_key: str = ""
-    """The id of the key; empty: AWS_ACCESS_KEY_ID, or what the machine's role gives."""
     secret_key: str = ""
-    """The key itself, better in MEMD_BACKUP_SECRET_KEY than in a file; empty: AWS_SECRET_ACCESS_KEY."""
     seconds: Annotated[float, Meta(ge=0.1, le=3_600)] = 10.0
     """How often what has changed is written to it: what a lost disk costs at most."""
     keep_days: Annotated[int, Meta(ge=1, le=3_650)] = 7
-    """How far back `memd restore --until` reaches."""
 
     @property
     def is_on(self) -> bool:
@@ -119,10 +113,7 @@ class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Encryption of the data directory."""
 
     key_file: str = ""
-    """The file with the master key, which nobody but its owner may read; empty: the data directory is plain text."""
     key: str = ""
-    """The master key itself, never in a settings file: from MEMD_ENCRYPTION_KEY or standard input. It goes before
-    `key_file`."""
 
     @property
     def is_on(self) -> bool:
@@ -136,14 +127,12 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     topic_idle_seconds: Annotated[float, Meta(ge=0.01, le=3_600)] = 600.0
     """A topic without a request for this long is closed; its next request reads it from disk."""
     memory_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 4 << 30
-    """Above this the least recently used topics are closed sooner; never one in use."""
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The log that several daemons share."""
 
     database: str = ""
-    """The PostgreSQL database that has it, postgresql://USER@HOST/DATABASE; empty: `data_dir` has all topics."""
 
     @property
     def is_on(self) -> bool:
@@ -171,35 +160,24 @@ class ListenSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The address that memd listens on."""
 
     host: Text = "127.0.0.1"
-    """Address to bind; anything but a loopback address makes the memory readable from the network."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8765
-    """TCP port; 0 takes any free one."""
     tls_cert: str = ""
-    """PEM file of the certificate, followed by those that vouch for it; empty: plain HTTP."""
     tls_key: str = ""
-    """PEM file of the certificate's key, without a passphrase."""
 
 
 class AdminSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The address of memd's own page and routes."""
 
     port: Literal["auto"] | Annotated[int, Meta(ge=0, le=65_535)] = "auto"
-    """TCP port, on `listen.host`; 0 takes any free one; auto: one above `listen.port`, or a free one where that is
-    taken."""
 
 
 class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model server that memd forwards to."""
 
     url: Text = "http://127.0.0.1:8080"
-    """The server's address, without a trailing `/` or `/v1` (both are dropped if given). A user and password in it are
-    shown to the server where a client shows nothing."""
     urls: Annotated[tuple[Text, ...], Meta(max_length=UPSTREAMS_MAX)] = ()
-    """The addresses of several servers, in place of `url`."""
     window: Literal["auto"] | Tokens | dict[Text, Tokens] = "auto"
-    """The context of a request in tokens, or that of each model by its name; auto: what the server tells."""
     api_key: str = ""
-    """The key that memd shows when it asks the server for its window on its own; clients send theirs."""
 
     @property
     def address(self) -> str:
@@ -230,7 +208,6 @@ class BufferSettings(msgspec.Struct, frozen=True, kw_only=True):
     store_after_seconds: Seconds = 1.0
     """Finished turns are stored so long after their reply, in the background (and stay in their prompt)."""
     journal_fsync: Literal["interval", "always"] = "interval"
-    """When `hot.log` is synced to disk: every second, or on every turn."""
 
 
 class CompactionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,7 +249,6 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=0, le=1_000)] = 0
     """The most chunks that are recalled; 0: as many as fit the budget."""
     min_score: Annotated[float, Meta(ge=0, le=1)] = 0.06
-    """Chunks that score lower are not recalled."""
     lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.6
     """Share of word matching (BM25) in the score; 0 is meaning alone."""
     feedback_weight: Annotated[float, Meta(ge=0, le=1)] = 0.2
@@ -282,19 +258,15 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     time_weight: Annotated[float, Meta(ge=0, le=10)] = 2.0
     """The share by which the score of a chunk grows that was said when the question says ("last week")."""
     recall_budget_ms: Annotated[int, Meta(ge=1, le=600_000)] = 20
-    """The longest that a question waits for the embedding model; past it words and the question table decide. When
-    searching all indexes of a topic takes longer, more of them are merged."""
     timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 2000
     """A recall that takes longer is skipped; the request goes on without memory (`degraded:timeout`)."""
     global_topics: tuple[TopicName, ...] = ()
-    """Topics that are searched from every other one, as if each request named them as related."""
 
 
 class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Putting recalled chunks into the prompt."""
 
     budget_tokens: Annotated[int, Meta(ge=64, le=1_000_000)] = 2000
-    """The most that one turn's memory block may take; never more than a quarter of the window."""
     sticky_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 4000
     """The most that the blocks kept from earlier turns may take together; they leave before history does."""
     pressure_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.8
@@ -302,16 +274,13 @@ class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     freeze_seconds: Seconds = 120.0
     """A request repeated within this time is a retry: same block, corrections not applied again."""
     dates: Literal["day", "off"] = "day"
-    """With `day` the block says what day is today, and on which day each chunk was said."""
 
 
 class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which topic a request belongs to."""
 
     header: HeaderName = ""
-    """A header besides `X-Memory-Topic` that names the topic of requests that do not; empty: none."""
     from_user: bool = False
-    """The `user` of an OpenAI request names its topic where no header and no MemoryIn does."""
 
 
 class ConversationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,36 +289,22 @@ class ConversationSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_open: Annotated[int, Meta(ge=1, le=100_000)] = 256
     """How many are kept in memory; beyond that the least recently used one is stored and closed."""
     header: HeaderName = ""
-    """A header besides `X-Memory-Session` that tells conversations apart; empty: none."""
     history: Literal["client", "daemon"] = "client"
-    """Who keeps the live turns: the client, which sends all of them, or memd, which puts them in front of new ones."""
 
 
 class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that are not remembered, text that is not, and secrets that are replaced."""
 
     programs: bool = True
-    """The texts of well-known programs (`assets/programs.toml`) are not taken for their user's speech."""
     ignore: tuple[Text, ...] | None = None
-    r"""Regular expressions (Python `re.search`); a request whose last user message matches one is not remembered. `\A`
-    is the beginning of the message. None: those of well-known programs."""
     ignore_system: tuple[Text, ...] | None = None
-    """The same for the instructions in front of the messages: the system prompt of a request for a title or summary."""
     strip: tuple[Text, ...] | None = None
-    """Regular expressions; their matches are left out of what is stored and asked, never out of the prompt. Of one with
-    a group `said` the group is kept. None: those of well-known programs."""
     redact: bool = False
-    """Replace secrets by `[redacted:NAME]` before anything is written to disk; the prompt is not changed."""
     redact_builtin: tuple[RedactionName, ...] = get_args(RedactionName)
-    """The built-in patterns to use."""
     redact_patterns: dict[PatternName, Text] = {}
-    """Own patterns by name, used too: regular expressions; of one with a group `secret` only the group is replaced."""
     redact_persons: tuple[PersonName, ...] = ()
-    """Of persons, replaced too: e-mail addresses, national ids, phone numbers."""
     redact_countries: Annotated[tuple[CountryCode, ...], Meta(max_length=10)] = ()
-    """Countries (ISO 3166, two letters) whose phone numbers need no country code and whose ids need no name beside."""
     redact_words: Annotated[tuple[ListedWord, ...], Meta(max_length=10_000)] = ()
-    """Words and phrases, replaced too, wherever they stand as whole words; case and accents do not count."""
     reindex_seconds: Seconds = 300.0
     """How often `sources` are looked at again, besides when the file system tells of a change; 0: neither, only when
     somebody asks (`memd index`)."""
@@ -374,34 +329,22 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model that turns text into vectors."""
 
     model: Text = "bundled"
-    """`bundled`, `multilingual` (added once by `memd model add`), `path:DIR` (a folder with an ONNX model), `http` (a
-    server at `url`), or a text model that fastembed knows and fetches once."""
     threads: Annotated[int, Meta(ge=1, le=256)] = 1
     """CPU threads per embedding."""
     idle_unload_seconds: Seconds = 0.0
-    """The model is loaded when it is first used, and let go when unused for so long; 0: it is loaded at the start and
-    stays. Not for `http`."""
     query_prefix: Prefix = "auto"
-    """Put in front of a question; auto: what the model's files or its makers say, nothing for the bundled one."""
     text_prefix: Prefix = "auto"
-    """The same for a text that is stored."""
     url: str = ""
-    """With `http`: the server's address; `/v1/embeddings` or `/api/embed` is found out, or may be given."""
     name: Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
-    """With `http`: the model's name there; vectors are told apart by it, so another model needs another name."""
     api_key: str = ""
-    """With `http`: the key that is shown to the server."""
 
 
 class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A reranker that puts the best candidates into its own order."""
 
     url: str = ""
-    """The server's address; `/v1/rerank` or TEI's `/rerank` is found out, or may be given. Empty: none."""
     name: Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
-    """The model's name there, where the server wants one."""
     api_key: str = ""
-    """The key that is shown to the server."""
     timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 500
     """How long a question waits for it, `retrieval.timeout_ms` permitting; later the order stays as it was."""
 
@@ -428,7 +371,6 @@ class ReceiptsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The record of what memory did in each turn: the question, the block, the scores, the reply."""
 
     enabled: bool = True
-    """Keep them in the data directory; if false, the page still shows turns as they happen."""
     bytes_max: Annotated[int, Meta(ge=65_536, le=1 << 36)] = 32 * 1024 * 1024
     """Of all receipts together, about 2,000 turns; the oldest half is dropped when it is full."""
 
@@ -437,9 +379,7 @@ class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The record of who read, wrote, corrected, erased and exported what."""
 
     record: Literal["auto", "always", "never"] = "auto"
-    """auto: from the moment on at which others than the owner have a token."""
     keep_months: Annotated[int, Meta(ge=0, le=1_200)] = 24
-    """Files of the audit, a month each, that are kept; 0: all."""
 
 
 class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -453,11 +393,8 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Messages on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important message that is shown."""
     format: Literal["auto", "console", "json"] = "auto"
-    """Lines with fields, or a JSON object per line; auto: on a terminal a short line for each request, else console."""
     content: bool = False
-    """Whether messages may quote conversations."""
 
 
 TOKEN_CHARACTERS_MIN = 16
@@ -486,10 +423,7 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Who may use memd."""
 
     token: str = ""
-    """The owner's token: it has every right in every topic. Without it and without `tokens` none is needed, and memd
-    does not listen beyond this machine."""
     tokens: tuple[TokenSettings, ...] = ()
-    """Tokens with topics and rights, besides those of `memd token`: see docs/rights.md."""
 
     @property
     def is_short(self) -> bool:
@@ -532,13 +466,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     admin: AdminSettings = AdminSettings()
     upstream: UpstreamSettings = UpstreamSettings()
     data_dir: Path = Path("memory")
-    """The folder of the log; relative to the config file if it comes from there, else to the working directory."""
     sources: tuple[SourceSettings, ...] = ()
-    """Folders whose files are remembered, in the settings each as lines, or its path alone; `!PATH` leaves out."""
     retention: dict[
         Annotated[str, Meta(pattern=BEGINNING_OF_TOPIC, min_length=1)], Annotated[int, Meta(ge=0, le=36_500)]
     ] = {}
-    """For how many days the text of topics is kept, 0 for ever; a name goes before a beginning, a longer one first."""
     buffer: BufferSettings = BufferSettings()
     compaction: CompactionSettings = CompactionSettings()
     chunking: ChunkingSettings = ChunkingSettings()
