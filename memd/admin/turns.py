@@ -434,20 +434,26 @@ class FiguresQuery(routing.PeriodQuery, frozen=True, kw_only=True):
     ] = "auto"
 
 
-class UsageRow(msgspec.Struct, frozen=True):
-    """The requests of one day, topic and model."""
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests, and the tokens of those that the model server answered."""
 
-    day: str
-    """In this machine's time zone: 2026-11-20."""
-    topic_id: str
-    model: str
     requests: int = 0
     prompt_tokens: int = 0
+    """The model server's own count where it told it, else memd's estimate."""
     cached_tokens: int = 0
     """The part of the prompts that the model server had in its cache."""
     completion_tokens: int = 0
     memory_tokens: int = 0
     """The part of the prompts that was memory, as memd counts it."""
+
+
+class UsageRow(Spent, frozen=True, kw_only=True):
+    """The answered requests of one day, topic and model."""
+
+    day: str
+    """In this machine's time zone: 2026-11-20."""
+    topic_id: str
+    model: str
     estimated: int = 0
     """Requests whose prompt the model server did not count."""
 
@@ -497,10 +503,12 @@ def _costs(lines: Iterable[bytes], query: routing.PeriodQuery) -> tuple[int | No
     return min((cost.at for cost in costs), default=None), wanted
 
 
-def _tokens(answered: Sequence[RequestCost]) -> dict[str, Any]:
-    """The members of a row or period that tell the tokens of requests that were answered."""
+def _spent(costs: Sequence[RequestCost]) -> dict[str, Any]:
+    """The members of `Spent`."""
+    answered = [one for one in costs if one.was_answered]
     prompts = (one.forwarded_tokens if one.prompt_tokens is None else one.prompt_tokens for one in answered)
     return {
+        "requests": len(costs),
         "prompt_tokens": sum(prompts),
         "cached_tokens": sum(one.cached_tokens or 0 for one in answered),
         "completion_tokens": sum(one.completion_tokens or 0 for one in answered),
@@ -524,9 +532,9 @@ def usage_of(lines: Iterable[bytes], query: routing.PeriodQuery) -> UsageByDay:
         day = f"{datetime.fromtimestamp(cost.at / 1e6, UTC).astimezone():%Y-%m-%d}"
         grouped[day, cost.topic_id, cost.model].append(cost)
     rows = []
-    for key, some in sorted(grouped.items(), key=lambda one: one[0][1:]):
+    for (day, topic_id, model), some in sorted(grouped.items(), key=lambda one: one[0][1:]):
         estimated = sum(one.prompt_tokens is None and one.forwarded_tokens > 0 for one in some)
-        rows.append(UsageRow(*key, requests=len(some), estimated=estimated, **_tokens(some)))
+        rows.append(UsageRow(day=day, topic_id=topic_id, model=model, estimated=estimated, **_spent(some)))
     return UsageByDay(tuple(sorted(rows, key=lambda row: row.day, reverse=True)), oldest)
 
 
@@ -538,19 +546,11 @@ PERIODS_MAX = 2_000
 """The latest are told; forty years of weeks are fewer."""
 
 
-class FiguresPeriod(msgspec.Struct, frozen=True, kw_only=True):
+class FiguresPeriod(Spent, frozen=True, kw_only=True):
     """One hour, day or week. Times are None where there was no request."""
 
     at: int
     """Its beginning, in microseconds since the epoch."""
-    requests: int = 0
-    prompt_tokens: int = 0
-    """The model server's own count where it told it, else memd's estimate; of a prompt that was answered."""
-    cached_tokens: int = 0
-    """The part of the prompts that the model server had in its cache."""
-    completion_tokens: int = 0
-    memory_tokens: int = 0
-    """The part of the prompts that was memory, as memd counts it."""
     questions: int = 0
     """Questions to memory, and those for which it found something to show."""
     found: int = 0
@@ -649,14 +649,14 @@ def _beginnings(by: Length, first_us: int, last_us: int) -> list[int]:
 
 
 def _requests(costs: Sequence[RequestCost]) -> dict[str, Any]:
-    answered = [cost for cost in costs if cost.was_answered]
     asked = [cost for cost in costs if cost.question is not None]
     shown = [sum(one.verdict == INJECTED for one in cost.candidates) for cost in asked]
     memory_ms = [cost.timings_ms["memory"] for cost in costs if "memory" in cost.timings_ms]
-    first_byte_ms = [cost.timings_ms["upstream"] for cost in answered if "upstream" in cost.timings_ms]
+    first_byte_ms = [
+        cost.timings_ms["upstream"] for cost in costs if cost.was_answered and "upstream" in cost.timings_ms
+    ]
     return {
-        **_tokens(answered),
-        "requests": len(costs),
+        **_spent(costs),
         "questions": len(asked),
         "found": sum(map(bool, shown)),
         "injected": sum(shown),
