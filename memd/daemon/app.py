@@ -64,7 +64,7 @@ from memd.ingest.sources.watch import SourceWatch
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
 from memd.messages import Speech
-from memd.proxy.addresses import IN_CIRCLES, Addresses, Listeners, addresses_of, bound, leading_back, tls_of
+from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, tls_of
 from memd.proxy.connections import listen
 from memd.proxy.correct import Corrector
 from memd.proxy.headers import keep_header_bytes
@@ -95,7 +95,7 @@ from memd.store.layout import ADDRESS_NAME, GRANTS_NAME, SECRET_NAME, models_dir
 from memd.store.log.segment import ENTRIES_READ
 from memd.store.receipts import ReceiptRing
 from memd.store.shared.books import SharedBook, SharedErasures, SharedTimes, SharedTokens, TokenList
-from memd.store.shared.postgres import SharedLog, shared_log
+from memd.store.shared.postgres import shared_log
 from memd.store.store import MakeErasures, ModelId, Store, StoreShared
 from memd.store.topic import TopicStats
 from memd.telemetry.events import Events
@@ -224,27 +224,102 @@ async def running(
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
             child = await stack.enter_async_context(LlamaChild.started(model))
-            upstream = msgspec.structs.replace(config.upstream, url=child.url, urls=())
-            config = msgspec.structs.replace(config, upstream=upstream)
+            served = msgspec.structs.replace(config.upstream, url=child.url, urls=())
+            config = msgspec.structs.replace(config, upstream=served)
         embedder, counter = await embedding, TokenCounter(await encoding)
-        cutter = Cutter(config.chunking, counter, Redactor.of(config.ingest))
+        redactor = Redactor.of(config.ingest)
+        cutter = Cutter(config.chunking, counter, redactor)
         kept = shared_log(config) if config.cluster.is_on else None  # which other daemons have too
         if kept is not None:
             stack.callback(kept.close)
-        store = await loop.run_in_executor(None, lambda: _opened(config, embedder, cutter, disk, kept))
+        used = StoreShared(
+            model=ModelId(embedder.dimension, embedder.fingerprint),
+            segment_entries_max=config.segment.max_entries,
+            draft_filter=last_look(redactor),
+            line_tokens=lambda entry: counter.count_again(line_of(entry)),  # while it waits, and when it is stored
+            files=disk,
+        )
+        erasures: MakeErasures = ErasureLedger if kept is None else partial(SharedErasures, kept)
+        opened = partial(Store, config.data_dir, used, kept=kept, erasures=erasures)
+        store = await loop.run_in_executor(None, opened)
         stack.callback(store.close)
         if backup is not None:
             stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
             backup.start()
-        listed = TokenList(LocalDisk(), config.data_dir)
-        listed = listed if kept is None else SharedTokens(SharedBook(kept, "tokens"), listed)
+
+        listed, grants = TokenList(LocalDisk(), config.data_dir), None
+        if kept is not None:
+            listed = SharedTokens(SharedBook(kept, "tokens"), listed)
+            grants = SharedGrants(SharedBook(kept, "grants"))
         watch = TokenWatch(config.auth, listed, source)
         await loop.run_in_executor(None, watch.load)
+        grant_file = GrantFile(store.files, config.data_dir / GRANTS_NAME)
+        ledger = Ledger(grant_file, watch.principals.known, shared=grants)
+        if grants is not None:
+            watch.also(GRANTS_NAME, ledger.catch_up, lambda: ledger.seen)
         book = AuditBook(store.files, config.data_dir, config.audit.keep_months)
         auditor = Auditor(book, watch.principals, config.audit.record, command)
-        rest = addresses_of(config, listeners), watch, auditor, backup
-        daemon = _parts(stack, config, store, Encoder(embedder, is_awaited=bool(command)), cutter, *rest)
-        await daemon.upstream.refresh(wait=True)
+
+        upstream = UpstreamPool(config, tasks := Tasks(metrics := Metrics()), metrics)
+        stack.push_async_callback(upstream.close)
+        writer, events = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write"), Events()
+        ring = _receipt_ring(config, store, redactor)
+        stack.callback((receipts := Receipts(ring, writer, redactor, events, partial(note_turn, auditor))).close)
+        stack.callback(writer.shutdown, wait=True)
+        stack.callback((encoder := Encoder(embedder, is_awaited=bool(command))).close)
+        stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval)).close)
+        dates = config.injection.dates == "day"
+        retriever = Retriever(encoder, config.retrieval, dates=dates, count=counter.count_again)
+        retriever.reranker = Reranker(config.rerank) if config.rerank.url else None
+        stack.callback(retriever.close)
+        stack.push_async_callback((topics := Topics(store, config, writer, cutter)).close)
+        stack.callback((archiver := Archiver(config, encoder, cutter, indexer, tasks, events)).close)
+        stack.callback((taker := DocumentTaker(archiver, encoder, cutter)).close)
+        uses = topics, taker, encoder.priority, tasks, events
+        stack.push_async_callback((sources := SourceWatch(config, *uses)).close)
+
+        programs = programs_of(config.ingest)
+        speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
+        reader = RequestReader(config, watch.principals, redactor, speech)
+        eraser = Eraser(store, topics, indexer, events, partial(receipts.blanked, config.data_dir))
+        addresses = addresses_of(config, listeners)
+        daemon = Daemon(
+            retention=Retention(config.retention, eraser, partial(own_erasure, auditor, BY)),
+            config=config,
+            base_url=addresses.model,
+            own_url=addresses.own,
+            local_url=addresses.local,
+            token_watch=watch,
+            ledger=ledger,
+            store=store,
+            topics=topics,
+            redactor=redactor,
+            encoder=encoder,
+            counter=counter,
+            retriever=retriever,
+            upstream=upstream,
+            archiver=archiver,
+            taker=taker,
+            sources=sources,
+            indexer=indexer,
+            receipts=receipts,
+            auditor=auditor,
+            reader=reader,
+            speech=speech,
+            events=events,
+            metrics=metrics,
+            tasks=tasks,
+            writer=writer,
+            backup=backup,
+            cache_bytes=partial(_cache_bytes, reader, counter),
+            upstreams=lambda: [
+                UpstreamHealth(one.url, one.is_up, one.facts.window, one.facts.model, one.in_flight, one.health.reason)
+                for one in upstream.servers
+            ],
+            budget=partial(_budget, upstream, counter, config.injection.budget_tokens),
+            exposition=lambda accept: _exposition(daemon, accept),
+        )
+        await upstream.refresh(wait=True)
         async with _listening(daemon, listeners, tls):
             yield daemon
 
@@ -453,23 +528,6 @@ async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[async
     return [daemon.tasks.spawn(follower.tend(), "erasures of others")]
 
 
-def _opened(config: Config, embedder: Embedder, cutter: Cutter, files: LocalDisk, kept: SharedLog | None) -> Store:
-    counter = cutter.counter
-    erasures: MakeErasures = ErasureLedger if kept is None else partial(SharedErasures, kept)
-    return Store(
-        config.data_dir,
-        StoreShared(
-            model=ModelId(embedder.dimension, embedder.fingerprint),
-            segment_entries_max=config.segment.max_entries,
-            draft_filter=last_look(cutter.redactor),
-            line_tokens=lambda entry: counter.count_again(line_of(entry)),  # while it waits, and when it is stored
-            files=files,
-        ),
-        kept=kept,
-        erasures=erasures,
-    )
-
-
 def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRunner:
     @web.middleware  # a route of aiohttp's takes no target without a slash: `http://host`, `*`, that of CONNECT
     async def handle(request: web.Request, handler: Answer) -> web.StreamResponse:
@@ -496,76 +554,8 @@ def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRu
     return web.AppRunner(application, handle_signals=False, handler_cancellation=True, shutdown_timeout=grace_seconds)
 
 
-def _parts(
-    stack: AsyncExitStack,
-    config: Config,
-    store: Store,
-    encoder: Encoder,
-    cutter: Cutter,
-    addresses: Addresses,
-    watch: TokenWatch,
-    auditor: Auditor,
-    backup: BucketTender | None,
-) -> Daemon:
-    """Make the parts, each with those that it needs; `stack` closes them in reverse."""
-    counter, redactor = cutter.counter, cutter.redactor
-    stack.push_async_callback((upstream := UpstreamPool(config, tasks := Tasks(metrics := Metrics()), metrics)).close)
-    writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-write")
-    note, ring = partial(note_turn, auditor), _receipt_ring(config, store, redactor)
-    stack.callback((receipts := Receipts(ring, writer, redactor, events := Events(), note)).close)
-    stack.callback(writer.shutdown, wait=True)
-    stack.callback(encoder.close)
-    stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval)).close)
-    dates = config.injection.dates == "day"
-    retriever = Retriever(encoder, config.retrieval, dates=dates, count=counter.count_again)
-    retriever.reranker = Reranker(config.rerank) if config.rerank.url else None
-    stack.callback(retriever.close)
-    stack.push_async_callback((topics := Topics(store, config, writer, cutter)).close)
-    stack.callback((archiver := Archiver(config, encoder, cutter, indexer, tasks, events)).close)
-    stack.callback((taker := DocumentTaker(archiver, encoder, cutter)).close)
-    programs = programs_of(config.ingest)
-    speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
-    uses = topics, taker, encoder.priority, tasks, events
-    stack.push_async_callback((sources := SourceWatch(config, *uses)).close)
-    reader = RequestReader(config, watch.principals, redactor, speech)
-    eraser = Eraser(store, topics, indexer, events, partial(receipts.blanked, config.data_dir))
-    daemon = Daemon(
-        retention=Retention(config.retention, eraser, partial(own_erasure, auditor, BY)),
-        config=config,
-        base_url=addresses.model,
-        own_url=addresses.own,
-        local_url=addresses.local,
-        token_watch=watch,
-        ledger=_ledger(config, store, watch),
-        store=store,
-        topics=topics,
-        redactor=redactor,
-        encoder=encoder,
-        counter=counter,
-        retriever=retriever,
-        upstream=upstream,
-        archiver=archiver,
-        taker=taker,
-        sources=sources,
-        indexer=indexer,
-        receipts=receipts,
-        auditor=auditor,
-        reader=reader,
-        speech=speech,
-        events=events,
-        metrics=metrics,
-        tasks=tasks,
-        writer=writer,
-        backup=backup,
-        cache_bytes=lambda: reader.cache_bytes + counter.cache_bytes + ENTRIES_READ.bytes_held + neutralised.bytes_held,
-        upstreams=lambda: [
-            UpstreamHealth(one.url, one.is_up, one.facts.window, one.facts.model, one.in_flight, one.health.reason)
-            for one in upstream.servers
-        ],
-        budget=partial(_budget, upstream, counter, config.injection.budget_tokens),
-        exposition=lambda accept: _exposition(daemon, accept),
-    )
-    return daemon
+def _cache_bytes(reader: RequestReader, counter: TokenCounter) -> int:
+    return reader.cache_bytes + counter.cache_bytes + ENTRIES_READ.bytes_held + neutralised.bytes_held
 
 
 async def _budget(upstream: UpstreamPool, counter: TokenCounter, tokens: int) -> Budget:
@@ -656,15 +646,6 @@ def _topic_gauges(topics: Sequence[Topic], logs: Sequence[TopicStats]) -> Iterat
     slowest = max((one.fan_out_ms or 0.0 for one in logs), default=0.0) / 1000
     yield gauge("memd_fan_out_seconds", "Time to search all indexes of a topic, in the slowest topic", slowest)
     yield gauge("memd_memory_bytes", "Memory that logs and indexes take", sum(one.memory_bytes for one in logs))
-
-
-def _ledger(config: Config, store: Store, watch: TokenWatch) -> Ledger:
-    """The grants of OAuth, which all daemons of a cluster have."""
-    shared = None if store.kept is None else SharedGrants(SharedBook(store.kept, "grants"))
-    ledger = Ledger(GrantFile(store.files, config.data_dir / GRANTS_NAME), watch.principals.known, shared=shared)
-    if shared is not None:
-        watch.also(GRANTS_NAME, ledger.catch_up, lambda: ledger.seen)
-    return ledger
 
 
 def _receipt_ring(config: Config, store: Store, redactor: Redactor) -> ReceiptRing | None:

@@ -36,6 +36,17 @@ SPENT_MAX = 32
 either."""
 
 
+class Allowed(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of the person who was asked."""
+
+    principal: str
+    principal_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the token with which it was allowed; a grant ends with that token."""
+    rights: tuple[Right, ...]
+    topics: tuple[str, ...]
+    """Patterns; none: all topics of the principal."""
+
+
 class GivenGrant(msgspec.Struct, frozen=True, kw_only=True):
     """A grant, as people are told it."""
 
@@ -45,30 +56,23 @@ class GivenGrant(msgspec.Struct, frozen=True, kw_only=True):
     principal: str
     rights: tuple[Right, ...]
     topics: tuple[str, ...]
-    """Patterns; none: all topics of the principal."""
     created_at: int
     until: int
     """It ends then if it is not used before. In seconds since 1970, as `created_at`."""
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
+class Grant(Allowed, frozen=True, kw_only=True):
     """One person's permission for one program. Times are seconds since 1970, digests hexadecimal."""
 
     id: str
     program: str = msgspec.field(name="client_name")
     client_sha256: str
     """Of the client's id."""
-    principal_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """Of the token with which it was allowed; the grant ends with that token."""
-    principal: str
-    rights: tuple[Right, ...]
-    topics: tuple[str, ...]
-    """Patterns; none: all topics of the principal."""
     created_at: int
-    access_sha256: str
-    access_until: int
-    refresh_sha256: str
-    until: int = msgspec.field(name="refresh_until")
+    access_sha256: str = ""
+    access_until: int = 0
+    refresh_sha256: str = ""
+    until: int = msgspec.field(default=0, name="refresh_until")
     spent: tuple[str, ...] = ()
     """Digests of the refresh tokens before, the newest last."""
 
@@ -86,15 +90,6 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     expires_in: int = ACCESS_SECONDS
     refresh_token: str
     scope: str
-
-
-class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of the person who was asked."""
-
-    principal: str
-    principal_sha256: str
-    rights: tuple[Right, ...]
-    topics: tuple[str, ...]
 
 
 class GivenCode(msgspec.Struct, frozen=True):
@@ -174,10 +169,6 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
             program=code.permission.client.name,
             client_sha256=sha256_of(asked.client_id),
             created_at=now,
-            access_sha256="",
-            access_until=0,
-            refresh_sha256="",
-            until=0,
             **msgspec.structs.asdict(code.allowed),
         )
         return state._with_room(now, code.allowed.principal)._given(grant, new_secret, now)
