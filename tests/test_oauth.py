@@ -25,12 +25,17 @@ from yarl import URL
 
 from memd.access import WrongTokens
 from memd.admin.oauth.endpoint import OAuthEndpoint
-from memd.admin.oauth.grants import ACCESS_SECONDS, CODE_SECONDS, GRANTS_MAX, REFRESH_SECONDS, Allowed, Tokens
 from memd.admin.oauth.ledger import GrantFile, Ledger
 from memd.admin.oauth.protocol import (
+    ACCESS_SECONDS,
+    CODE_SECONDS,
+    GRANTS_MAX,
+    REFRESH_SECONDS,
+    Allowed,
     OAuthClient,
     Permission,
     TokenRequest,
+    Tokens,
     client_id_of,
     permission_asked,
     token_asked,

@@ -81,7 +81,7 @@ PURE = {
         "conversation",
         "ingest.redaction",
     ),
-    *("admin.oauth.protocol", "admin.oauth.grants"),
+    "admin.oauth.protocol",
     *(
         "ingest.chunking",
         "ingest.readers.text",

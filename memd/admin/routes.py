@@ -1,22 +1,28 @@
-"""memd's own routes under /memd/: the list of them, and the way from a request to a call of a handler.
+"""memd's own routes under /memd/ and its endpoint for MCP: the list of them, and the way from a request to a call of a
+handler.
 
 Rule: they are answered at memd's own address; the model's, where pages of the model server live, has only
 `/memd/health` and leads to the others. `access.py` decides who may use them. Only POST changes anything, and only with
 a JSON body, which a page of another origin cannot send without permission. Queries and bodies are decoded before a
-handler runs; unknown members are refused.
+handler runs; unknown members are refused. MCP's streamable HTTP has no session and no state: each POST is answered by
+itself, as the specification allows (Transports, at https://modelcontextprotocol.io/specification), so a restart is not
+noticed; its tools ask the operations in the name of whoever sent the request.
 """
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
-from multidict import MultiMapping
+from multidict import CIMultiDict, MultiMapping
 
 from memd import access
 from memd.access import WrongTokens
@@ -25,14 +31,35 @@ from memd.admin.auditing import ENDLESS, Streamed, audited
 from memd.admin.oauth import endpoint
 from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.parts import DaemonParts
-from memd.admin.routing import FORBIDDEN, Extent, Route, WholeAnswer, decode_query, document, get, route_of, routes_of
+from memd.admin.routing import (
+    FORBIDDEN,
+    Answer,
+    Extent,
+    Route,
+    WholeAnswer,
+    as_given,
+    decode_query,
+    document,
+    encoded,
+    get,
+    route_of,
+    routes_of,
+)
 from memd.admin.tokens import PROOF
 from memd.errors import BadQuestion, Forbidden, MemdError
 from memd.principals import OWNER
 from memd.telemetry.metrics import CLIENT_GONE
+from memd.wording import pip_install
 
 HEALTH = "/memd/health"
 MCP = "/mcp"
+NOT_INSTALLED = f"memd: programs that speak MCP need the extra: {pip_install('memd-proxy[mcp]')}, and start memd again"
+MCP_BODY_BYTES_MAX = 4 << 20
+TOO_LARGE = f"memd: the body is larger than {MCP_BODY_BYTES_MAX:,} bytes"
+ONLY_POST = "memd: this is for programs that speak MCP; they POST (docs/mcp.md)"
+McpAnswer = Callable[[bytes, Sequence[tuple[bytes, bytes]]], Awaitable[tuple[int, Sequence[tuple[str, str]], bytes]]]
+_ANSWERED: ContextVar[web.Request] = ContextVar("memd_answered")
+"""The request that is answered; the threads in which tools run see it too."""
 
 
 @get("/memd/openapi.json", "any")
@@ -55,15 +82,16 @@ class OwnRoutes:
         parts: DaemonParts,
         wrong_tokens: WrongTokens,
         oauth: OAuthEndpoint,
-        mcp: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> None:
         """`wrong_tokens`: refuses requests without a token that is known. `oauth`: answers programs that speak MCP
-        where they ask for a token of their own. `mcp`: answers what they ask."""
+        where they ask for a token of their own."""
         self._parts = parts
         self._principals = parts.principals
         self._wrong_tokens = wrong_tokens
         self._oauth = oauth
-        self._mcp = mcp
+        self._mcp: McpAnswer | None = None
+        """The SDK's, loaded with the first request to it: that takes a second and 40 MB."""
+        self._loading_mcp = asyncio.Lock()
         # Not the application's: that one matches decoded paths, and everything else must pass byte for byte.
         self._router = web.UrlDispatcher()
         self._routes: dict[web.AbstractRoute, Route] = {}
@@ -102,7 +130,7 @@ class OwnRoutes:
             return access.error_response(404, message, "not_found")
         if request.path != MCP:
             return await self._answer_route(request)
-        answer = await self._mcp(request)
+        answer = await self._answer_mcp(request)
         if answer.status == FORBIDDEN:
             self._parts.auditor.note_refused(request, f"{request.method} {request.path}")
         return answer
@@ -132,6 +160,33 @@ class OwnRoutes:
             )
             return access.error_response(403, message, "forbidden")
         return None
+
+    async def _answer_mcp(self, request: web.Request) -> web.Response:
+        if request.method != "POST":
+            response = access.error_response(405, ONLY_POST, "method_not_allowed")
+            response.headers["Allow"] = "POST"
+            return response
+        body = await access.read_body(request, MCP_BODY_BYTES_MAX, self._parts.config.limits.idle_seconds)
+        if body is None:
+            return access.error_response(413, TOO_LARGE, "invalid_request_error")
+        async with self._loading_mcp:
+            if self._mcp is None:
+                try:
+                    tools = await asyncio.to_thread(importlib.import_module, "memd.admin.mcp_tools")
+                except ModuleNotFoundError:
+                    return access.error_response(501, NOT_INSTALLED, "not_installed")
+                self._mcp = partial(tools.answered, tools.server_for(OwnOperations(self._parts)))
+        operation = TOOLS.get(_called_tool(body))
+        if operation is not None and (refusal := self._oauth.leading_on(request, operation.right)):
+            return refusal
+        via = f"{request.remote} by MCP"
+        access.let_in_as(request, msgspec.structs.replace(access.principal_of(request), via=via))
+        token = _ANSWERED.set(request)
+        try:
+            status, headers, answered = await self._mcp(body, request.raw_headers)
+        finally:
+            _ANSWERED.reset(token)
+        return web.Response(status=status, headers=CIMultiDict(headers), body=answered)
 
     async def _answer_route(self, request: web.Request) -> web.StreamResponse:
         matched = await self._router.resolve(request)
@@ -233,3 +288,40 @@ def _led(location: str) -> web.Response:
     response = access.error_response(307, message, "moved")
     response.headers.update({"Location": location, "Cache-Control": "no-store"})
     return response
+
+
+class OwnOperations:
+    """Does operations of this daemon for its tools, in the name of whoever sent the request that is answered."""
+
+    def __init__(self, parts: DaemonParts) -> None:
+        self._parts = parts
+        self._loop = asyncio.get_running_loop()
+
+    def ask(
+        self, operation: Callable[..., Awaitable[Answer]], id_: str = "", body: object = None, **query: Any
+    ) -> Answer:
+        """See `AskedDaemon`. Called in a thread."""
+        route = route_of(operation)
+        named = (id_,) if "{id}" in route.path else ()
+        asked = call(self._parts, _ANSWERED.get(), route, named, as_given(query), encoded(body))
+        answer: Answer = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        return answer
+
+
+class _CalledTool(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _ToolCall(msgspec.Struct, frozen=True):
+    """The members of a call that tell which tool is meant (JSON-RPC)."""
+
+    params: _CalledTool
+    method: Literal["tools/call"]
+
+
+def _called_tool(body: bytes) -> str:
+    """Return the tool that a request calls; empty if it is no call of one."""
+    try:
+        return msgspec.json.decode(body, type=_ToolCall).params.name
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the SDK answers it
+        return ""

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from memd.admin.oauth.grants import LedgerState
 from memd.admin.oauth.ledger import GrantFile, SharedGrants
+from memd.admin.oauth.protocol import LedgerState
 from memd.cli import flags
 from memd.cli.flags import FOUND_SOMETHING
 from memd.cli.operations import Lines, json_flag, progress, show, table

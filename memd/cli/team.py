@@ -25,8 +25,8 @@ from rich.text import Text
 from memd.admin import auditing
 from memd.admin.auditing import AuditAnswer, AuditedAct, AuditQuery, audit_of
 from memd.admin.oauth import endpoint
-from memd.admin.oauth.grants import GivenGrant, Grant
 from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
+from memd.admin.oauth.protocol import GivenGrant, Grant
 from memd.admin.routing import ALL_TOPICS, as_given, decode_query
 from memd.cli.flags import FOUND_SOMETHING, WholeSentences, with_settings
 from memd.cli.operations import Lines, asked_with, options_of, print_lines, table, time_of

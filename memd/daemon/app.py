@@ -38,7 +38,6 @@ from aiohttp import HttpVersion11, web
 from memd import __version__
 from memd.access import OWN_HEADERS, WrongTokens
 from memd.admin.auditing import Auditor, note_turn, own_erasure
-from memd.admin.mcp_endpoint import McpEndpoint
 from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.oauth.ledger import GrantFile, Ledger, SharedGrants
 from memd.admin.parts import DaemonParts
@@ -339,7 +338,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     daemon.auditor.note_start(config, daemon.principals.names)
     wrong_tokens = WrongTokens(daemon.principals, loop.call_later, daemon.auditor.note_wrong_tokens)
     oauth = OAuthEndpoint(daemon.ledger, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token)
-    own_routes = OwnRoutes(daemon, wrong_tokens, oauth, McpEndpoint(daemon, oauth.leading_on).answer)
+    own_routes = OwnRoutes(daemon, wrong_tokens, oauth)
     tending += await _share_rights(daemon, wrong_tokens)
     tending.append(tasks.spawn(daemon.retention.eraser.tend(), "unfinished erasures"))
     router = _router(daemon, own_routes, wrong_tokens)

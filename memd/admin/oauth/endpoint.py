@@ -16,8 +16,8 @@ from aiohttp import web
 from memd import access
 from memd.access import WrongTokens
 from memd.admin.oauth import protocol
-from memd.admin.oauth.grants import Allowed, GivenGrant
 from memd.admin.oauth.ledger import Ledger
+from memd.admin.oauth.protocol import Allowed, GivenGrant
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import Body, get, post
 from memd.errors import NotFound, OAuthRefused, StoreError

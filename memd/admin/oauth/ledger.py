@@ -22,8 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from memd.admin.oauth.grants import Allowed, GivenCode, Grant, LedgerState, Tokens
-from memd.admin.oauth.protocol import Permission, TokenRequest
+from memd.admin.oauth.protocol import Allowed, GivenCode, Grant, LedgerState, Permission, TokenRequest, Tokens
 from memd.errors import OAuthRefused, StoreError
 from memd.principals import Principal
 from memd.store.disk import LocalDisk, replace_file
