@@ -7,13 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 from archiver_stage import Stage, live_entries
-from histories import talk, texts
+from histories import talk
 
 from memd.conversation.conversation import Conversation
 from memd.entries import Draft, Entry
-from memd.errors import EmbeddingError, StoreError, StoreWriteFailed
-from memd.ingest.chunking import Utterance
-from memd.ingest.pipeline import Drafter
+from memd.errors import StoreWriteFailed
 from memd.ingest.topics import Topic
 from memd.settings.model import (
     CompactionSettings,
@@ -24,7 +22,6 @@ from memd.settings.model import (
     SegmentSettings,
 )
 
-SECRET = "sk-0123456789abcdefABCDEF"
 LAMP = "u:Where is the spare lamp of the lighthouse?", "a:On the second landing, behind the rope."
 FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
 
@@ -118,20 +115,6 @@ async def test_a_chunk_from_before_the_speakers_were_data_is_recognised(stage: S
     assert shown(topic) == [old]
 
 
-async def test_a_compaction_takes_out_of_the_prompt_what_is_durable(stage: Stage, topic: Topic) -> None:
-    conversation = talk(topic.buffer, *LAMP, *FERRY, now=stage.now)
-    assert await stage.archiver.compact(topic, conversation)
-    assert (conversation.left_out, conversation.stored) == (2, 0)
-    await stage.tasks.finish(60)
-    assert texts(conversation) == ["(left out)", "(left out)", *(one[2:] for one in FERRY)]
-    assert [text for text in shown(topic) if "lamp" in text] and not [text for text in shown(topic) if "ferry" in text]
-    await stage.close()
-    again = Stage(stage.config, stage.files)
-    (known,) = (await again.topics.get("talk")).buffer.conversations()
-    assert (known.stored, known.left_out) == (2, 2), "and the journal says so"
-    await again.close()
-
-
 async def test_where_the_journal_cannot_be_forced_to_disk_only_what_is_stored_leaves(
     stage: Stage, topic: Topic
 ) -> None:
@@ -168,44 +151,6 @@ async def test_forcing_to_disk_waits_for_what_others_are_writing_and_tells_of_th
     await cut.close()
 
 
-async def test_a_correction_of_a_chunk_from_before_redaction_is_redacted_and_embedded_before_the_append(
-    stage: Stage, topic: Topic
-) -> None:
-    content = f"The key is {SECRET}."
-    vector = stage.embedder.embed_many([content])[0].tobytes()
-    draft = Draft(uuid=bytes(16), content=content, vector=vector, created_at=1, reason=f"because {SECRET}")
-    with pytest.raises(StoreError, match="should have been redacted before"):
-        topic.log.append([draft])
-    (entry,) = await stage.archiver.append_corrections(topic, topic.log, [draft])
-    assert (entry.content, entry.reason) == ("The key is [redacted:api_key].", "because [redacted:api_key]")
-    assert entry.vector == stage.embedder.embed_many([entry.content])[0].tobytes()
-    assert SECRET.encode() not in b"".join(stage.files.contents().values())
-
-
-NOTE = "The office coffee comes from the roaster in Mill Lane."
-
-
-async def noted(stage: Stage, topic: Topic, *texts: str, source: str = "notes/office.md") -> list[Entry]:
-    def make(drafter: Drafter) -> list[Draft]:
-        return drafter.drafts(topic.log, [[Utterance(text)] for text in texts], kind="note", source=source)
-
-    return await stage.archiver.append_drafts(topic, make)
-
-
-async def test_a_note_is_redacted_and_a_failure_is_raised_and_writes_nothing(stage: Stage, topic: Topic) -> None:
-    stage.fail_next_write()
-    with pytest.raises(StoreError):
-        await noted(stage, topic, NOTE)
-    stage.embedder.fails = True
-    with pytest.raises(EmbeddingError):
-        await noted(stage, topic, NOTE)
-    assert shown(topic) == []
-    stage.embedder.fails = False
-    await noted(stage, topic, f"The key is {SECRET}.")
-    assert shown(topic) == ["The key is [redacted:api_key]."]
-    assert stage.redactor.counts == {"api_key": 1}
-
-
 async def test_one_too_many_stays_open_as_long_as_it_cannot_be_stored_and_is_not_journalled_again_and_again() -> None:
     stage = Stage(Config(conversation=ConversationSettings(max_open=1)))
     topic = await stage.topics.get("talk")
@@ -238,27 +183,6 @@ async def test_the_store_of_a_branch_ends_when_the_branch_is_left_and_settled_me
     assert await storing
     stored_texts = [entry.content for entry in live_entries(topic)]
     assert all(sum(one[2:20] in text for text in stored_texts) == 1 for one in said[8:])
-
-
-async def test_what_two_branches_share_is_stored_once_though_they_are_stored_at_the_same_time(
-    stage: Stage, topic: Topic
-) -> None:
-    one = talk(topic.buffer, *LAMP, *FERRY)
-    other = talk(topic.buffer, *LAMP, "u:And the oil?", "a:In the cellar.")
-    assert one is not other
-    assert all(await asyncio.gather(stored(stage, topic, one), stored(stage, topic, other)))
-    assert sum("spare lamp" in text for text in shown(topic)) == 1
-    assert sum("oil" in text for text in shown(topic)) == 1
-
-
-async def test_a_task_that_has_ended_is_not_counted_as_work_in_the_background(stage: Stage) -> None:
-    async def done() -> None: ...
-
-    tasks = [stage.tasks.spawn(done(), "done") for _ in range(5)]
-    assert len(stage.tasks) == 5
-    counted = asyncio.get_running_loop().create_future()
-    tasks[-1].get_loop().call_soon(lambda: counted.set_result(len(stage.tasks)))  # behind all five
-    assert await counted == 0
 
 
 async def test_many_short_conversations_are_stored_in_few_appends_and_each_is_marked_for_itself(

@@ -169,8 +169,6 @@ def test_the_beginning_of_a_long_result_is_in_one_chunk_with_its_call() -> None:
 
 # From messages to drafts: what of another kind or source is not what a topic has
 
-SENTENCE = "The ferry does not run in January."
-
 
 @pytest.fixture
 def embedder() -> HashEmbedder:
@@ -202,31 +200,12 @@ def drafter(embedder: HashEmbedder, redactor: Redactor | None = None) -> Drafter
     return Drafter(cutter, config.dedupe.cosine, embedder.embed_many)
 
 
-def test_a_sentence_of_a_chat_and_the_same_of_two_documents_are_three_chunks(
-    topic: TopicLog, embedder: HashEmbedder
-) -> None:
-    make = drafter(embedder)
-    places = [("turn", None), ("document", "a.md"), ("document", "b.md"), ("note", None)]
-    for number, (kind, source) in enumerate(places):
-        run = [Utterance(SENTENCE, "user", bytes([number]) * 16)]
-        (draft,) = topic_drafts = make.drafts(topic, [run], kind=kind, source=source)
-        assert (draft.kind, draft.source) == (kind, source)
-        topic.append(topic_drafts)
-        assert make.drafts(topic, [run], kind=kind, source=source) == [], "but twice in one place it is one"
-    assert topic.snapshot().live_count == len(places)
-
-
 def test_a_document_is_redacted_before_it_is_cut(embedder: HashEmbedder) -> None:
     pem = "-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQ\n" * 60 + "-----END PRIVATE KEY-----"
     sections = (GivenSection(text=f"The key:\n{pem}"), GivenSection(text=" \n"))
     document = GivenDocument(source="keys.md", hash="0" * 64, sections=sections)
     (draft,) = drafter(embedder).cutter.cut_document(document)
     assert draft.content == "The key:\n[redacted:private_key]"
-
-
-def test_messages_and_text_without_a_speaker_do_not_share_a_run(topic: TopicLog, embedder: HashEmbedder) -> None:
-    with pytest.raises(ValueError, match="runs of their own"):
-        drafter(embedder).drafts(topic, [[Utterance("Which lamp?", "user"), Utterance(SENTENCE)]])
 
 
 def test_a_chunk_is_redacted_though_the_message_that_it_was_cut_from_had_nothing(

@@ -27,7 +27,6 @@ from memd.conversation.compaction import (
     keeps_earlier_blocks,
     part_starts,
     return_position,
-    surplus_instructions,
     thresholds,
     turns,
 )
@@ -155,9 +154,51 @@ def test_at_least_the_fraction_and_the_excess_are_taken_where_turns_allow_it(
     assert departure(conversation_of(), fraction=fraction, excess_tokens=excess).is_empty
 
 
-def test_of_an_open_turn_that_is_too_long_the_oldest_results_become_lines() -> None:
-    stay = taken(conversation := weighed(*LOOP), departure(conversation, fraction=0.1, excess_tokens=250))
-    assert stay == ["u:q", "c:#1", "-", "c:#2", "t:r2", "c:#3", "t:r3", "c:#4", "t:r4"]
+SAID_BEFORE = ("u:q", "a:one", "u:w", "a:two", "a:three")
+ENDED = (*LOOP, "a:done", "u:thanks")
+DEPARTURES: dict[str, tuple[tuple[str, ...], dict[str, int], dict[str, Any], str]] = {
+    "of an open turn the oldest results become lines": (
+        LOOP, {}, {"fraction": 0.1, "excess_tokens": 250}, "u:q c:#1 - c:#2 t:r2 c:#3 t:r3 c:#4 t:r4",
+    ),
+    "whole units leave where lines do not free enough": (
+        LOOP, {"c": 400}, {"fraction": 0.1, "excess_tokens": 1_700}, "u:q c:#3 - c:#4 t:r4",
+    ),
+    "but never the newest": (LOOP, {"c": 400}, {"fraction": 0.4, "excess_tokens": 9_000}, "u:q c:#4 t:r4"),
+    "results that the model has not read stay with the last finished turn": (
+        (*SAID_BEFORE, "r:files", "u:next"), {}, {}, "u:w a:three u:files u:next",
+    ),
+    "unless the request would be refused": (
+        (*SAID_BEFORE, "r:files", "u:next"), {}, {"forced": True}, "u:next",
+    ),
+    "so does a call that was interrupted": (
+        (*SAID_BEFORE, "c:f#1", "t:r#1", "u:next"), {}, {}, "u:w c:#1 t:r u:next",
+    ),
+    "results that it has read leave": ((*SAID_BEFORE, "r:files", "a:four", "u:next"), {}, {}, "u:next"),
+    "the newest result stays": (
+        ("u:q", "c:f#1", "t:huge#1"), {"t": 9_000}, {"fraction": 0.5, "excess_tokens": 5_000}, "u:q c:#1 t:huge",
+    ),
+    "and becomes a line where the request would be refused": (
+        ("u:q", "c:f#1", "t:huge#1"), {"t": 9_000}, {"fraction": 0.5, "excess_tokens": 5_000, "forced": True},
+        "u:q c:#1 -",
+    ),
+    "a long finished turn leaves unit by unit": (
+        ENDED, {}, {"fraction": 0.4, "excess_tokens": 100}, "u:q c:#3 t:r3 c:#4 t:r4 a:done u:thanks",
+    ),
+    "or all of it": (ENDED, {}, {"excess_tokens": 100}, "u:thanks"),
+    "of what is durable alone": (
+        ENDED, {}, {"fraction": 0.9, "excess_tokens": 100, "upto": 4},
+        "u:q c:#2 t:r2 c:#3 t:r3 c:#4 t:r4 a:done u:thanks",
+    ),
+}  # fmt: skip
+"""Aider puts the files of a question behind the history, in the user's name."""
+
+
+@pytest.mark.parametrize("name", DEPARTURES)
+def test_what_leaves_and_what_stays(name: str) -> None:
+    history, tokens, asked, stay = DEPARTURES[name]
+    conversation = weighed(*history, **tokens)
+    chosen = departure(conversation, **({"fraction": 1.0, "excess_tokens": 9_000} | asked))
+    assert taken(conversation, chosen) == stay.split()
 
 
 def test_it_gives_way_down_to_half_of_what_it_may_keep() -> None:
@@ -166,73 +207,11 @@ def test_it_gives_way_down_to_half_of_what_it_may_keep() -> None:
     assert 1_500 <= conversation.visible_tokens() <= 2_000, "of 5,110 it may keep 4,010"
 
 
-def test_where_lines_do_not_free_enough_whole_units_of_the_open_turn_leave_but_never_the_newest() -> None:
-    conversation = weighed(*LOOP, c=400)
-    assert taken(conversation, departure(conversation, fraction=0.1, excess_tokens=1_700)) == [
-        "u:q", "c:#3", "-", "c:#4", "t:r4",
-    ]  # fmt: skip
-    assert taken(conversation, departure(conversation, fraction=0.4, excess_tokens=9_000)) == ["u:q", "c:#4", "t:r4"]
-
-
 def test_calls_and_lines_stay_where_they_take_little_and_the_newest_result_takes_much() -> None:
     conversation = weighed(*LOOP)
     conversation.messages[8] = msgspec.structs.replace(conversation.messages[8], tokens=3_000)
     stay = taken(conversation, departure(conversation, fraction=0.5, excess_tokens=300))
     assert stay == ["u:q", "c:#1", "-", "c:#2", "-", "c:#3", "-", "c:#4", "t:r4"]
-
-
-def test_results_that_the_model_has_not_read_stay_with_the_last_finished_turn() -> None:
-    """Aider puts the files of a question behind the history, in the user's name."""
-    said_before = ("u:q", "a:one", "u:w", "a:two", "a:three")
-    given = weighed(*said_before, "r:the files", "u:next")
-    assert taken(given, departure(given, fraction=1.0, excess_tokens=9_000)) == [
-        "u:w",
-        "a:three",
-        "u:the files",
-        "u:next",
-    ]
-    forced = weighed(*said_before, "r:the files", "u:next")
-    assert taken(forced, departure(forced, fraction=1.0, excess_tokens=9_000, forced=True)) == ["u:next"]
-    interrupted = weighed(*said_before, "c:f#1", "t:r#1", "u:next")
-    assert taken(interrupted, departure(interrupted, fraction=1.0, excess_tokens=9_000)) == [
-        "u:w",
-        "c:#1",
-        "t:r",
-        "u:next",
-    ]
-    read = weighed(*said_before, "r:the files", "a:four", "u:next")
-    assert taken(read, departure(read, fraction=1.0, excess_tokens=9_000)) == ["u:next"]
-
-
-def test_results_of_the_newest_unit_become_lines_only_where_the_request_would_be_refused() -> None:
-    conversation = weighed("u:q", "c:f#1", "t:huge#1", t=9_000)
-    assert departure(conversation, fraction=0.5, excess_tokens=5_000).is_empty
-    assert taken(conversation, departure(conversation, fraction=0.5, excess_tokens=5_000, forced=True)) == [
-        "u:q", "c:#1", "-",
-    ]  # fmt: skip
-
-
-def test_a_long_finished_turn_leaves_unit_by_unit() -> None:
-    conversation = weighed(*LOOP, "a:done", "u:thanks")
-    stay = taken(conversation, departure(conversation, fraction=0.4, excess_tokens=100))
-    assert stay == ["u:q", "c:#3", "t:r3", "c:#4", "t:r4", "a:done", "u:thanks"]
-    assert taken(conversation, departure(conversation, fraction=1.0, excess_tokens=100)) == ["u:thanks"]
-
-
-def test_only_what_is_durable_leaves() -> None:
-    conversation = weighed(*LOOP, "a:done", "u:thanks")
-    assert departure(conversation, fraction=0.9, excess_tokens=100, upto=4).gone == (1, 2)
-    assert departure(conversation, fraction=0.9, excess_tokens=100, upto=0).is_empty
-
-
-def test_instructions_in_mid_conversation_stay_until_they_take_too_much() -> None:
-    conversation = conversation_of("u:1", "s:be brief", "a:2", "u:3", "s:in French", "a:4", "u:5")
-    stay = taken(conversation, departure(conversation, fraction=1.0, excess_tokens=99))
-    assert stay == ["s:be brief", "s:in French", "u:5"]
-    assert surplus_instructions(conversation, 20) == []
-    assert surplus_instructions(conversation, 19) == [1]
-    conversation.mark_gone([1], {})
-    assert conversation.visible_positions() == [4, 6] and conversation.owed == {1}
 
 
 def test_the_part_that_comes_back_is_found_without_a_count_for_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,14 +184,6 @@ async def test_a_file_that_goes_back_to_what_it_was_is_whole_again_for_no_vector
     assert len(contents(topic)) == 3
 
 
-async def test_a_renamed_file_needs_no_vector_and_a_removed_one_is_taken_out(stage: Stage, topic: Topic) -> None:
-    await taken(stage, topic, ["One.", "Two."])
-    assert await taken(stage, topic, ["One.", "Two."], "docs/b.md", renamed_from="docs/a.md") == []
-    assert {entry.source for entry in live_entries(topic)} == {"docs/b.md"} and contents(topic) == ["One.", "Two."]
-    await stage.taker.remove(topic, ["docs/b.md"])
-    assert contents(topic) == [] and hash_of(topic) == {}
-
-
 async def test_a_document_whose_vectors_fail_is_left_as_it_was(stage: Stage, topic: Topic) -> None:
     await taken(stage, topic, ["One.", "Two."])
     stage.embedder.fails = True

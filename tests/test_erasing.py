@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
-from recording_upstream import RecordingUpstream, chat_answer
+from effort import scaled
+from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
 from memd.entries import Entry
 from memd.store.disk import LocalDisk
@@ -66,10 +70,14 @@ def id_of(daemon: DaemonProcess, words: str) -> str:
     return str(next(one["id"] for one in daemon.export() if words in one["content"] and one["live"]))
 
 
+@pytest.fixture
+def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    return make_daemon(upstream.url, SETTINGS).start()
+
+
 def test_a_chunk_of_a_live_chat_is_erased_everywhere_and_stays_away(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    daemon: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url, SETTINGS).start()
     history = tell(daemon, [OTHERS[0], SECRET, *OTHERS[1:]])
     daemon.wait_stored(*OTHERS, SECRET)
     daemon.chat([user("Where is the spare key of the foghorn?")])
@@ -141,10 +149,9 @@ def test_a_chunk_that_waits_to_be_stored_is_erased_and_not_stored_later(
 
 
 def test_a_turn_of_another_topic_that_showed_it_again_loses_it_too(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    daemon: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
     """A retry and a step of a tool loop show the block of their turn, and have no candidates of their own."""
-    daemon = make_daemon(upstream.url, SETTINGS).start()
     tell(daemon, [SECRET])
     daemon.wait_stored(SECRET)
     asked = [user("Where is the spare key of the foghorn?")]
@@ -158,9 +165,8 @@ def test_a_turn_of_another_topic_that_showed_it_again_loses_it_too(
 
 
 def test_a_turn_that_had_recalled_it_and_is_answered_later_does_not_bring_it_back(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    daemon: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
-    daemon = make_daemon(upstream.url, SETTINGS).start()
     tell(daemon, [SECRET])
     daemon.wait_stored(SECRET)
     gate = threading.Event()
@@ -198,10 +204,7 @@ def test_a_block_that_shows_it_with_an_answer_that_was_made_anew_since_goes_too(
     assert found_in(daemon.data_dir) == []
 
 
-def test_a_client_that_comes_back_to_a_branch_of_a_live_chat_does_not_bring_it_back(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, SETTINGS).start()
+def test_a_client_that_comes_back_to_a_branch_of_a_live_chat_does_not_bring_it_back(daemon: DaemonProcess) -> None:
     history = tell(daemon, [OTHERS[0], SECRET])
     daemon.wait_stored(SECRET)
     assert daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--yes").returncode == 0
@@ -253,9 +256,8 @@ def test_what_a_client_sends_again_in_a_new_chat_is_stored_again_unless_it_is_fo
 
 
 def test_a_topic_goes_with_all_that_is_of_it_and_a_restored_backup_is_noticed(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+    daemon: DaemonProcess, tmp_path: Path
 ) -> None:
-    daemon = make_daemon(upstream.url, SETTINGS).start()
     team = {"X-Memory-Topic": "team"}
     for text in (SECRET, *OTHERS):
         daemon.chat([user(text)], headers=team)
@@ -289,10 +291,7 @@ def test_a_topic_goes_with_all_that_is_of_it_and_a_restored_backup_is_noticed(
     assert daemon.run("verify").returncode == 0
 
 
-def test_an_erasure_that_was_interrupted_is_finished_by_the_next_start(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, SETTINGS).start()
+def test_an_erasure_that_was_interrupted_is_finished_by_the_next_start(daemon: DaemonProcess) -> None:
     tell(daemon, [SECRET, *OTHERS])
     daemon.wait_stored(*OTHERS, SECRET)
     entry = entry_of(daemon, id_of(daemon, "vermilion"))
@@ -325,9 +324,8 @@ def intent(daemon: DaemonProcess) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("is_running", "whole_topic"), [(True, False), (False, True)])
 def test_what_was_shown_of_it_in_another_topic_is_erased_too(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, is_running: bool, whole_topic: bool
+    daemon: DaemonProcess, upstream: RecordingUpstream, is_running: bool, whole_topic: bool
 ) -> None:
-    daemon = make_daemon(upstream.url, SETTINGS).start()
     assert ask(f"{daemon.own_url}/memd/notes", {"topic_id": "walls", "notes": [{"content": SECRET}]}).status == 200
     reads = {"memory_in": json.dumps({"topic_id": "yard", "related_topic_ids": ["walls"]})}
     asked = [user("Where is the spare key of the foghorn?")]
@@ -347,8 +345,7 @@ def test_what_was_shown_of_it_in_another_topic_is_erased_too(
     assert "granite" not in upstream.prompts[-1]
 
 
-def test_other_chunks_that_repeat_the_words_are_named(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url, SETTINGS).start()
+def test_other_chunks_that_repeat_the_words_are_named(daemon: DaemonProcess, upstream: RecordingUpstream) -> None:
     tell(daemon, [SECRET])
     upstream.answer = lambda request: chat_answer(request, "Under the third granite step.")
     tell(daemon, ["Where was it again?"])
@@ -358,3 +355,130 @@ def test_other_chunks_that_repeat_the_words_are_named(make_daemon: MakeDaemon, u
     answer = next(one for one in daemon.export() if "Under the third" in one["content"])["uuid"].replace("-", "")[:8]
     planned = daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--dry-run").stdout
     assert f"chunk {answer} in topic default stays: it has 'under the third granite step' too" in planned
+
+
+# Chats go on, answers are made anew, texts wait, the daemon is killed, and meanwhile chunks are erased
+
+
+FACT = re.compile(rb"QX\d{5}Z")
+NAMES = ["stove", "boat", "barometer", "staircase", "flag", "goat", "radio", "well", "window", "path", "ladder"]
+STEPS, CHATS_MAX = 120, 6
+WINDOW = 1_500
+"""So that turns leave the prompt."""
+
+
+class Talker:
+    """Chats of one topic, and what was erased in it."""
+
+    def __init__(self, daemon: DaemonProcess, chance: random.Random) -> None:
+        self.daemon = daemon
+        self.chance = chance
+        self.chats: list[list[dict[str, str]]] = []
+        self.alive: list[str] = []
+        self.erased: set[str] = set()
+        self._facts = 0
+
+    def step(self) -> None:
+        """One thing that people and programs do."""
+        ways = [self._begin, self._go_on, self._go_on, self._edit, self._fork, self._shorten, self._rewrite]
+        ways += [self._answer_anew, self._answer_anew, self._note, *[self._erase] * 4]
+        self.chance.choice(ways if self.chats else [self._begin])()
+
+    def back(self, folder: Path) -> set[str]:
+        """What was erased and is in a file."""
+        found = set[str]()
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                with suppress(FileNotFoundError):  # an index that was merged meanwhile
+                    found |= {one.decode() for one in FACT.findall((Path(parent) / name).read_bytes())}
+        return found & self.erased
+
+    def _text(self) -> str:
+        self._facts += 1
+        self.alive.append(f"QX{self._facts:05}Z")
+        said = "The {} {} because of the {}, so the {} waits until the {} is done."
+        before, behind = (said.format(*self.chance.sample(NAMES, 5)) for _ in range(2))
+        key = f"The key {self.alive[-1]} belongs to the {self.chance.choice(NAMES)}."
+        return key if self.chance.random() < 0.3 else f"{before} {key} {behind}"
+
+    def _say(self, history: list[dict[str, str]]) -> list[dict[str, str]]:
+        return [*history, {"role": "assistant", "content": self.daemon.chat(history).reply}]
+
+    def _begin(self) -> None:
+        self.chats = [*self.chats, self._say([user(self._text())])][-CHATS_MAX:]
+
+    def _in_a_chat(self, begin: int, end: int) -> None:
+        at = self.chance.randrange(len(self.chats))
+        self.chats[at] = self._say([*self.chats[at][begin:end], user(self._text())])
+
+    def _go_on(self) -> None:
+        self._in_a_chat(0, 1 << 30)
+
+    def _edit(self) -> None:
+        self._in_a_chat(0, -2)
+
+    def _fork(self) -> None:
+        history = self.chance.choice(self.chats)
+        history = history[: 2 * self.chance.randrange(len(history) // 2)]
+        self.chats = [*self.chats, self._say([*history, user(self._text())])][-CHATS_MAX:]
+
+    def _shorten(self) -> None:
+        self._in_a_chat(2, 1 << 30)
+
+    def _rewrite(self) -> None:
+        at = self.chance.randrange(len(self.chats))
+        history = [*self.chats[at]]
+        history[1] = {"role": "assistant", "content": f"In short: {self.chance.choice(NAMES)}."}
+        self.chats[at] = self._say([*history, user(self._text())])
+
+    def _answer_anew(self) -> None:
+        at = self.chance.randrange(len(self.chats))
+        self.chats[at] = self._say(self.chats[at][:-1])
+
+    def _note(self) -> None:
+        note = {"topic_id": "default", "notes": [{"content": self._text()}]}
+        assert ask(f"{self.daemon.own_url}/memd/notes", note).status == 200
+
+    def _erase(self) -> None:
+        fact = self.chance.choice(self.alive)
+        self.alive.remove(fact)
+        asked = urlencode({"topic": "default", "q": f"What about the key {fact}?"})
+        listed = urlencode({"topic": "default", "contains": fact})
+        found = ask(f"{self.daemon.own_url}/memd/search?{asked}").json["chunks"]
+        while ids := [one["id"] for one in found if fact in one["content"]]:
+            body = {"topic_id": "default", "chunk_ids": ids, "forbid": self.chance.random() < 0.2}
+            erased = ask(f"{self.daemon.own_url}/memd/erase", body)
+            assert erased.status == 200, erased.body
+            self.erased.add(fact)
+            found = ask(f"{self.daemon.own_url}/memd/chunks?{listed}").json["chunks"]  # with another answer
+        if fact in self.erased:
+            assert self.back(self.daemon.data_dir) == set(), repr(self.daemon)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("store_after_seconds", [0.3, 3600])
+def test_what_is_erased_while_other_things_wait_stays_away(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, store_after_seconds: float
+) -> None:
+    chance, answers = random.Random(7), iter(range(100_000))
+
+    def answer(request: Request) -> Response:
+        return chat_answer(request, f"Noted under number {next(answers)} in the ledger of this house, and no more.")
+
+    upstream.answer = answer
+    settings: dict[str, Any] = {
+        "buffer": {"store_after_seconds": store_after_seconds},
+        "segment": {"max_entries": 8},
+        "upstream": {"window": WINDOW},
+    }
+    daemon = make_daemon(upstream.url, settings).start()
+    talker = Talker(daemon, chance)
+    for number in range(max(40, scaled(STEPS))):
+        talker.step()
+        if number % 20 == 19:
+            daemon.kill()
+            assert talker.back(daemon.data_dir) == set()
+            daemon.start()
+    assert daemon.terminate() == 0
+    assert len(talker.erased) > 3
+    assert talker.back(daemon.data_dir) == set()

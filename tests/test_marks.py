@@ -12,7 +12,7 @@ import pytest
 from archiver_stage import Stage, live_entries
 from conftest import MakeDaemon
 from crash_files import CrashFiles
-from histories import glance, new_buffer, receive, replayed, said, state, talk, texts
+from histories import glance, new_buffer, receive, replayed, said, state, talk
 from recording_upstream import Request, Response, chat_answer, recording_upstream
 
 from memd.conversation.hot_buffer import HotBuffer
@@ -104,62 +104,6 @@ FERRY = "u:When does the last ferry leave?", "a:At ten past nine."
 OIL = "u:Who brings the oil?", "a:The widow of the harbour master."
 
 
-async def test_only_what_the_log_has_lost_is_lowered_and_it_is_stored_again(files: CrashFiles) -> None:
-    stage, topic = await opened(files)
-    one = talk(topic.buffer, *LAMP)
-    await stage.archiver.store(topic, one, 2)
-    older = files.read(ACTIVE)
-    one = talk(topic.buffer, *LAMP, *FERRY)
-    await stage.archiver.store(topic, one, 4)
-    one = talk(topic.buffer, *LAMP, *FERRY, *OIL)
-    await stage.archiver.store(topic, one, 6)
-    topic.buffer.mark(one, left_out=4)
-    await topic.rewrite_journal()
-    await stage.close()
-
-    files.put(ACTIVE, older)
-    stage, topic = await opened(files)
-    (again,) = topic.buffer.conversations()
-    assert (again.stored, again.left_out) == (4, 2), "the oil is in the journal, the ferry is with the client alone"
-    assert texts(again) == ["(left out)", "(left out)", "(left out)", "(left out)", *(one[2:] for one in OIL)]
-    assert again.visible_positions() == [4, 5]
-    assert any("2 of them are missing" in str(finding) for finding in topic.log.findings)
-    await stage.archiver.store(topic, again, 6)
-    await topic.save(sync=True)
-    assert [entry.content for entry in live_entries(topic)][1:] == [
-        "Who brings the oil?\nThe widow of the harbour master."
-    ]
-    await stage.close()
-
-    stage, topic = await opened(files)
-    assert topic.log.findings == [], "told once"
-    (again,) = topic.buffer.conversations()
-    arrival = receive(topic.buffer, *LAMP, *FERRY, *OIL, "u:And the wick?")
-    assert arrival.conversation is again and again.visible_positions() == [2, 3, 4, 5, 6]
-    assert texts(again)[2:4] == [one[2:] for one in FERRY]
-    await stage.archiver.store(topic, again, 6)
-    assert sorted(entry.content.partition("\n")[0] for entry in live_entries(topic)) == sorted(
-        one[0][2:] for one in (LAMP, FERRY, OIL)
-    )
-    await stage.close()
-
-
-async def test_a_log_that_has_more_than_the_journal_knows_is_no_loss(files: CrashFiles) -> None:
-    stage, topic = await opened(files)
-    one = talk(topic.buffer, *LAMP)
-    await stage.archiver.store(topic, one, 2)
-    await topic.save(sync=True)
-    journal = files.read(HOT)
-    await stage.archiver.store(topic, talk(topic.buffer, *LAMP, *FERRY), 4)
-    await stage.close()
-    files.put(HOT, journal)
-    stage, topic = await opened(files)
-    assert topic.log.findings == []
-    (again,) = topic.buffer.conversations()
-    assert again.stored == 2
-    await stage.close()
-
-
 def lowered_buffer(is_in_log: set[str]) -> HotBuffer:
     buffer = new_buffer()
     one = talk(buffer, *LAMP, *FERRY, *OIL)
@@ -175,13 +119,6 @@ def test_a_read_only_request_hears_what_was_lost_too() -> None:
     arrival = glance(buffer, *LAMP, *FERRY, *OIL, "u:And the wick?")
     assert arrival.conversation.visible_positions() == [2, 3, 4, 5, 6]
     assert state(buffer) == before
-
-
-def test_nothing_moves_where_the_log_has_everything() -> None:
-    buffer = lowered_buffer({*LAMP, *FERRY, *OIL})
-    (one,) = buffer.conversations()
-    assert (one.stored, one.left_out) == (6, 4)
-    assert said(OIL[0]) == one.messages[4].message
 
 
 async def in_the_log_then_lost(files: CrashFiles, kept: Sequence[str], more: Sequence[str]) -> tuple[Stage, Topic]:

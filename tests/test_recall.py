@@ -45,7 +45,7 @@ def _words(text: str) -> int:
     return len(text.split())
 
 
-def _store(path: Path, embedder: Embedder, *, entries_max: int = 100) -> Store:
+def _store(path: Path, embedder: Embedder, *, entries_max: int = 1000) -> Store:
     return Store(
         path,
         StoreShared(
@@ -103,7 +103,6 @@ async def test_an_index_whose_words_are_not_made_yet_is_searched_by_meaning(tmp_
     store = _store(tmp_path, embedder, entries_max=len(TALK))
     store.topic("default").load()
     assert contents(await asked(store.topic("default"), "When does the cellar flood?"))[0] == TALK[3]
-    store.close()
 
 
 class ErasedWhileAsked:
@@ -142,7 +141,7 @@ def log(tmp_path: Path, embedder: Embedder) -> Iterator[TopicLog]:
 @pytest.fixture(params=[False, True], ids=["growing", "sealed"])
 def topic(request: pytest.FixtureRequest, tmp_path: Path, embedder: Embedder) -> Iterator[TopicLog]:
     """A talk, in one growing segment or most of it in a sealed one."""
-    store = _store(tmp_path, embedder, entries_max=4 if request.param else 100)
+    store = _store(tmp_path, embedder, entries_max=4 if request.param else 1000)
     talk = store.topic("default")
     pairs = enumerate(zip(TALK, UTILITY_STEPS, strict=True))
     drafts = [_draft(embedder, number, text, utility_steps=steps) for number, (text, steps) in pairs]
@@ -418,15 +417,12 @@ async def test_what_an_earlier_block_shows_takes_its_place_and_is_not_shown_agai
     assert tight.shown == ()
 
 
-async def test_what_is_in_the_prompt_is_not_shown_and_takes_no_place(tmp_path: Path, embedder: Embedder) -> None:
-    store = _store(tmp_path, embedder, entries_max=1000)
-    topic = store.topic("default")
+async def test_what_is_in_the_prompt_is_not_shown_and_takes_no_place(log: TopicLog, embedder: Embedder) -> None:
     keys = [_draft(embedder, number, f"The spare key number {number} hangs there.") for number in range(60)]
-    topic.append([*(msgspec.structs.replace(one, digests=(b"d" * 16,)) for one in keys[:58]), *keys[58:]])
+    log.append([*(msgspec.structs.replace(one, digests=(b"d" * 16,)) for one in keys[:58]), *keys[58:]])
     filters = Filters(visible_digests={b"d" * 16})
-    found = await asked(topic, "Where hangs spare key number 3?", filters, top_k=2)
-    listed = await asked(topic, "Where hangs spare key number 3?", msgspec.structs.replace(filters, everything=True))
-    store.close()
+    found = await asked(log, "Where hangs spare key number 3?", filters, top_k=2)
+    listed = await asked(log, "Where hangs spare key number 3?", msgspec.structs.replace(filters, everything=True))
     assert {one.entry.content for one in found.shown} == {one.content for one in keys[58:]}
     assert Verdict.VISIBLE not in {one.verdict for one in found.candidates}
     assert len([one for one in listed.candidates if one.verdict is Verdict.INJECTED]) == 2
@@ -505,7 +501,6 @@ async def test_a_time_in_a_question_does_not_drown_in_what_is_not_wanted(tmp_pat
     topic.merge([number for view in topic.snapshot().indexes for number in view.index.segment_ids])
     found = await asked(topic, question, Filters(wanted=Selection(sources=("wanted.md",)), everything=True))
     assert "Behind a bicycle." in by_content(found)
-    store.close()
 
 
 @pytest.mark.parametrize("parts", [(PAINT,), ("QX_7741",), (BREAD,), ("zebra",), (PAINT, BREAD)])
@@ -560,16 +555,13 @@ async def test_what_was_told_beside_an_answer_is_not_held_against_what_that_was_
 
 
 async def test_words_alone_do_not_keep_the_model_from_a_part_that_has_no_vector(
-    tmp_path: Path, embedder: Embedder
+    log: TopicLog, embedder: Embedder
 ) -> None:
     names = " ".join(f"Q{number}" for number in range(100, 116))
-    store = _store(tmp_path, embedder)
     texts = [f"{names} was closed {number} times." for number in range(2)]
     texts += [f"Bread is baked on day {number}." for number in range(60)]
-    store.topic("default").append([_draft(embedder, number, text) for number, text in enumerate(texts)])
-    found = await asked(store.topic("default"), f"{names}?", question="model")
-    store.close()
-    assert found.is_model_asked
+    log.append([_draft(embedder, number, text) for number, text in enumerate(texts)])
+    assert (await asked(log, f"{names}?", question="model")).is_model_asked
 
 
 @pytest.mark.parametrize(
@@ -597,23 +589,19 @@ async def test_what_helped_is_among_what_was_said_at_a_time(log: TopicLog, embed
     assert {*found} == {*TALK}
 
 
-async def test_unhelpful_chunks_keep_no_other_from_being_found(tmp_path: Path, embedder: Embedder) -> None:
-    question, asked_for = "Where does the spare key hang?", embedder.embed("Where does the spare key hang?")
-    away = np.eye(embedder.dimension, dtype=np.float32)
-    store = _store(tmp_path, embedder, entries_max=500)
-    topic = store.topic("default")
+async def test_unhelpful_chunks_keep_no_other_from_being_found(log: TopicLog, embedder: Embedder) -> None:
+    question, away = "Where does the spare key hang?", np.eye(embedder.dimension, dtype=np.float32)
+
+    def add(number: int, text: str, far: float, steps: int = 0) -> None:
+        vector = embedder.embed(question) + far * away[number]
+        plain = _draft(embedder, number, text, utility_steps=steps)
+        log.append([msgspec.structs.replace(plain, vector=(vector / np.linalg.norm(vector)).astype("<f4").tobytes())])
+
     for number in range(119):
-        vector = asked_for + 0.3 * away[number]
-        vector = (vector / np.linalg.norm(vector)).astype("<f4")
-        plain = _draft(embedder, number, f"The spare key hangs at place {number}.", utility_steps=-5)
-        topic.append([msgspec.structs.replace(plain, vector=vector.tobytes())])
-    topic.append([_draft(embedder, 120 + number, text) for number, text in enumerate(TALK)])
-    vector = asked_for + 0.7 * away[119]
-    vector = (vector / np.linalg.norm(vector)).astype("<f4")
-    plain = _draft(embedder, 119, "It is behind the bicycle.")
-    topic.append([msgspec.structs.replace(plain, vector=vector.tobytes())])
-    assert "It is behind the bicycle." in contents(await asked(topic, question))
-    store.close()
+        add(number, f"The spare key hangs at place {number}.", 0.3, -5)
+    log.append([_draft(embedder, 120 + number, text) for number, text in enumerate(TALK)])
+    add(119, "It is behind the bicycle.", 0.7)
+    assert "It is behind the bicycle." in contents(await asked(log, question))
 
 
 @pytest.mark.parametrize("kind", ["document", "note"])

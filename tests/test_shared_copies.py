@@ -20,7 +20,7 @@ from histories import history_of
 from postgres_server import PostgresServer
 
 from memd.conversation.events import BufferEvent, Placed, encode_event
-from memd.conversation.hot_buffer import HotBuffer, clashing, rebased
+from memd.conversation.hot_buffer import HotBuffer, rebased
 from memd.entries import Erased
 from memd.errors import StoreError
 from memd.ingest.erasing import Eraser, plan_of
@@ -287,21 +287,6 @@ def who_know(*texts: str) -> tuple[list[BufferEvent], HotBuffer, HotBuffer]:
     told(common := made(), *texts)
     begun = common.take_unsaved()
     return begun, made(begun), made(begun)
-
-
-def test_what_both_were_told_is_there_once() -> None:
-    begun, ours, theirs = who_know("one", "two", "three")
-    told(ours, "one", "two", "three", "four", "five")
-    told(theirs, "one", "two", "three", "four")
-    their_events = theirs.take_unsaved()
-    own = ours.take_unsaved()
-    assert clashing(their_events, own)
-
-    rebased(ours, made([*begun, *their_events]), their_events, own)
-
-    assert said(ours) == [["one", "two", "three", "four", "five"]]
-    after = made([*begun, *their_events, *ours.take_unsaved()])
-    assert said(after) == said(ours)
 
 
 def test_where_both_went_on_differently_both_are_kept() -> None:

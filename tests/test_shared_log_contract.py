@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from msgspec.structs import replace
 from postgres_server import PostgresServer
 
 from memd.errors import BadTopicId, MadeAnew, MemdError, StoreError
-from memd.ingest.topic import Ends
 from memd.store.shared.postgres import PAGE_ROWS, STREAMS, News, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import ModelId, Store, StoreShared
@@ -57,16 +55,6 @@ def test_only_who_knows_the_head_appends_and_since_tells_what_is_new_in_each_str
     news = kept.since("t", {"log": 100, "hot": 0, "kept": 0})
     assert {row.stream: row.data for row in news.rows} == {"log": b"second", "hot": b"events"}
     assert news.heads == {"log": 200, "hot": 1, "kept": 0}
-
-
-def test_topics_do_not_see_each_other(kept: SharedLog) -> None:
-    kept.append("a", "log", 0, 100, b"of a", generation=0)
-    kept.append("b", "log", 0, 100, b"of b", generation=0)
-
-    assert [row.data for row in _log(kept, topic_id="a").rows] == [b"of a"]
-    assert kept.topics("", 10) == ["a", "b"]
-    assert kept.topics("a", 10) == ["b"]
-    assert kept.topics("", 1) == ["a"]
 
 
 def test_a_name_that_differs_only_in_case_is_refused(kept: SharedLog) -> None:
@@ -212,25 +200,3 @@ def test_ends_tell_of_many_topics_at_once_what_since_tells_of_each(kept: SharedL
     assert set(ends) == {"one", "two", "nobody's"}
     for name, told in ends.items():
         assert told == replace(kept.since(name, dict.fromkeys(STREAMS, 0)), rows=())
-
-
-async def test_all_who_ask_in_the_same_moment_are_answered_by_one_round_trip(kept: FaultyLog) -> None:
-    ends, before = Ends(kept), kept.calls
-
-    first, second = ends.ask(["one", "two"]), ends.ask(["three"])
-    answers = await asyncio.gather(first.answer, second.answer)
-    later = await ends.ask(["one"]).answer
-
-    assert [set(one) for one in answers] == [{"one", "two", "three"}] * 2
-    assert later["one"] == News()
-    assert kept.calls - before == 2
-
-
-async def test_who_asks_a_log_that_is_away_is_told_so_and_the_next_one_asks_again(kept: FaultyLog) -> None:
-    ends = Ends(kept)
-    kept.fails = lambda call: "away"
-    with pytest.raises(StoreError):
-        await ends.ask(["one"]).answer
-    kept.fails = lambda call: ""
-
-    assert await ends.ask(["one"]).answer == {"one": News()}

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 from archiver_stage import Stage, live_entries
+from daemon_in_process import house_in
 from histories import history_of, new_buffer, receive, said, talk
 from hypothesis import given
 from hypothesis import strategies as st
 
+import memd.receipts
 from memd.conversation.conversation import Conversation
 from memd.conversation.events import Injected
 from memd.conversation.hot_buffer import Arrival, HotBuffer
+from memd.ingest.erasing import Concern
+from memd.ingest.redaction import Redactor
 from memd.messages import BlockChunk
 from memd.principals import Held, surplus
-from memd.receipts import Receipt
-from memd.settings.model import Config, ConversationSettings
-from memd.store.disk import LocalDisk
+from memd.receipts import Receipt, Receipts
+from memd.settings.model import Config, ConversationSettings, IngestSettings
+from memd.store.disk import LocalDisk, Wiper
 from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import SUBSCRIBERS_MAX, Events
 
@@ -44,12 +51,14 @@ def test_what_stays_fits_and_nobody_loses_anything_who_has_no_more_than_a_share(
 
 
 def test_of_too_many_who_listen_the_oldest_of_whoever_has_the_most_is_told_to_leave_and_why() -> None:
-    events, streams = Events(), []
+    events, streams, kept = Events(), [], []
     ann = events.subscription("ann")
     hers = ann.__enter__()
     for _ in range(SUBSCRIBERS_MAX):
-        streams.append(events.subscription(MALLORY))
-        streams[-1].__enter__().put_nowait(("mark", len(streams)))
+        streams.append((one := events.subscription(MALLORY)).__enter__())
+        kept.append(one)
+    name, told = streams[0].get_nowait()
+    assert name == "end" and f"mallory had the most of them: {SUBSCRIBERS_MAX}" in told["reason"]
     events.publish("stored", {"topic_id": "t"})
     assert hers.get_nowait() == ("stored", {"topic_id": "t"})
     with events.subscription("bob") as his:
@@ -147,11 +156,64 @@ def test_receipts_of_others_stay_while_one_fills_the_file(tmp_path: Path) -> Non
     ring.close()
 
 
-def test_who_makes_room_for_another_stream_of_events_hears_the_reason() -> None:
-    events = Events()
-    with events.subscription(MALLORY) as first:
-        others = [events.subscription(MALLORY) for _ in range(SUBSCRIBERS_MAX)]
-        for one in others:
-            one.__enter__()
-        name, told = first.get_nowait()
-        assert name == "end" and f"mallory had the most of them: {SUBSCRIBERS_MAX + 1}" in told["reason"]
+# Receipts: read where nobody waits for it, and without the texts that are erased while they are written
+
+
+async def test_the_event_loop_decodes_no_receipts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: set[int] = set()
+    lines, receipt_in = ReceiptRing.lines, memd.receipts.receipt_in
+
+    def watched_lines(ring: ReceiptRing) -> list[bytes]:
+        readers.add(threading.get_ident())
+        return lines(ring)
+
+    def watched(line: bytes) -> Receipt | None:
+        readers.add(threading.get_ident())
+        return receipt_in(line)
+
+    async with house_in(tmp_path) as house:
+        await house.chat("chief", "The lamp is on the brass plate.")
+        await house.settled()
+        monkeypatch.setattr(ReceiptRing, "lines", watched_lines)
+        monkeypatch.setattr(memd.receipts, "receipt_in", watched)
+        _, page = await house.ask("chief", "/memd/turns")
+        [turn] = page["turns"]
+        _, page = await house.ask("chief", "/memd/conversations")
+        conversation = f"/memd/conversations/{page['conversations'][0]['conversation']}"
+        for path in ("/memd/receipts", f"/memd/turns/{turn['turn_id']}", conversation, "/memd/usage", "/memd/figures"):
+            readers.clear()
+            assert (await house.ask("chief", path))[0] == 200
+            assert readers and threading.get_ident() not in readers, path
+        readers.clear()
+        assert (await house.ask("house", "/memd/audit"))[0] == 200
+        assert readers and threading.get_ident() not in readers
+
+
+async def test_a_receipt_that_is_written_while_its_text_is_erased_is_kept_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring, encoded = ReceiptRing(LocalDisk(), tmp_path, 64_000), msgspec.json.encode
+    encoding, goes_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def encode(receipt: object) -> bytes:
+        line = encoded(receipt)
+        if threading.current_thread().name.startswith("writer"):
+            loop.call_soon_threadsafe(encoding.set)
+            goes_on.wait(10)
+        return line
+
+    with ThreadPoolExecutor(1, thread_name_prefix="writer") as writer:
+        receipts = Receipts(ring, writer, Redactor.of(IngestSettings()), Events())
+        asked = Receipt(turn_id="1", at=1, topic_id="harbour", api="chat", mode="full", model="m", asked="the walrus")
+        monkeypatch.setattr(msgspec.json, "encode", encode)
+        with receipts.awaited("1"):
+            writing = asyncio.create_task(receipts.keep(asked))
+            await encoding.wait()
+            erasing = receipts.blanked(tmp_path, Concern("harbour"), Wiper(LocalDisk()))
+            entering = asyncio.create_task(erasing.__aenter__())
+            await asyncio.wait([entering], timeout=0.2)  # it has nothing to wait for, or waits for what is written
+            goes_on.set()
+            await asyncio.gather(writing, entering)
+            await erasing.__aexit__(None, None, None)
+    assert [b"walrus" in line for line in ring.lines()] == [False]

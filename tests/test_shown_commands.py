@@ -33,7 +33,7 @@ NOT_RUN = {
     r"python3 -m venv .*|pip install .*|pipx install .*": "they install; test_packaging.py looks after the name",
     r"npm install.*": "test_typescript_package.py packs and installs it",
     r"memd serve.*": "it runs until it is ended: the daemon beside which the other lines run",
-    r"memd model add .*": "it fetches 91 MB; test_multilingual.py adds a tiny one",
+    r"memd model add .*": "it fetches 91 MB; test_embedding_models.py adds a tiny one",
     r"memd token add .* --data-dir ~.*": "the daemon here has not the owner's token of that page; test_rights.py",
     r"memd audit .*": "an audit begins with the token of somebody else; test_audit.py has some",
     r"memd check --live": "it asks a model that understands; test_check.py has one",
@@ -47,11 +47,11 @@ NOT_RUN = {
     r"memd check --data-dir ~/memory-of-work": "the folder of a memd that is started in the line before",
     r"python bench/.*": "they measure for minutes",
     r"memd export \| jq .*": "jq is not on every machine",
-    r"pass show .*": "nobody here has a password store; test_encrypted_daemon.py gives a key on standard input",
+    r"pass show .*": "nobody here has a password store; test_encryption.py gives a key on standard input",
     r"memd erase --(dry-run|forbid) --chunk .*": "the ids of somebody's chunks; test_erasing.py",
-    r"memd restore .*|memd verify memory": "no bucket here; test_bucket_daemon.py loses a disk and restores it",
+    r"memd restore .*|memd verify memory": "no bucket here; test_bucket.py loses a disk and restores it",
     r"memd move .*": "no cluster here; test_shared_daemons.py has one",
-    r"mv memory/work memory/office .*": "while no daemon runs; test_topic_names.py has it",
+    r"mv memory/work memory/office .*": "while no daemon runs; test_topics.py has it",
 }
 """What is not run: a pattern of whole lines, and why. Those that begin with `memd` are parsed all the same."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import resource
+import shutil
 import signal
 import threading
 import zlib
@@ -13,8 +15,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import pytest
-from crash_files import CrashFiles
+from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import (
     DATA_DIR,
     DIMENSION,
@@ -29,16 +32,22 @@ from drafts import (
     unit_vector,
     uuid_of,
 )
+from golden_files import EXPECTED, GOLDEN, TOPIC, chunk, found, opened, vector, write
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from memd.conversation.events import BufferEvent
-from memd.entries import UTILITY_STEPS_LIMIT, Draft
-from memd.errors import BadTopicId, CorruptFile, DiskFull, ForeignFile, StoreError, StoreWriteFailed, UnknownTopic
+from memd.entries import UTILITY_STEPS_LIMIT, Draft, Entry, Speaker, Status
+from memd.errors import BadTopicId, CorruptFile, DiskFull, ForeignFile, StoreError, StoreWriteFailed
+from memd.ingest.redaction import Redactor
+from memd.settings.model import IngestSettings
 from memd.store.disk import LocalDisk, writing
 from memd.store.index.sealed_index import SealedIndex
+from memd.store.layout import is_derived
 from memd.store.log.columns import Bits
 from memd.store.log.format import (
+    FORMAT_VERSION,
     FRAME_BYTES,
     HEADER_BYTES,
     MAGIC_JOURNAL,
@@ -54,8 +63,9 @@ from memd.store.log.format import (
     topic_tag,
 )
 from memd.store.log.recovery import read_log_file
+from memd.store.store import Store
 from memd.store.tools.disk_usage import disk_usage
-from memd.store.tools.export import export
+from memd.store.tools.export import as_line, decode_line, state_of
 from memd.store.tools.verify import verify
 
 
@@ -126,7 +136,6 @@ def test_readers_search_while_the_writer_appends_and_seals(tmp_path: Path) -> No
     for thread in threads:
         thread.join()
     assert problems == []
-    store.close()
 
 
 # The directory
@@ -151,17 +160,6 @@ def test_a_draft_beyond_the_limit_is_refused_and_nothing_is_stored(monkeypatch: 
         topic.append([draft("fine"), huge])
     assert topic.snapshot().live_count == 1
     assert topic.append([draft("fine")])[0].public_id == uuid_of("fine").hex()[:4]
-
-
-def test_ids_of_a_failed_append_are_free_again() -> None:
-    files = CrashFiles()
-    topic = open_store(files).topic("talk")
-    topic.append([draft("one")])
-    files.bytes_left = 10
-    with pytest.raises(StoreError):
-        topic.append([with_uuid("abcd1")])
-    files.bytes_left = None
-    assert topic.append([with_uuid("abcd2")])[0].public_id == "abcd"
 
 
 # Finding records among unreadable bytes: the right ones, and with an effort that grows with the bytes alone
@@ -268,16 +266,6 @@ def test_an_unfinished_append_of_a_running_daemon_is_no_finding_and_not_exported
         assert report.ok
         assert any("are being written" in line for line in report.lines)
         assert contents(DATA_DIR, files) == ["user: chunk one"]
-
-
-def test_export_of_a_topic_that_is_not_there_says_so() -> None:
-    files = CrashFiles()
-    open_store(files).topic("talk").append([draft("one")])
-    with pytest.raises(UnknownTopic, match="there is no topic 'walk'; `memd stats` lists them"):
-        next(export(DATA_DIR, files, topic_id="walk", live_only=False))
-    with pytest.raises(BadTopicId):
-        next(export(DATA_DIR, files, topic_id="../talk", live_only=False))
-    assert len(list(export(DATA_DIR, files, topic_id="talk", live_only=False))) == 1
 
 
 def test_verify_names_damage_in_a_journal() -> None:
@@ -502,3 +490,311 @@ def test_topics_are_counted_again_only_where_something_was_stored() -> None:
     files.bytes_read.clear()
     assert [(one.chunks, one.entries) for one in disk_usage(DATA_DIR, files)] == [(1, 1), (24, 25)]
     assert "active.bin" in files.bytes_read
+
+
+# A start looks at the topics that were used, and where it cannot know them, at all
+
+
+RECENT = DATA_DIR / "memd.recent"
+NAMES = [f"topic-{number}" for number in range(10)]
+STATE = "rules"
+
+
+def told(store: Store, *names: str) -> int:
+    """Append an entry to each of these topics, as the daemon does; the highest id."""
+    ids = []
+    for name in names:
+        log = store.topic(name)
+        store.before_write()
+        ids += [entry.canonical_id for entry in log.append([draft(1)])]
+    return max(ids)
+
+
+def at_rest(files: CrashFiles) -> int:
+    """Ten topics with nothing to do; the highest id."""
+    store = open_store(files)
+    highest = told(store, *NAMES)
+    store.close()
+    store = open_store(files)
+    assert store.to_look_at(STATE) == sorted(NAMES), "there was no list"
+    store.note_at_rest(NAMES, STATE)
+    store.close()
+    files.bytes_read.clear()
+    return highest
+
+
+def reopened(files: CrashFiles) -> Store:
+    """With a clock that was set back to the beginning of time."""
+    return open_store(files, now_us=lambda: 1)
+
+
+def test_a_start_reads_no_file_of_a_topic_at_rest() -> None:
+    files = CrashFiles()
+    highest = at_rest(files)
+    store = reopened(files)
+    assert set(files.bytes_read) == {RECENT.name}
+    assert store.to_look_at(STATE) == [] and store.topic_count == len(NAMES) and store.topic_ids() == sorted(NAMES)
+    assert told(store, "new") > highest
+
+
+def test_a_topic_that_could_not_be_looked_at_is_looked_at_by_the_next_start() -> None:
+    files = CrashFiles()
+    at_rest(files)
+    files.remove(RECENT)
+    store = reopened(files)
+    assert store.to_look_at(STATE) == sorted(NAMES)
+    store.note_at_rest([name for name in NAMES if name != "topic-3"], STATE)
+    store.close()
+    assert reopened(files).to_look_at(STATE) == ["topic-3"]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_after_a_power_cut_at_any_step_what_was_used_is_looked_at_and_no_id_is_given_twice(loss: Loss) -> None:
+    base = CrashFiles()
+    at_rest(base)
+    steps = 0
+    while True:
+        files = base.after_power_cut("kept")
+        store = reopened(files)
+        files.cut_after = files.operations + steps
+        acknowledged: dict[str, int] = {}
+        try:
+            for name in ("topic-3", "new", "topic-7"):
+                acknowledged[name] = told(store, name)
+        except PowerCutError:
+            steps += 1
+        else:
+            break
+        after = files.after_power_cut(loss)
+        store = reopened(after)
+        assert acknowledged.keys() <= set(store.to_look_at(STATE)), after.contents()[str(RECENT)]
+        assert told(store, "topic-1") > max([0, *acknowledged.values()])
+    assert steps > 5
+
+
+def test_a_list_that_grew_long_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memd.store.store._SPARE_BYTES", 80)
+    files = CrashFiles()
+    store = open_store(files)
+    store.note_at_rest([], STATE)
+    for name in NAMES:
+        store.topic(name)
+        store.close_topic(name)
+    assert len(files.contents()[str(RECENT)].splitlines()) < len(NAMES)
+    assert open_store(files.after_power_cut("kept")).to_look_at(STATE) == []
+
+
+def put_there(files: CrashFiles) -> None:
+    """Somebody copied a topic from elsewhere."""
+    files.make_directory(DATA_DIR / "brought")
+    files.put(DATA_DIR / "brought" / "hot.log", b"")
+
+
+HARMS: dict[str, Callable[[CrashFiles], None]] = {
+    "torn": lambda files: files.put(RECENT, files.read(RECENT) + b"topic-1"),
+    "zeros": lambda files: files.put(RECENT, bytes(300)),
+    "of another version": lambda files: files.put(RECENT, files.read(RECENT).replace(b"recent 1", b"recent 2")),
+    "not a name": lambda files: files.put(RECENT, files.read(RECENT) + b"../../etc\n"),
+    "gone": lambda files: files.remove(RECENT),
+    "a topic from elsewhere": put_there,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_where_the_list_cannot_be_trusted_all_topics_are_looked_at(harm: Callable[[CrashFiles], None]) -> None:
+    files = CrashFiles()
+    highest = at_rest(files)
+    harm(files)
+    store = reopened(files)
+    assert set(NAMES) <= set(store.to_look_at(STATE))
+    assert told(store, "topic-0") > highest
+
+
+def test_with_other_rules_or_another_model_all_topics_are_looked_at() -> None:
+    files = CrashFiles()
+    at_rest(files)
+    store = open_store(files)
+    assert store.to_look_at(STATE) == [] and store.to_look_at("others") == sorted(NAMES)
+    store.close()
+    assert open_store(files, fingerprint="a" * 32).to_look_at(STATE) == sorted(NAMES)
+
+
+def test_on_a_full_disk_there_is_rather_no_list() -> None:
+    files = CrashFiles()
+    at_rest(files)
+    store = open_store(files)
+    files.bytes_left = 4
+    store.topic("topic-4")
+    assert files.size(RECENT) is None
+    files.bytes_left = None
+    store.note_at_rest([], STATE)
+    assert open_store(files.after_power_cut("kept")).to_look_at(STATE) == ["topic-4"]
+
+
+def test_a_topic_that_somebody_puts_there_is_found_and_one_that_differs_in_case_refused(tmp_path: Path) -> None:
+    store = open_store(data_dir=tmp_path)
+    told(store, "garden")
+    assert store.has_topic("garden") and not store.has_topic("Garden") and not store.has_topic("memd.recent")
+    (tmp_path / "brought").mkdir()
+    assert not store.has_topic("brought"), "there is nothing in it"
+    (tmp_path / "brought" / "hot.log").write_bytes(b"")
+    assert store.has_topic("brought")
+    for name, there in (("Garden", "garden"), ("BROUGHT", "brought"), ("Memd.Recent", "memd.recent")):
+        with pytest.raises(BadTopicId, match=f"differs only in case from '{there}'"):
+            store.topic(name)
+
+
+# The fields of an entry: one definition for drafts, the log, export, import and redaction
+
+
+SECRET = "sk-0123456789abcdefABCDEF"
+
+
+def entry(**changes: object) -> Entry:
+    made = draft("one").as_entry(public_id="", canonical_id=1_700_000_000_000_001, group_left=0)
+    return msgspec.structs.replace(made, public_id=made.uuid.hex()[:4], **changes)
+
+
+def spoken(content: str, *speakers: Speaker) -> Entry:
+    return entry(content=content, speakers=speakers)
+
+
+# Who speaks
+
+
+@pytest.mark.parametrize("offsets", [(-1,), (0, 0), (5, 3), (0, 9)])
+def test_offsets_that_do_not_ascend_within_the_text_do_not_fit(offsets: tuple[int, ...]) -> None:
+    said = spoken("8 chars.", *(Speaker(offset, "user") for offset in offsets))
+    assert not said.speakers_fit
+    line = json.dumps(as_line(said, "talk", live=True)).encode()
+    with pytest.raises(ValueError, match="offset"):
+        decode_line(line)
+
+
+# One definition
+
+
+speakers = st.just(UNSET) | st.lists(st.sampled_from(["user", "tool"]), max_size=3).map(
+    lambda roles: tuple(Speaker(offset, role, continues=offset == 1) for offset, role in enumerate(roles))
+)
+
+
+names = st.just(UNSET) | st.text(min_size=1)
+
+
+@given(st.text(min_size=3), speakers, st.none() | st.text(), st.sampled_from(Status), st.integers(-4, 10), names, names)
+def test_the_log_and_a_line_of_an_export_keep_every_field(
+    content: str,
+    speakers: tuple[Speaker, ...],
+    source: str | None,
+    status: Status,
+    steps: int,
+    author: str,
+    action_by: str,
+) -> None:
+    is_active = status is Status.ACTIVE
+    vector = unit_vector("one").tobytes() if is_active else b""
+    said = entry(
+        content=content if is_active else "",
+        speakers=speakers if is_active else UNSET,
+        source=source,
+        status=status,
+        utility_steps=steps,
+        vector=vector,
+        supersedes=(bytes(16),),
+        author=author,
+        action_by=action_by,
+    )
+    assert decode_entry(encode_entry(said), dimension=DIMENSION) == said
+    topic_id, read = decode_line(msgspec.json.encode(as_line(said, "talk", live=is_active)))
+    assert topic_id == "talk"
+    assert read == msgspec.structs.replace(said.as_draft(), vector=b"", digests=())
+    assert state_of(read) == state_of(said)
+
+
+def test_a_field_of_a_later_version_is_carried_along_and_redacted() -> None:
+    payload = msgspec.msgpack.encode(msgspec.msgpack.decode(encode_entry(entry())) | {"weather": SECRET, "moons": [7]})
+    read = decode_entry(payload, dimension=DIMENSION)
+    assert read.unknown == {"weather": SECRET, "moons": [7]}
+    kept = Redactor.of(IngestSettings(redact=True)).draft(read.as_draft())
+    written = msgspec.msgpack.decode(encode_entry(kept.as_entry(public_id="abcd", canonical_id=7, group_left=0)))
+    assert (written["weather"], written["moons"]) == ("[redacted:api_key]", [7])
+
+
+# Every version of the format that memd ever wrote can be read, searched and appended to by this one
+
+
+NOW = f"v{FORMAT_VERSION}-terms"
+"""As it is written now: with a field of records that has come since the version began (`Entry.terms`)."""
+VERSIONS = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
+
+
+@pytest.fixture(params=VERSIONS)
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of a golden folder."""
+    copy = tmp_path / "memory"
+    shutil.copytree(GOLDEN / request.param, copy)
+    return copy
+
+
+def test_there_is_a_folder_for_every_version_up_to_this_one() -> None:
+    assert [f"v{number}" for number in range(1, FORMAT_VERSION + 1)] + [NOW] == VERSIONS
+
+
+def test_an_old_log_is_whole_and_reads_as_it_did(golden: Path) -> None:
+    report = verify(golden, LocalDisk())
+    assert report.ok, report.lines
+    assert found(golden) == json.loads((golden / EXPECTED).read_text())
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_an_old_log_is_searched_with_its_old_indexes_and_merged_anew(golden: Path, merges: bool) -> None:
+    store = opened(golden)
+    topic = store.topic(TOPIC)
+    topic.load()
+    assert topic.findings == [] and topic.unsealed() == []
+    is_merged = any(golden.rglob("merged_*.ivf"))
+    assert is_merged or not list(golden.rglob("merged_*")), "an older memd's is removed"
+    assert topic.due_merge(1e9) == (None if is_merged else (1, 2))
+    if merges and not is_merged:
+        topic.merge((1, 2))
+        is_merged = True
+    assert [view.index.segment_ids for view in topic.snapshot().indexes] == ([(1, 2)] if is_merged else [(1,), (2,)])
+    expected = {entry["canonical_id"]: entry for entry in json.loads((golden / EXPECTED).read_text())["export"]}
+    for number in range(8):
+        query = np.frombuffer(vector(number), dtype=np.float32)
+        hits = search(topic.snapshot(), query.reshape(1, DIMENSION), 100)
+        live = {canonical_id for canonical_id, entry in expected.items() if entry["live"]}
+        assert {hit.canonical_id for hit in hits} == live
+        entry = topic.snapshot().read(max(hits, key=lambda hit: hit.cosine).place)
+        assert entry.content == expected[entry.canonical_id]["content"]
+        assert float(query @ entry.embedding) == 1.0 or number == 1, "number 1 was replaced"
+
+
+def test_an_old_log_is_appended_to_and_sealed(golden: Path) -> None:
+    before = found(golden)["export"]
+    store = opened(golden)
+    topic = store.topic(TOPIC)
+    topic.append([chunk(8, "user: new"), chunk(9, "user: newer")])
+    for segment_id in topic.unsealed():
+        topic.seal(segment_id)
+    store.close()
+    assert verify(golden, LocalDisk()).ok
+    after = found(golden)["export"]
+    assert after[: len(before)] == before
+    assert [entry["content"] for entry in after[len(before) :]] == ["user: new", "user: newer"]
+
+
+def test_this_version_writes_the_same_log_byte_for_byte(tmp_path: Path) -> None:
+    """If this fails, the format has changed: that needs a new version number and a new golden folder."""
+    write(tmp_path)
+    golden = GOLDEN / NOW
+    names = _logs_in(golden)
+    assert _logs_in(tmp_path) == names
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (golden / name).read_bytes(), name
+
+
+def _logs_in(folder: Path) -> set[str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and not is_derived(path.name))
+    return {str(path.relative_to(folder)) for path in files}

@@ -10,15 +10,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from candidates import entry
 from drafts import DIMENSION, adjusted, deprecated, draft, open_store, seal_all
 from full_disk import FullDisk
 
-from memd.entries import Draft, Entry, Erased
+from memd.entries import Draft, Entry, Erased, Section
 from memd.errors import DiskFull
 from memd.recall.columns import TopicColumns
 from memd.selection import EVERYTHING
 from memd.store.disk import LocalDisk, Wiper
-from memd.store.lexical.analyzer import analyze_query
+from memd.store.lexical.analyzer import Kind, analyze_query, entities_of, kind_of
 from memd.store.log.segment import NOTHING_PENDING
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
@@ -259,7 +260,6 @@ def test_words_are_found_at_once_after_a_merge_of_what_nobody_had_asked(tmp_path
     topic.load()
     assert len(topic.snapshot().indexes) == 1 and not topic.wordless
     assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
-    store.close()
 
 
 def test_the_words_of_a_merged_index_without_a_file_of_them_are_those_of_its_segments(tmp_path: Path) -> None:
@@ -274,7 +274,6 @@ def test_the_words_of_a_merged_index_without_a_file_of_them_are_those_of_its_seg
     topic = store.topic("talk")
     topic.load()
     assert not topic.wordless and found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
-    store.close()
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
@@ -320,7 +319,6 @@ def test_the_words_of_an_old_log_without_terms_are_completed_in_the_background(
     assert found(topic, "ERR_7421") == [] and topic.wordless == 9
     topic.complete_words()
     assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]] and not topic.wordless
-    store.close()
 
 
 def test_words_without_a_file_are_found_although_the_disk_is_full(tmp_path: Path) -> None:
@@ -345,7 +343,6 @@ def test_words_without_a_file_are_found_although_the_disk_is_full(tmp_path: Path
     store.topic("talk").load()
     store.topic("talk").complete_words()
     assert path.read_bytes() == whole
-    store.close()
 
 
 def test_what_is_erased_leaves_no_words(tmp_path: Path) -> None:
@@ -361,4 +358,61 @@ def test_what_is_erased_leaves_no_words(tmp_path: Path) -> None:
     seal_all(topic)
     assert path.read_bytes() != with_it
     assert not list((tmp_path / "talk").rglob("*.tmp"))
-    store.close()
+
+
+# Names in what is stored: the rules that find them
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (
+            "I met Anna Kowalska at the Blue Heron Cafe in Leeds on Tuesday. She's from New York.",
+            ["Anna Kowalska", "Blue Heron Cafe", "Leeds", "New York"],
+        ),
+        ("Bread is baked there. Flour comes later. What a day!", []),
+        ("Thanks Oscar! Marie's flat and Oscar's are in Rue de la Paix.", ["Oscar", "Rue de la Paix"]),
+        ("Ask ann@example.org about ABC-123, #4521 and PR.", ["ann@example.org", "ABC-123", "#4521", "PR"]),
+        (
+            "Call parseHttpRequest in src/wire/session.py, retry_with_backoff and /etc/hosts; PostgreSQL v2.3.1.",
+            ["parseHttpRequest", "src/wire/session.py", "retry_with_backoff", "/etc/hosts", "PostgreSQL", "v2.3.1"],
+        ),
+        ("On 10/11/2023 or 2024-01-02 and/or later: 12 of 345, 3.5 kg.", []),
+        ("See http://a.example/b?c=1.", ["http://a.example/b?c=1"]),
+        ("Ich habe gestern Herrn Müller in seiner Werkstatt in Köln getroffen und einen Hund gekauft.", []),
+        ("Hier soir j'ai vu Marie Dupont à Lyon avec sa mère.", ["Marie Dupont", "Lyon"]),
+        ("Она живёт в Казани и работает с Анной.", ["Казани", "Анной"]),
+        ("昨天我在 GitHub 上看到 memd 的 PR", ["GitHub", "PR"]),
+        ("", []),
+    ],
+)
+def test_names_are_found_by_how_they_are_written(text: str, names: list[str]) -> None:
+    assert entities_of(text) == names
+
+
+def test_what_stands_below_a_heading_opens_a_sentence() -> None:
+    part = Section(hash=b"", heading=("Handbook", "Holiday"))
+    chunk = entry("1", "Ask four weeks before, and tell Marta.", kind="document", source="guide.md", part=part)
+    assert entities_of(chunk.named_text) == ["Marta"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Anna Kowalska", Kind.NAME),
+        ("ann@example.org", Kind.EMAIL),
+        ("http://a.example", Kind.LINK),
+        ("src/app.py", Kind.PATH),
+        ("v2.3.1", Kind.VERSION),
+        ("ABC-123", Kind.TICKET),
+        ("parseHttp", Kind.IDENTIFIER),
+    ],
+)
+def test_how_a_name_is_written_tells_its_kind(name: str, kind: Kind) -> None:
+    assert kind_of(name) is kind
+
+
+def test_a_text_made_to_be_slow_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quadratic matching of a chunk's length would take minutes."""
+    for text in ("A" * 20_000, "a_" * 10_000, "Aa " * 7_000, "a/" * 10_000, "a." * 10_000, "a@" * 10_000, "A'" * 9_000):
+        entities_of(text)

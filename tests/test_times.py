@@ -9,21 +9,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from archiver_stage import COUNTER
 from clocks import at_time
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
-from histories import digest_at, history_of, new_buffer, replayed, said
+from histories import history_of, new_buffer, replayed, said
 from hypothesis import given
 from hypothesis import strategies as st
 from recording_upstream import RecordingUpstream
 
 from memd.conversation.events import Appended, decode_event, encode_event
 from memd.conversation.hot_buffer import Arrival, HotBuffer
-from memd.ingest.chunking import Utterance, split
 from memd.ingest.imports.exports import Dating
 from memd.recall.times import is_about_time, spans
-from memd.settings.model import ChunkingSettings
 
 NOW = datetime(2026, 11, 23, 15, 30)  # a Monday
 
@@ -226,15 +223,6 @@ def test_a_restart_keeps_the_times_and_a_journal_from_before_them_reads_on() -> 
     read = decode_event(msgspec.msgpack.encode(old))
     assert isinstance(read, Appended)
     assert [one.message.said_at for one in read.messages if one.message is not None] == [msgspec.UNSET] * 3
-
-
-def test_a_chunk_has_the_time_of_its_first_message() -> None:
-    messages = [
-        Utterance("A question.", "user", digest_at(["u:1"]), said_at=NOON),
-        Utterance("An answer.", "assistant", digest_at(["u:2"]), said_at=NOON + 5),
-    ]
-    [chunk] = split(messages, settings=ChunkingSettings(), tokenizer=COUNTER)
-    assert chunk.said_at == NOON
 
 
 # Through the daemon
