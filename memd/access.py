@@ -114,7 +114,8 @@ class BodyRoom:
             nonlocal taken
             if self._held + size > self._bytes_max:
                 raise TooManyBodies(
-                    f"the bodies of all requests together exceed {self._bytes_max} bytes; try again in a moment"
+                    f"the bodies of all requests together exceed {self._bytes_max} bytes; try again in a moment, or "
+                    "raise limits.body_bytes_max"
                 )
             self._held += size
             taken += size

@@ -106,12 +106,12 @@ def test_a_variable_is_read_like_a_value_in_the_file(config_file: Path) -> None:
     config = loaded(
         config_file,
         MEMD_INGEST_IGNORE="[a, 'b c']",
-        MEMD_BACKUP_KEEP_DAYS="5",
+        MEMD_BACKUP_SECONDS="5",
         MEMD_RETRIEVAL_MIN_SCORE="0.5",
         MEMD_TOPICS_HEADER="X-User",
     )
     assert config.ingest.ignore == ("a", "b c")
-    assert config.backup.keep_days == 5
+    assert config.backup.seconds == 5.0
     assert config.retrieval.min_score == 0.5
     assert config.topics.header == "X-User"
 

@@ -141,7 +141,7 @@ def test_what_packed_bodies_unpack_to_has_its_room_too(daemon: DaemonProcess, up
     gate.set()
     for thread in waiting:
         thread.join()
-    assert refused.status == 503 and "try again in a moment" in refused.body.decode()
+    assert refused.status == 503 and "body_bytes_max" in refused.body.decode()
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ class Router:
 
     def _too_large(self, api: Api, record: RequestRecord) -> web.StreamResponse:
         size = self._limits.body_bytes_max
-        message = f"memd: the request body is larger than {size} bytes; send less at once"
+        message = f"memd: the request body is larger than {size} bytes; raise limits.body_bytes_max if it has to be"
         return _with_headers(access.error_response(413, message, "invalid_request_error", api), record)
 
     async def _pass_through(

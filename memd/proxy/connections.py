@@ -216,7 +216,7 @@ async def listen(
     allowed = descriptors_limit()
     room = connections_room(allowed)
     connections_max = min(limits.connections_max, room)
-    why = f"{connections_max} are open, and memd accepts no more"
+    why = "limits.connections_max are open"
     if room < limits.connections_max:
         why = f"{room} are open, and this process may have {allowed} descriptors; {DESCRIPTORS_REMEDY}"
         fields = {"connections_max": limits.connections_max}

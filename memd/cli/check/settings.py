@@ -202,7 +202,7 @@ def open_files(config: Config) -> CheckResult:
     said = f"{allowed:,} at a time: room for {counted(min(room, wanted), 'connection')} and any number of topics"
     if room >= wanted:
         return ok(OPEN_FILES, said)
-    return warning(OPEN_FILES, f"{said}; memd would accept {wanted:,}", DESCRIPTORS_REMEDY)
+    return warning(OPEN_FILES, f"{said}; limits.connections_max is {wanted}", DESCRIPTORS_REMEDY)
 
 
 def embedding_model(config: Config, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[CheckResult]:
