@@ -16,17 +16,15 @@ import pytest
 import uvloop
 from multidict import CIMultiDict
 from raw_wire import RawUpstream, raw_upstream
-from yarl import URL
 
 from memd.proxy.upstream import connection
 from memd.proxy.upstream.client import Upstream
-from memd.proxy.upstream.connection import exchange, new_session, time_of_others
+from memd.proxy.upstream.connection import time_of_others
 from memd.settings import model
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 
 LIMIT = 0.05
-HEADER_BYTES_MAX = 1 << 16
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -79,8 +77,8 @@ def _config(url: str) -> model.Config:
 
 async def connects(url: str) -> bool:
     """As a client's request that is passed on; only connecting has a limit."""
-    async with new_session(header_bytes_max=HEADER_BYTES_MAX) as session:
-        asked = await exchange(session, "GET", URL(url), CIMultiDict(), None, header_bytes_max=HEADER_BYTES_MAX)
+    async with _upstream(url) as upstream:
+        asked = await upstream.send("GET", "/", CIMultiDict(), None)
         asked.close()
         return bool(asked.status == 200)
 

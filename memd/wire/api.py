@@ -8,6 +8,7 @@ share one, and a client that sends its whole history each turn pays for its new 
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -114,23 +115,23 @@ def without_own_blocks(request: ModelRequest, is_own: Callable[[str], bool], spe
         speech.heard_alone(message, is_own) if BLOCK_OPENING in message.text else message
         for message in request.messages
     ]
-    changed = [now is not before for now, before in zip(messages, request.messages, strict=True)]
-    if not any(changed):
-        return request
-    digests = [
-        message.content_digest if is_changed else digest
-        for message, digest, is_changed in zip(messages, request.digests, changed, strict=True)
-    ]
-    return msgspec.structs.replace(request, messages=messages, digests=digests)
+    return _with_messages(request, messages)
 
 
 def renamed(request: ModelRequest, name: str) -> ModelRequest:
     """The request with this name for who speaks as the user and has none; what is forwarded stays as it is."""
-    messages, digests = [*request.messages], [*request.digests]
-    for place, message in enumerate(messages):
-        if (message.opens_turn or message.is_result) and not message.name:
-            messages[place] = msgspec.structs.replace(message, name=name)
-            digests[place] = messages[place].content_digest
+    messages = [
+        msgspec.structs.replace(one, name=name) if (one.opens_turn or one.is_result) and not one.name else one
+        for one in request.messages
+    ]
+    return _with_messages(request, messages)
+
+
+def _with_messages(request: ModelRequest, messages: list[Message]) -> ModelRequest:
+    if all(map(operator.is_, messages, request.messages)):
+        return request
+    each = zip(messages, request.messages, request.digests, strict=True)
+    digests = [digest if now is before else now.content_digest for now, before, digest in each]
     return msgspec.structs.replace(request, messages=messages, digests=digests)
 
 
@@ -167,16 +168,6 @@ def check_objects(elements: Sequence[Raw], name: str) -> None:
     for position, raw in enumerate(elements):
         if not is_object(raw):
             raise BadRequestBody(f"`{name}[{position}]` is not an object")
-
-
-def encode_body(request: ModelRequest, list_name: str, elements: list[Raw] | Raw) -> bytes:
-    """Encode the body with `elements` as its messages: a list, or the string that an `input` may be."""
-    members = list(request.fields.items())
-    body: dict[str, Raw | list[Raw]] = dict(members[: request.messages_at])
-    body[list_name] = elements
-    body.update(members[request.messages_at :])
-    encoded = msgspec.json.encode(body)
-    return without_stand_ins(encoded) if request.has_stand_ins else encoded
 
 
 def without_sideband(
@@ -387,7 +378,12 @@ class Api:
         """
         if request.original is not None and not leave_out and not blocks and not replaced:
             return request.original
-        return encode_body(request, self.list_name, self.elements(request, frozenset(leave_out), replaced, blocks))
+        members = list(request.fields.items())
+        body: dict[str, Raw | list[Raw]] = dict(members[: request.messages_at])
+        body[self.list_name] = self.elements(request, frozenset(leave_out), replaced, blocks)
+        body.update(members[request.messages_at :])
+        encoded = msgspec.json.encode(body)
+        return without_stand_ins(encoded) if request.has_stand_ins else encoded
 
     def elements(
         self, request: ModelRequest, left_out: frozenset[int], replaced: Mapping[int, str], blocks: Mapping[int, str]

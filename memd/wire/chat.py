@@ -106,7 +106,7 @@ def parse_message(raw: Raw | bytes) -> Message:
         text, attachments = content_of(LIST.decode(content)) if is_list(content) else (lenient_text(content), ())
         return Message(
             role=lenient_text(members.role),
-            text=joined_text(text, lenient_text(members.refusal)),
+            text="\n".join(filter(None, (text, lenient_text(members.refusal)))),
             tool_calls=_tool_calls(members),
             tool_call_id=lenient_text(members.tool_call_id),
             name=lenient_text(members.name),
@@ -114,11 +114,6 @@ def parse_message(raw: Raw | bytes) -> Message:
         )
     except UNREADABLE as error:
         raise BadRequestBody(f"a message cannot be read: {error}; it must be a JSON object in valid UTF-8") from error
-
-
-def joined_text(content: str, refusal: str) -> str:
-    """Join the content of a message and its refusal to its text."""
-    return "\n".join(text for text in (content, refusal) if text)
 
 
 def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") -> Raw:

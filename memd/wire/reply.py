@@ -141,33 +141,6 @@ class Reply(msgspec.Struct, frozen=True):
     """The message of an error that came instead of the reply or within it."""
 
 
-class ByteBudget:
-    """The bytes of a reply that may still be captured; none after the first cut."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_left = bytes_max
-        self.exceeded = False
-
-    def cut(self, piece: str) -> bytes:
-        """Spend the budget on `piece`; return it in UTF-8, cut at a whole character where the budget ends."""
-        encoded = piece.encode()
-        if len(encoded) > self._bytes_left:
-            encoded = encoded[: self._bytes_left].decode(errors="ignore").encode()
-            self.exceeded = True
-            self._bytes_left = 0
-        else:
-            self._bytes_left -= len(encoded)
-        return encoded
-
-    def take(self, size_bytes: int) -> bool:
-        """Spend `size_bytes` on a structure; False if the budget does not have them. A negative size is given back."""
-        if self._bytes_left < size_bytes:
-            self.exceeded = True
-            return False
-        self._bytes_left -= size_bytes
-        return True
-
-
 class ReplyPart(msgspec.Struct):
     """A text or a call of a reply, whose deltas are still coming."""
 
@@ -196,17 +169,14 @@ class Capture:
         self.error: str | None = None
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
-        self._budget = ByteBudget(bytes_max)
+        self.truncated = False
+        """Whether something was dropped because of the bound; from then on nothing is captured."""
+        self._bytes_left = bytes_max
         self._parts: dict[int | str, ReplyPart] = {}
         """By place, else by a name."""
         self._begun = False
         """Whether a message has come, though nothing be said in it."""
         self._ended = False
-
-    @property
-    def truncated(self) -> bool:
-        """Whether text was dropped because of the bound."""
-        return self._budget.exceeded
 
     @property
     def finished(self) -> bool:
@@ -235,17 +205,36 @@ class Capture:
     def _part(self, key: int | str, *, is_call: bool = False, size_bytes: int = 0) -> ReplyPart | None:
         """The part at this place, a new one of `size_bytes` if there is none; None: the budget is spent."""
         part = self._parts.get(key)
-        if part is None and self._budget.take(STRUCTURE_BYTES + size_bytes):
+        if part is None and self._spend(STRUCTURE_BYTES + size_bytes):
             part = self._parts[key] = ReplyPart(is_call)
         return part
 
     def _lengthen(self, part: ReplyPart, piece: str) -> None:
-        part.text += self._budget.cut(piece)
+        part.text += self._cut(piece)
 
     def _name(self, part: ReplyPart, call_id: str, name: str) -> None:
         """Note whose call it is, as far as that is not known yet."""
-        part.call_id = part.call_id or self._budget.cut(call_id).decode()
-        part.name = part.name or self._budget.cut(name).decode()
+        part.call_id = part.call_id or self._cut(call_id).decode()
+        part.name = part.name or self._cut(name).decode()
+
+    def _cut(self, piece: str) -> bytes:
+        """A piece in UTF-8, cut at a whole character where the bound is reached."""
+        encoded = piece.encode()
+        if len(encoded) > self._bytes_left:
+            encoded = encoded[: self._bytes_left].decode(errors="ignore").encode()
+            self.truncated = True
+            self._bytes_left = 0
+        else:
+            self._bytes_left -= len(encoded)
+        return encoded
+
+    def _spend(self, size_bytes: int) -> bool:
+        """Whether there is room for a structure of so many bytes; a negative size is given back."""
+        if self._bytes_left < size_bytes:
+            self.truncated = True
+            return False
+        self._bytes_left -= size_bytes
+        return True
 
 
 def joined_answer(parts: Sequence[Message]) -> Message:

@@ -261,7 +261,7 @@ class ResponsesCapture(Capture):
         if item is None or message is None or item.whole is not None:
             return
         size = len(message.text.encode()) + sum(len(call.arguments.encode()) for call in message.tool_calls)
-        if not self._budget.exceeded and self._budget.take(size - len(item.text)):
+        if not self.truncated and self._spend(size - len(item.text)):
             item.whole = message
             item.text.clear()
 

@@ -23,15 +23,7 @@ import msgspec
 from multidict import CIMultiDict
 
 from memd.caching import Latest
-from memd.proxy.upstream.connection import (
-    Interim,
-    UpstreamConnector,
-    exact_url,
-    exchange,
-    new_session,
-    reason_of,
-    time_of_others,
-)
+from memd.proxy.upstream.connection import Interim, UpstreamSession, time_of_others
 from memd.proxy.upstream.windows import MODELS_MAX, KnownWindows, ModelWindow, ask_windows, is_router, models_of
 from memd.settings.model import Config, base_of
 from memd.telemetry.tasks import Tasks
@@ -195,7 +187,7 @@ class ServerAnswer(msgspec.Struct, frozen=True):
         return self.value if self.status == 200 else None
 
 
-class Upstream:
+class Upstream(UpstreamSession):
     """Requests to the model server. Create it inside a running event loop and close it there."""
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
@@ -223,8 +215,7 @@ class Upstream:
         self._asked_with = 0  # the hash of the credentials that the last probe carried
         self._is_settled = False  # whether the last probe was answered
         self._asking: asyncio.Task[None] | None = None
-        self._header_bytes_max = config.limits.header_bytes_max
-        self._session = new_session(header_bytes_max=self._header_bytes_max)
+        super().__init__(self.url, config.limits.header_bytes_max, self._asked_at.clear)  # it may come back as another
 
     @property
     def facts(self) -> UpstreamFacts:
@@ -245,28 +236,15 @@ class Upstream:
         """Learn which models it has with each probe, and tell why where it does not answer one."""
         self._on_away = on_away
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._session.close()
-
     async def ask_anew(self) -> None:
         """Ask now, whenever it was asked last: it may have come back as another one."""
         self._asked_at.clear()
         await self.refresh(wait=True)
 
-    def received_bytes(self) -> int:
-        """The bytes that came on the connections in use; another number than before means that something came."""
-        assert isinstance(self._session.connector, UpstreamConnector)
-        return self._session.connector.received_bytes()
-
     def renew(self) -> None:
         """Start a probe if what is known is old; nobody waits for it."""
         if self._asking is None and not self.health.is_out:
             self._probe_if_due("", self._asked_at.get(""), False, None)
-
-    def reason_of(self, error: BaseException) -> str:
-        """Why there is no answer, in words for people."""
-        return reason_of(error, self._header_bytes_max)
 
     def shows_credentials(self, headers: Mapping[str, str]) -> bool:
         """Whether a request with these headers is sent with the user and password of `upstream.url`."""
@@ -280,23 +258,10 @@ class Upstream:
         body: bytes | AsyncIterable[bytes] | None,
         on_interim: Interim | None = None,
     ) -> aiohttp.ClientResponse:
-        """Forward one request; see `exchange`.
-
-        Raises:
-            aiohttp.ClientError, TimeoutError: no answer came.
-        """
+        """See `UpstreamSession.send`; with the user and password of `upstream.url`."""
         if self.shows_credentials(headers):
             headers = CIMultiDict(headers, Authorization=self._authorization or "")
-        return await exchange(
-            self._session,
-            method,
-            exact_url(self.url, path_and_query),
-            headers,
-            body,
-            header_bytes_max=self._header_bytes_max,
-            on_interim=on_interim,
-            on_lost=self._asked_at.clear,  # it may come back as another model
-        )
+        return await super().send(method, path_and_query, headers, body, on_interim)
 
     async def refresh(
         self, *, wait: bool, model: str = "", credentials: CIMultiDict[str] | None = None

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError, LineTooLong
 from aiohttp.http_parser import RawResponseMessage
@@ -40,23 +41,17 @@ Interim = Callable[[int, str, tuple[tuple[bytes, bytes], ...]], None]
 """Called with status, reason and raw headers of an answer that comes before the real one (1xx)."""
 
 
-class Attempt:
+class Attempt(msgspec.Struct):
     """One request on one connection."""
 
-    def __init__(
-        self, *, header_bytes_max: int, wants_new: bool, on_interim: Interim | None, may_switch: bool = False
-    ) -> None:
-        """
-        Args:
-            wants_new: take no connection that was used before.
-            may_switch: it asks for another protocol.
-        """
-        self.header_bytes_max = header_bytes_max
-        self.may_switch = may_switch
-        self.wants_new = wants_new
-        self.on_interim = on_interim
-        self.is_reused = False
-        self.received_bytes = 0
+    header_bytes_max: int
+    on_interim: Interim | None
+    wants_new: bool
+    """It takes no connection that was used before."""
+    may_switch: bool
+    """It asks for another protocol."""
+    is_reused: bool = False
+    received_bytes: int = 0
 
     @property
     def may_be_repeated(self) -> bool:
@@ -191,10 +186,6 @@ class UpstreamConnector(aiohttp.TCPConnector):
         super().__init__(**options)
         self._factory: Any = functools.partial(UpstreamConnection, loop=self._loop)
 
-    def received_bytes(self) -> int:
-        """Bytes that came for the requests that are under way."""
-        return sum(one.received_bytes for one in self._acquired if isinstance(one, UpstreamConnection))
-
     async def _wrap_create_connection(self, *args: Any, **options: Any) -> Any:
         """Connect to one address; the limit is here in the place of aiohttp's `sock_connect`."""
         async with time_of_others(CONNECT_SECONDS):
@@ -232,70 +223,100 @@ KEEPALIVE_SECONDS = 3.0
 """Idle connections are dropped after this; llama-server closes its own after 5 s."""
 
 
-def new_session(*, header_bytes_max: int) -> aiohttp.ClientSession:
-    """A session that adds and changes nothing, repeats nothing, and lets answers have headers as large as requests."""
-    session = aiohttp.ClientSession(
-        connector=UpstreamConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
-        timeout=aiohttp.ClientTimeout(total=None),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        read_bufsize=1 << 18,
-        max_line_size=header_bytes_max,
-        max_field_size=header_bytes_max,
-        max_headers=HEADERS_MAX,
-    )
-    session._retry_connection = False  # it would repeat a GET on a fresh connection too
-    return session
-
-
 WRITTEN_AT_ONCE_BYTES = 2 << 20
 """A request's body that is written in one piece: 2 ms."""
 
 
-async def exchange(
-    session: aiohttp.ClientSession,
-    method: str,
-    url: URL,
-    headers: CIMultiDict[str],
-    body: bytes | AsyncIterable[bytes] | None,
-    *,
-    header_bytes_max: int,
-    on_interim: Interim | None = None,
-    on_lost: Callable[[], None] = lambda: None,
-) -> aiohttp.ClientResponse:
-    """Send one request over a `new_session`. The caller reads the answer's body and closes it.
+class UpstreamSession:
+    """Requests to one server: nothing in them is added or changed, and their answers may have headers as large."""
 
-    The other side may have closed a pooled connection in the meantime. So a request whose connection was used before
-    and breaks before any byte of an answer is sent once more, on a new one, if its body can be sent again.
-
-    Args:
-        on_interim: called with what comes before the answer.
-        on_lost: called when a connection is lost.
-
-    Raises:
-        aiohttp.ClientError, TimeoutError: no answer came.
-    """
-    wants_new, large = False, b""
-    if isinstance(body, bytes) and len(body) > WRITTEN_AT_ONCE_BYTES:
-        headers, large = headers.copy(), body
-        headers["Content-Length"] = str(len(body))
-    while True:
-        attempt = Attempt(
-            header_bytes_max=header_bytes_max,
-            wants_new=wants_new,
-            on_interim=on_interim,
-            may_switch="Upgrade" in headers,
+    def __init__(self, base: str, header_bytes_max: int, on_lost: Callable[[], None]) -> None:
+        """`on_lost`: called when a connection is lost."""
+        self._base = urlsplit(base)
+        self._header_bytes_max = header_bytes_max
+        self._on_lost = on_lost
+        self._connector = UpstreamConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
+        self._session = aiohttp.ClientSession(
+            connector=self._connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            read_bufsize=1 << 18,
+            max_line_size=header_bytes_max,
+            max_field_size=header_bytes_max,
+            max_headers=HEADERS_MAX,
         )
-        attempt_of_task.set(attempt)
-        try:
-            data = _pieces_of(large) if large else body
-            return await session.request(method, url, headers=headers, data=data, allow_redirects=False)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            on_lost()
-            if wants_new or not attempt.may_be_repeated or isinstance(body, AsyncIterable):
-                raise
-            wants_new = True
+        self._session._retry_connection = False  # it would repeat a GET on a fresh connection too
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    def received_bytes(self) -> int:
+        """The bytes that came on the connections in use; another number than before means that something came."""
+        return sum(one.received_bytes for one in self._connector._acquired if isinstance(one, UpstreamConnection))
+
+    async def send(
+        self,
+        method: str,
+        path_and_query: str,
+        headers: CIMultiDict[str],
+        body: bytes | AsyncIterable[bytes] | None,
+        on_interim: Interim | None = None,
+    ) -> aiohttp.ClientResponse:
+        """Send one request. The caller reads the answer's body and closes it.
+
+        The other side may have closed a pooled connection in the meantime. So a request whose connection was used
+        before and breaks before any byte of an answer is sent once more, on a new one, if its body can be sent again.
+
+        Args:
+            on_interim: called with what comes before the answer.
+
+        Raises:
+            aiohttp.ClientError, TimeoutError: no answer came.
+        """
+        # The target as it is: all of it counts as path, or an empty query would be lost.
+        base, wants_new, large = self._base, False, b""
+        url = URL.build(scheme=base.scheme, authority=base.netloc, path=base.path + path_and_query, encoded=True)
+        if isinstance(body, bytes) and len(body) > WRITTEN_AT_ONCE_BYTES:
+            headers, large = headers.copy(), body
+            headers["Content-Length"] = str(len(body))
+        while True:
+            attempt = Attempt(self._header_bytes_max, on_interim, wants_new, may_switch="Upgrade" in headers)
+            attempt_of_task.set(attempt)
+            try:
+                data = _pieces_of(large) if large else body
+                return await self._session.request(method, url, headers=headers, data=data, allow_redirects=False)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                self._on_lost()
+                if wants_new or not attempt.may_be_repeated or isinstance(body, AsyncIterable):
+                    raise
+                wants_new = True
+
+    def reason_of(self, error: BaseException) -> str:
+        """Why there is no answer, in words for people, on one line; the upstream's own bytes in it are escaped."""
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            refused = error.certificate_error
+            problem = getattr(refused, "verify_message", "") or refused
+            reason = f"its certificate is not trusted ({problem}); {_trust_it()}"
+        elif isinstance(error, aiohttp.ClientConnectorError):
+            number = error.os_error.errno or 0
+            is_system_s = number > 0 and not isinstance(error.os_error, ssl.SSLError)  # OpenSSL has numbers of its own
+            reason = os.strerror(number) if is_system_s else str(error.os_error.strerror or error.os_error)
+        elif isinstance(error, aiohttp.ClientResponseError):
+            reason = f"its answer is no HTTP that could be read: {error.message}"
+            if "Got more than" in error.message:
+                reason = f"the headers of its answer are larger than {self._header_bytes_max:,} bytes"
+            elif "Too many headers" in error.message:
+                reason = f"its answer has more than {HEADERS_MAX} header lines"
+        elif isinstance(error, aiohttp.ServerDisconnectedError):
+            is_begun = not isinstance(error.message, str)
+            reason = "it closed the connection" + (" in the middle of the answer's head" if is_begun else "")
+        else:
+            reason = str(error) or type(error).__name__
+        line = " ".join(reason.split())
+        return line if len(line) <= REASON_CHARACTERS_MAX else line[:REASON_CHARACTERS_MAX] + "…"
 
 
 async def _pieces_of(body: bytes) -> AsyncIterator[bytes]:
@@ -304,47 +325,12 @@ async def _pieces_of(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + WRITTEN_AT_ONCE_BYTES]
 
 
-def exact_url(base: str, path_and_query: str) -> URL:
-    """The address of a request, with its target as it is: all of it counts as path, or an empty query would be lost."""
-    parts = urlsplit(base)
-    return URL.build(scheme=parts.scheme, authority=parts.netloc, path=parts.path + path_and_query, encoded=True)
-
-
 def is_unreadable(error: BaseException) -> bool:
     """Whether an answer came, but none that is HTTP or within its bounds."""
     return isinstance(error, aiohttp.ClientResponseError)
-
-
-def reason_of(error: BaseException, header_bytes_max: int) -> str:
-    """Why there is no answer, in words for people, on one line; the upstream's own bytes in it are escaped."""
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        refused = error.certificate_error
-        problem = getattr(refused, "verify_message", "") or refused
-        reason = f"its certificate is not trusted ({problem}); {_trust_it()}"
-    elif isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0
-        is_system_s = number > 0 and not isinstance(error.os_error, ssl.SSLError)  # OpenSSL has numbers of its own
-        reason = os.strerror(number) if is_system_s else str(error.os_error.strerror or error.os_error)
-    elif isinstance(error, aiohttp.ClientResponseError):
-        reason = _unreadable(error.message, header_bytes_max)
-    elif isinstance(error, aiohttp.ServerDisconnectedError):
-        is_begun = not isinstance(error.message, str)
-        reason = "it closed the connection" + (" in the middle of the answer's head" if is_begun else "")
-    else:
-        reason = str(error) or type(error).__name__
-    line = " ".join(reason.split())
-    return line if len(line) <= REASON_CHARACTERS_MAX else line[:REASON_CHARACTERS_MAX] + "…"
 
 
 def _trust_it() -> str:
     """The remedy; OpenSSL says nothing about a file that is not there."""
     named = os.environ.get("SSL_CERT_FILE")
     return f"{TRUST_IT}: {named} is not there" if named and not Path(named).exists() else TRUST_IT
-
-
-def _unreadable(message: str, header_bytes_max: int) -> str:
-    if "Got more than" in message:
-        return f"the headers of its answer are larger than {header_bytes_max:,} bytes"
-    if "Too many headers" in message:
-        return f"its answer has more than {HEADERS_MAX} header lines"
-    return f"its answer is no HTTP that could be read: {message}"

@@ -58,45 +58,30 @@ def of_props(props: Mapping[str, Any]) -> int | None:
     return _positive(settings.get("n_ctx")) if isinstance(settings, dict) else None
 
 
-def of_models(answer: Any) -> dict[str, ModelWindow]:
-    """Windows from `/v1/models`.
+def of_list(path: str, answer: Any) -> dict[str, ModelWindow]:
+    """Windows from a server's list of models: `/v1/models`, LM Studio's `/api/v0/models` or Ollama's `/api/ps`, which
+    has those that are loaded (api/types.go, `ProcessModelResponse`).
 
-    `max_model_len` is vLLM's and SGLang's, `context_length` OpenRouter's (its `top_provider` may have less),
-    `context_window` Groq's, `loaded_context_length` LM Studio's; llama-server has `meta.n_ctx` (server-context.cpp).
+    `max_model_len` is vLLM's and SGLang's, `context_length` OpenRouter's (its `top_provider` may have less) and
+    Ollama's, `context_window` Groq's, `loaded_context_length` LM Studio's; llama-server has `meta.n_ctx`
+    (server-context.cpp).
     """
-    listed = _dicts(answer, "data")
+    listed = _dicts(answer, "models" if path == "/api/ps" else "data")
     windows: dict[str, ModelWindow] = {}
     for card in listed:
-        window = _of_card(card)
+        window = _of_card(card, path)
         if window is None and isinstance(card.get("parent"), str):
             window = windows.get(card["parent"])  # an adapter of vLLM has the window of the model below it
         if window is not None:
             windows |= dict.fromkeys(_names(card), window)
-    if len(listed) == 1 and windows:
+    if len(listed) == 1 and windows and path == "/v1/models":
         windows[""] = next(iter(windows.values()))
     return windows
 
 
 def models_of(answer: Any) -> frozenset[str]:
-    """The names under which clients ask for the models of `/v1/models`; Ollama takes one without its `:latest`."""
-    names = {name for card in _dicts(answer, "data") for name in _names(card)}
-    return frozenset(names | {name.removesuffix(":latest") for name in names})
-
-
-def of_lm_studio(answer: Any) -> dict[str, ModelWindow]:
-    """Windows of the loaded models from LM Studio's `/api/v0/models`."""
-    loaded = ((card.get("id"), _positive(card.get("loaded_context_length"))) for card in _dicts(answer, "data"))
-    return {name: ModelWindow(tokens, source="/api/v0/models") for name, tokens in loaded if name and tokens}
-
-
-def of_ollama(answer: Any) -> dict[str, ModelWindow]:
-    """Windows of the loaded models from Ollama's `/api/ps` (api/types.go, `ProcessModelResponse`)."""
-    windows: dict[str, ModelWindow] = {}
-    for card in _dicts(answer, "models"):
-        name, tokens = card.get("model") or card.get("name"), _positive(card.get("context_length"))
-        if isinstance(name, str) and tokens:
-            windows |= dict.fromkeys((name, name.removesuffix(":latest")), ModelWindow(tokens, source="/api/ps"))
-    return windows
+    """The names under which clients ask for the models of `/v1/models`."""
+    return frozenset(name for card in _dicts(answer, "data") for name in _names(card))
 
 
 def of_ollama_model(answer: Any) -> ModelWindow | None:
@@ -109,24 +94,26 @@ def of_ollama_model(answer: Any) -> ModelWindow | None:
     return ModelWindow(int(found[1]), source="/api/show") if found and int(found[1]) > 0 else None
 
 
-def _of_card(card: Mapping[str, Any]) -> ModelWindow | None:
-    source, meta = "/v1/models", card.get("meta")
+def _of_card(card: Mapping[str, Any], path: str) -> ModelWindow | None:
+    meta = card.get("meta")
     tokens = _positive(meta.get("n_ctx")) if isinstance(meta, dict) else None
     tokens = tokens or _positive(card.get("loaded_context_length"))
     if tokens is not None or card.get("owned_by") == "llamacpp":
-        return None if tokens is None else ModelWindow(tokens, source=source)
+        return None if tokens is None else ModelWindow(tokens, source=path)
     provider = card.get("top_provider")
     told = [card.get(name) for name in ("max_model_len", "context_length", "context_window")]
     told.append(provider.get("context_length") if isinstance(provider, dict) else None)
     numbers = [number for number in map(_positive, told) if number is not None]
-    return ModelWindow(min(numbers), counts_reply=True, source=source) if numbers else None
+    return ModelWindow(min(numbers), counts_reply=path == "/v1/models", source=path) if numbers else None
 
 
 def _names(card: Mapping[str, Any]) -> Iterator[str]:
+    """The names of a model; Ollama takes one without its `:latest` too."""
     aliases = card.get("aliases")
-    for name in (card.get("id"), *(aliases if isinstance(aliases, list) else ())):
+    own = next((one for name in ("id", "model", "name") if (one := card.get(name))), None)
+    for name in (own, *(aliases if isinstance(aliases, list) else ())):
         if isinstance(name, str) and name:
-            yield name
+            yield from dict.fromkeys((name, name.removesuffix(":latest")))
 
 
 def _dicts(answer: Any, field: str) -> list[dict[str, Any]]:
@@ -430,7 +417,7 @@ async def ask_windows(ask: Ask, props: Mapping[str, Any], model: str) -> dict[st
     """
     if tokens := of_props(props):
         return {"": ModelWindow(tokens, source="/props")}
-    windows = of_models(await ask("GET", "/v1/models", None))
+    windows = of_list("/v1/models", await ask("GET", "/v1/models", None))
     if is_router(props) and model:
         own = await ask("GET", f"/props?model={quote(model, safe='')}&autoload=false", None)
         if tokens := of_props(own if isinstance(own, dict) else {}):
@@ -438,7 +425,7 @@ async def ask_windows(ask: Ask, props: Mapping[str, Any], model: str) -> dict[st
     if windows or "default_generation_settings" in props:
         return windows
     studio, running = await asyncio.gather(ask("GET", "/api/v0/models", None), ask("GET", "/api/ps", None))
-    windows = of_lm_studio(studio) | of_ollama(running)
+    windows = of_list("/api/v0/models", studio) | of_list("/api/ps", running)
     if model and model not in windows and isinstance(running, dict) and "models" in running:
         show = await ask("POST", "/api/show", msgspec.json.encode({"model": model}))
         if (shown := of_ollama_model(show)) is not None:
