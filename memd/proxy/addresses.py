@@ -52,11 +52,16 @@ def bound(config: Config) -> Listeners:
     Raises:
         AddressUnusable: one of them cannot be used.
     """
-    host = config.listen.host
+    host, setting = config.listen.host, "--admin-port (or admin.port)"
     with contextlib.ExitStack() as on_error:
         model = _bound(host, config.listen.port, "--port (or listen.port)")
         on_error.callback(model.close)
-        listeners = _beside(model, config)
+        try:
+            listeners = Listeners(model, _bound(host, own_port(config), setting))
+        except AddressUnusable as error:
+            if config.admin.port != "auto":
+                raise
+            listeners = Listeners(model, _bound(host, 0, setting), str(error))
         on_error.pop_all()
     return listeners
 
@@ -118,26 +123,17 @@ def _leads_back(upstream: str, config: Config) -> bool:
     return bool(named) and is_this_machine(host) and (listens in EVERYWHERE or is_this_machine(listens))
 
 
-def _beside(model: socket.socket, config: Config) -> Listeners:
-    host, port = config.listen.host, own_port(config)
-    try:
-        return Listeners(model, _bound(host, port, "--admin-port (or admin.port)"))
-    except AddressUnusable as error:
-        if config.admin.port != "auto":
-            raise
-        return Listeners(model, _bound(host, 0, "--admin-port (or admin.port)"), str(error))
-
-
 def _bound(host: str, port: int, setting: str) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(listener.close)
+        try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
             listener.setblocking(False)
-            on_error.pop_all()
+        except OSError:
+            listener.close()
+            raise
         return listener
     except OSError as error:
         remedies = {
