@@ -10,8 +10,10 @@ through every API. A user message with tool results is parsed into several messa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -99,20 +101,19 @@ def pieces_of(element: Raw) -> list[Raw]:
     ]
 
 
-def joined(pieces: Sequence[Raw], texts: Sequence[str]) -> Raw:
-    """Join the pieces of one element that are to be shown. `texts`: the text to put in front of each piece's blocks;
-    empty for none."""
+def joined(pieces: Sequence[Raw]) -> Raw:
+    """Join the pieces of one element that are to be shown; a block that was added in front of one stays there."""
     placed: list[tuple[int, Raw]] = []
     element: dict[str, Raw] = {}
-    for piece, text in zip(pieces, texts, strict=True):
-        members = OBJECT.decode(with_text_in_front(piece, text) if text else piece)
+    for piece in pieces:
+        members = OBJECT.decode(piece)
         blocks = LIST.decode(members["content"])
         known = members.pop(_PLACES, None)
         places = list(range(len(placed), len(placed) + len(blocks))) if known is None else _places_decoder.decode(known)
-        places = places[:1] * (len(blocks) - len(places)) + places  # for a block added in front
+        places = places[:1] * (len(blocks) - len(places)) + places
         placed += zip(places, blocks, strict=True)
         element = element or members
-    placed.sort(key=lambda block: block[0])
+    placed.sort(key=itemgetter(0))
     element["content"] = Raw(msgspec.json.encode([block for _, block in placed]))
     return Raw(msgspec.json.encode(element))
 
@@ -306,22 +307,24 @@ class AnthropicApi(Api):
         self, request: ModelRequest, left_out: frozenset[int], replaced: Mapping[int, str], blocks: Mapping[int, str]
     ) -> list[Raw]:
         """See `Api.elements`; a block stands behind the tool results of its message."""
-        raws, elements = request.raw_messages, list[Raw]()
-        for element in _elements(request.continues):
-            shown = [position for position in element if position not in left_out]
-            raw = [raws[p] for p in shown]
-            for place, p in enumerate(shown):
-                if p in replaced and request.messages[p].role == "tool":  # the piece is nothing but its result
-                    members = OBJECT.decode(raws[p])
-                    blocks_of = [with_content(block, replaced[p]) for block in LIST.decode(members["content"])]
-                    raw[place] = Raw(msgspec.json.encode(members | {"content": blocks_of}))
-                elif p in replaced:
-                    raw[place] = with_content(raws[p], replaced[p])
-            if len(element) > 1 and shown:
-                elements.append(joined(raw, [blocks.get(position, "") for position in shown]))
-            elif shown:
-                elements.append(with_text_in_front(raw[0], blocks[shown[0]]) if shown[0] in blocks else raw[0])
-        return elements
+        changed = super().elements(request, left_out, replaced, blocks)
+        numbers = list(
+            accumulate(int(not same) for same in request.continues)
+        )  # of the element that each is a piece of
+        sizes = Counter(numbers)
+        shown = (number for position, number in enumerate(numbers) if position not in left_out)
+        pieces: dict[int, list[Raw]] = {}
+        for number, piece in zip(shown, changed, strict=True):
+            pieces.setdefault(number, []).append(piece)
+        return [joined(some) if sizes[number] > 1 else some[0] for number, some in pieces.items()]
+
+    def with_result(self, raw: Raw, role: str, text: str) -> Raw:
+        """See `Api.with_result`; a tool's piece is nothing but its result."""
+        if role != "tool":
+            return super().with_result(raw, role, text)
+        members = OBJECT.decode(raw)
+        results = [with_content(block, text) for block in LIST.decode(members["content"])]
+        return Raw(msgspec.json.encode(members | {"content": results}))
 
     def encode_message(self, message: Message) -> Raw:
         """See `Api.encode_message`."""
@@ -364,12 +367,6 @@ def _thread(thread: Raw | None) -> str:
     """The thread that a request goes on with, which the upstream keeps; empty if it has none."""
     typed = None if thread is None else decode_or_none(_thread_decoder, thread)
     return f"thread {typed.previous_message_id}" if typed is not None and typed.type == "continue" else ""
-
-
-def _elements(continues: Sequence[bool]) -> Iterator[range]:
-    """Group the positions of the messages by element of the list."""
-    begins = [position for position, same in enumerate(continues) if not same]
-    return (range(begin, end) for begin, end in pairwise([*begins, len(continues)]))
 
 
 ANTHROPIC = AnthropicApi()

@@ -380,30 +380,33 @@ class Api:
             return request.original
         members = list(request.fields.items())
         body: dict[str, Raw | list[Raw]] = dict(members[: request.messages_at])
-        body[self.list_name] = self.elements(request, frozenset(leave_out), replaced, blocks)
+        elements = self.elements(request, frozenset(leave_out), replaced, blocks)
+        body[self.list_name] = elements[0] if len(elements) == 1 and is_string(elements[0]) else elements
         body.update(members[request.messages_at :])
         encoded = msgspec.json.encode(body)
         return without_stand_ins(encoded) if request.has_stand_ins else encoded
 
     def elements(
         self, request: ModelRequest, left_out: frozenset[int], replaced: Mapping[int, str], blocks: Mapping[int, str]
-    ) -> list[Raw] | Raw:
-        """The elements of the list to forward, see `encode`; a single one that is no object stands for itself."""
+    ) -> list[Raw]:
+        """The elements of the list to forward, see `encode`; a single string stands for itself."""
         elements: list[Raw] = []
         begin = 0
         for position in sorted({*left_out, *blocks, *replaced}):
             elements += request.raw_messages[begin:position]
             begin = position + 1
+            raw = request.raw_messages[position]
             if position in left_out:
                 continue
-            raw = request.raw_messages[position]
             if position in blocks:
-                raw = self.in_front(raw, blocks[position])
-            elif position in replaced:
-                is_tools = request.messages[position].role in RESULT_ROLES
-                raw = with_content(raw, replaced[position], self.result_member if is_tools else "content")
-            elements.append(raw)
+                elements.append(self.in_front(raw, blocks[position]))
+            else:
+                elements.append(self.with_result(raw, request.messages[position].role, replaced[position]))
         return elements + request.raw_messages[begin:]
+
+    def with_result(self, raw: Raw, role: str, text: str) -> Raw:
+        """Put `text` in place of the content of a result, a tool's or one in the user's name."""
+        return with_content(raw, text, self.result_member if role in RESULT_ROLES else "content")
 
     def encode_message(self, message: Message) -> Raw:
         """Encode a message in the syntax of `raw_messages`, without attachments; the text has `[image]` for each."""

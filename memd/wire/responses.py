@@ -324,11 +324,11 @@ class ResponsesApi(Api):
 
     def elements(
         self, request: ModelRequest, left_out: frozenset[int], replaced: Mapping[int, str], blocks: Mapping[int, str]
-    ) -> list[Raw] | Raw:
+    ) -> list[Raw]:
         """See `Api.elements`; an `input` that is a string stays one where nothing stands beside it."""
         raws = request.raw_messages
         if len(raws) == 1 and is_string(raws[0]) and not left_out and not blocks:
-            return raws[0]
+            return raws
         raws = list(map(_items, raws))  # behind the turns that memd has added stands a string, too
         return super().elements(msgspec.structs.replace(request, raw_messages=raws), left_out, replaced, blocks)
 
