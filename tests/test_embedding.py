@@ -23,8 +23,15 @@ from memd.embedding import local
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.embedding.local import FINGERPRINT, PIECES_MAX, PiecewiseEmbedder, readable, tokenizer_in
-from memd.embedding.table import QuestionTable, table_of
+from memd.embedding.local import (
+    FINGERPRINT,
+    PIECES_MAX,
+    PiecewiseEmbedder,
+    QuestionTable,
+    readable,
+    table_of,
+    tokenizer_in,
+)
 from memd.errors import EmbeddingError
 from memd.recall.question import PART_TOKENS
 from memd.settings.model import EmbeddingSettings

@@ -33,11 +33,11 @@ from memd.assets import calibration_pairs, model_dir
 from memd.embedding import calibration
 from memd.embedding import multilingual as adding
 from memd.embedding.calibration import RELATED, UNRELATED, CalibratedEmbedder, measure
-from memd.embedding.e5 import files_of
 from memd.embedding.embedder import Embedder, Prefixes, prefixes_of
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import ResidentEmbedder, load_embedder
 from memd.embedding.local import ModelFiles, PiecewiseEmbedder, load_folder
+from memd.embedding.multilingual import files_of
 from memd.errors import EmbeddingError
 from memd.settings.loading import load_config
 from memd.settings.model import EmbeddingSettings

@@ -18,7 +18,7 @@ def model_dir() -> Path:
 
 
 def question_table_dir() -> Path:
-    """The folder of the question table (`embedding.table`), and the fingerprint of the model that it is of."""
+    """The folder of the question table (`embedding.local`), and the fingerprint of the model that it is of."""
     return _HERE / "question_table"
 
 

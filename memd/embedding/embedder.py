@@ -49,10 +49,7 @@ class Embedder(Protocol):
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
         """Embed a question, each piece that the model can read whole; unit vectors, float32 `(q, dimension)`, q ≥ 1.
-
-        Raises:
-            EmbeddingError: as in `embed_many`.
-        """
+        Raises EmbeddingError: as in `embed_many`."""
 
     def embed(self, text: str) -> Vector:
         """Embed one text; see `embed_many`."""
@@ -60,11 +57,7 @@ class Embedder(Protocol):
         return vector
 
     def prepare(self) -> None:
-        """Do now what the first question would wait for; may be left out.
-
-        Raises:
-            EmbeddingError: as in `embed_many`.
-        """
+        """Do now what the first question would wait for; may be left out. Raises EmbeddingError: as in `embed_many`."""
         return
 
     def same_cosine(self, cosine: float) -> float:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from memd.caching import Latest
 from memd.embedding.embedder import Embedder
+from memd.embedding.local import QuestionTable, table_of
 from memd.embedding.priority import Priority
-from memd.embedding.table import QuestionTable, table_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError, ModelLoading
 
@@ -79,11 +79,7 @@ class Encoder:
     def embed_parts(self, parts: Sequence[str], seconds: float) -> NDArray[np.float32]:
         """The vectors of the parts of a question, (n, dimension): of the first ones, as many as there is time for, at
         least one. A model that keeps somebody waiting (a server) may have none in time; what it answers later is known
-        when it is asked again.
-
-        Raises:
-            EmbeddingError: the model failed, or has not answered in time.
-        """
+        when it is asked again. Raises EmbeddingError: the model failed, or has not answered in time."""
         until = time.monotonic() + seconds
         found: list[NDArray[np.float32]] = []
         for part in parts:
@@ -163,10 +159,7 @@ class Encoder:
 
     def give_way(self) -> None:
         """Wait while requests are being answered; called between two steps of what is done in the ingesting thread.
-
-        Raises:
-            EmbeddingError: the daemon ends, which does not wait for the book that is being stored.
-        """
+        Raises EmbeddingError: the daemon ends, which does not wait for the book that is being stored."""
         self._background.give_way()
 
     def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:

@@ -168,11 +168,8 @@ class HttpEmbedder(Embedder):
         return _unit(vectors)
 
     def _answered(self, inputs: Sequence[str], seconds: float) -> NDArray[np.float32]:
-        """The vectors as the server gives them, float32 `(len(inputs), dimension)`.
-
-        Raises:
-            EmbeddingError: it did not answer within `seconds`, or with something else.
-        """
+        """The vectors as the server gives them, float32 `(len(inputs), dimension)`. Raises EmbeddingError: it did not
+        answer within `seconds`, or with something else."""
         deadline = time.monotonic() + seconds
         inputs = [one.encode("utf-8", "replace").decode() for one in inputs]
         refused: _RefusedError | None = None
@@ -253,12 +250,8 @@ class JsonServer:
         self._open: set[socket.socket] = set()
 
     def post(self, route: str, body: object, deadline: float) -> tuple[int, bytes]:
-        """Status and body of the answer.
-
-        Raises:
-            MemdError: of the kind that was named: it cannot be reached, or has not answered by `deadline`
-                (time.monotonic).
-        """
+        """Status and body of the answer. Raises MemdError: of the kind that was named: it cannot be reached, or has not
+        answered by `deadline` (time.monotonic)."""
         kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=_left(deadline))
         ending = None

@@ -1,4 +1,5 @@
-"""Models that run in this process: the bundled one, one in a folder of this disk, one that fastembed fetches.
+"""Models that run in this process: the bundled one with its question table, one in a folder of this disk, one that
+fastembed fetches.
 
 Rule: one piece of a text, of 256 or so words, per model call: a model that is quantised dynamically, as the bundled
 one, would give a text in a batch a vector that depends on its neighbours; alone it has one vector, bit for bit,
@@ -9,6 +10,11 @@ command that embeds: it is loaded for its own models only.
 A folder has the files of a sentence-transformers repository: the graph (`model.onnx`, there or in `onnx/`, or the only
 `.onnx` file) and `tokenizer.json`; if they are there, `1_Pooling/config.json`, `config.json`, `tokenizer_config.json`,
 `sentence_bert_config.json` and `config_sentence_transformers.json` say how the model is to be used.
+
+The question table gives a vector of a short text without the model, in the model's space: one row a word piece, fitted
+so that the sum of a text's rows, weighed by how rare the pieces are and normalised, comes near the model's vector of
+the text (cosine 0.86 on texts left out); 0.05 ms for twelve words, where the model takes 4. It is of one model, whose
+fingerprint it names, and of no other. How it is made: bench/fit_table.py.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from memd.assets import model_dir
+from memd.assets import model_dir, question_table_dir
 from memd.embedding.embedder import NO_PREFIXES, Embedder, Prefixes, prefixes_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError, WrongModel
@@ -184,11 +190,8 @@ _TOLD_AT_MOST = 5
 
 
 def load_folder(settings: EmbeddingSettings, folder: Path) -> PiecewiseEmbedder:
-    """Load the model in a folder; see `loading.load_embedder`.
-
-    Raises:
-        EmbeddingError: a file is missing, or the model cannot be used.
-    """
+    """Load the model in a folder; see `loading.load_embedder`. Raises EmbeddingError: a file is missing, or the model
+    cannot be used."""
     files = ModelFiles(settings, folder)
     try:
         model = _Model(folder, files.graph, files.told, settings.threads)
@@ -202,11 +205,7 @@ class ModelFiles:
     """The files of a model in a folder, which is not loaded."""
 
     def __init__(self, settings: EmbeddingSettings, folder: Path) -> None:
-        """Look at them.
-
-        Raises:
-            EmbeddingError: a file is missing.
-        """
+        """Look at them. Raises EmbeddingError: a file is missing."""
         if not folder.is_dir():
             raise WrongModel(f"there is no folder {folder}; embedding.model 'path:DIR' names one with an ONNX model")
         self.graph = graph = _graph_in(folder)
@@ -325,11 +324,7 @@ _INSTALL = pip_install("memd-proxy[fastembed]")
 
 
 def load_bundled(settings: EmbeddingSettings) -> PiecewiseEmbedder:
-    """Load the bundled model; see `loading.load_embedder`.
-
-    Raises:
-        EmbeddingError: its files are missing or damaged.
-    """
+    """Load the bundled model; see `loading.load_embedder`. Raises EmbeddingError: its files are missing or damaged."""
     try:
         return load_folder(settings, model_dir())
     except EmbeddingError as error:
@@ -337,11 +332,8 @@ def load_bundled(settings: EmbeddingSettings) -> PiecewiseEmbedder:
 
 
 def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbedder:
-    """Load a text model that fastembed knows; see `loading.load_embedder`.
-
-    Raises:
-        EmbeddingError: unknown name, or fastembed is not installed, or the files could not be fetched or read.
-    """
+    """Load a text model that fastembed knows; see `loading.load_embedder`. Raises EmbeddingError: unknown name, or
+    fastembed is not installed, or the files could not be fetched or read."""
     model = settings.model
     try:
         from fastembed import TextEmbedding  # it takes half a second to import
@@ -387,3 +379,41 @@ def _fetched_embedder(settings: EmbeddingSettings, name: str, engine: Any, finge
     words_max = own.truncation["max_length"] - own.num_special_tokens_to_add(False)
     prefixes = prefixes_of(settings, name)
     return PiecewiseEmbedder(settings.model, fingerprint, tokenizer, words_max, embed_piece, prefixes)
+
+
+# The question table
+
+LOOKED_AT_CHARACTERS = 4_000
+"""Of a longer text the beginning is looked at: no chunk and no part of a question is longer."""
+
+
+class QuestionTable:
+    """The table of the bundled model. Any thread may use it."""
+
+    def __init__(self, fingerprint: str, tokenizer: Tokenizer) -> None:
+        folder = question_table_dir()
+        self.fingerprint = fingerprint
+        self._rows = np.load(folder / "rows.npy", mmap_mode="r")
+        """int8 (pieces, dimension), mapped: only the rows of pieces that occur are ever read."""
+        self._weights = np.load(folder / "scale.npy") * np.load(folder / "idf.npy").astype(np.float32)
+        self._tokenizer = tokenizer
+        self.dimension: int = self._rows.shape[1]
+
+    def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """The unit vectors of texts, (n, dimension); zeros for one that has no known piece."""
+        beginnings = [readable(text[:LOOKED_AT_CHARACTERS]) for text in texts]
+        found = np.zeros((len(texts), self.dimension), np.float32)
+        # Of the tokenizer's calls this one leaves the interpreter to other threads.
+        for row, encoding in enumerate(self._tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)):
+            ids = np.array(encoding.ids, np.intp)
+            found[row] = self._weights[ids] @ self._rows[ids].astype(np.float32)
+        found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)
+        return found
+
+
+@lru_cache(maxsize=8)
+def table_of(fingerprint: str) -> QuestionTable | None:
+    """The table of the model with this fingerprint; None if it has none."""
+    if (question_table_dir() / "fingerprint").read_text().strip() != fingerprint:
+        return None
+    return QuestionTable(fingerprint, tokenizer_in(model_dir()))

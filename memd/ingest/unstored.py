@@ -24,7 +24,7 @@ from msgspec import UnsetType
 from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
 from memd.conversation.hot_buffer import HotBuffer
-from memd.embedding.table import table_of
+from memd.embedding.local import table_of
 from memd.entries import Draft, Entry
 from memd.ingest.pipeline import Cutter, may_return, under_new_uuid, unstored_runs
 from memd.messages import Message

@@ -11,11 +11,9 @@ from typing import Any
 from crash_files import CrashFiles, Loss
 from drafts import DATA_DIR
 
-from memd.store.encryption.disk import EncryptedDisk, KeyRing
+from memd.store.encryption.disk import EncryptedDisk
 from memd.store.encryption.frames import DataKey
-from memd.store.encryption.key_files import MasterKey
 
-MASTER = MasterKey(bytes(range(1, 33)))
 DIRECTORY_KEY = DataKey(bytes(range(32)))
 _OWN = {"operations", "log", "bytes_read", "cut_after", "fail_at", "bytes_left"}
 
@@ -31,7 +29,7 @@ class EncryptedCrashFiles(EncryptedDisk):
 
     def __init__(self, raw: CrashFiles | None = None) -> None:
         object.__setattr__(self, "raw", raw or CrashFiles())
-        super().__init__(self.raw, [KeyRing(self.raw, DATA_DIR, "00" * 16, DIRECTORY_KEY)], master=MASTER)
+        super().__init__(self.raw, "00" * 16, DIRECTORY_KEY, DATA_DIR)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:

@@ -304,12 +304,9 @@ class BucketWriter:
         return True
 
     def _files(self, folder: str) -> Iterator[tuple[str, Path, bool]]:
-        """Yield the files of a folder in the order in which they are to be read: name, path, and whether it is full,
-        so that nothing is ever appended to it.
-
-        Raises:
-            MovedMeanwhile: the file that is appended to was rotated after it was read.
-        """
+        """Yield the files of a folder in the order in which they are to be read: name, path, and whether it is full, so
+        that nothing is ever appended to it. Raises MovedMeanwhile: the file that is appended to was rotated after it
+        was read."""
         disk, base = self._disk, self._data_dir / folder
         if not folder:
             audit, ledger = AuditLayout(base), erasures_dir(base)
@@ -513,11 +510,8 @@ def _crc_of(pieces: Iterable[bytes]) -> int:
 
 def _cleaned(bucket: Bucket, catalog: Catalog, since: int) -> Collection[tuple[str, str]]:
     """Remove objects that no time from `since` on needs. Return the files (folder, name) to be written anew: they have
-    pieces in old rounds of which less than half is in use.
-
-    Raises:
-        BucketError: not all is removed; the next time goes on.
-    """
+    pieces in old rounds of which less than half is in use. Raises BucketError: not all is removed; the next time goes
+    on."""
     rounds, used = Rounds(bucket), Counter[str]()
     base = next((name for name in reversed(rounds.moments) if name.is_full and name.at <= since), None)
     if base is None:

@@ -19,7 +19,7 @@ import msgspec
 
 from memd.errors import StoreError, WrongKey
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, checksum_of, pieces_of, put_in_place, write_pieces
-from memd.store.encryption.disk import EncryptedDisk, KeyRing, check_not_lost
+from memd.store.encryption.disk import EncryptedDisk, check_not_lost
 from memd.store.encryption.frames import DataKey
 from memd.store.encryption.key_files import (
     DirectoryKeyFile,
@@ -121,8 +121,7 @@ class _Conversion:
         """`directory`: its id, as in `memd.key`."""
         self._data_dir, self._plain_files, self._key, self._tell = data_dir, disk, key, tell
         self._source, self._target = (
-            disk if one is None else EncryptedDisk(disk, [KeyRing(disk, data_dir, directory, one)])
-            for one in (former, key)
+            disk if one is None else EncryptedDisk(disk, directory, one, data_dir) for one in (former, key)
         )
         self._aside = data_dir / CONVERSION_NAME
         self._wiper = Wiper(disk)

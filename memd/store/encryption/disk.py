@@ -142,83 +142,17 @@ def header_of(key: DataKey, data: bytes) -> bytes:
     )
 
 
-class KeyRing:
-    """The keys of one data directory. Any thread may use it."""
-
-    def __init__(self, disk: LocalDisk, data_dir: Path, directory: str, key: DataKey) -> None:
-        """`directory`: its id; `key`: the directory's own, which wraps those of topics."""
-        self.data_dir = data_dir
-        self.directory = directory
-        self.key = key
-        self._plain_files = disk
-        self._depth = len(data_dir.parts)
-        self._keys: dict[Path, DataKey] = {}
-        self._lock = threading.Lock()
-
-    def of_copy(self, data_dir: Path) -> KeyRing:
-        """Return the ring of a copy of the directory."""
-        return KeyRing(self._plain_files, data_dir, self.directory, self.key)
-
-    def folder_of(self, path: Path) -> Path | None:
-        """Return the folder whose key encrypts a file: a topic's, or the data directory for what is no topic's.
-
-        None: no key does.
-        """
-        parts = path.parts[self._depth :]
-        name = parts[-1].removesuffix(TEMPORARY_SUFFIX) if parts else ""
-        if len(parts) < 2:
-            return self.data_dir if name in (RECEIPTS_NAME, RECEIPTS_OLD_NAME) else None
-        if parts[0] == ERASURES_NAME and len(parts) == 2 and name.endswith(DIGESTS_SUFFIX):
-            return self.data_dir
-        is_aside = parts[0] == ERASURES_NAME and len(parts) > 2  # a topic's folder, put aside
-        depth = 2 if parts[0] == CONVERSION_NAME or is_aside else 1
-        is_plain = len(parts) == depth + 1 and name in (TOPIC_KEY_NAME, FORMER_NAMES)
-        if (parts[0] in _PLAIN_FOLDERS and not is_aside) or len(parts) <= depth or is_plain:
-            return None
-        return self.data_dir.joinpath(*parts[:depth])
-
-    def key_of(self, folder: Path, *, writing: bool = False) -> DataKey:
-        """Return the key of a folder. Who is `writing` to a folder without files gets a new one. Raises WrongKey: there
-        are files, and no key that fits."""
-        if folder == self.data_dir:
-            return self.key
-        key = self._keys.get(folder)
-        path = folder / TOPIC_KEY_NAME
-        if key is not None and not (writing and self._plain_files.size(path) is None):
-            return key
-        with self._lock:
-            if writing and self._plain_files.size(path) is None and not self._has_files(folder):
-                key = write_topic_key(self._plain_files, path, self.directory, self.key)
-            else:
-                self._keys.pop(folder, None)
-                key = read_topic_key(self._plain_files, path, self.directory, self.key)
-            self._keys[folder] = key
-            return key
-
-    def forget(self, path: Path) -> None:
-        """Read the key of a topic again: its folder or its key file was moved, replaced or removed."""
-        with self._lock:
-            self._keys.pop(path.parent if path.name == TOPIC_KEY_NAME else path, None)
-
-    def _has_files(self, folder: Path) -> bool:
-        for name in self._plain_files.names(folder):
-            inside = folder / name
-            is_folder = self._plain_files.is_directory(inside)
-            if self._plain_files.names(inside) if is_folder else name != FORMER_NAMES:
-                return not name.startswith(TOPIC_KEY_NAME)
-        return False
-
-
 class EncryptedDisk(LocalDisk):
-    """A disk that encrypts over another one; see the module."""
+    """A disk that encrypts over another one; see the module. For any thread."""
 
-    def __init__(self, disk: LocalDisk, rings: Sequence[KeyRing], master: MasterKey | None = None) -> None:
-        """`rings`: of each data directory that is encrypted; all other paths pass as they are."""
-        self.master = master
-        """The key that wraps those of the rings; None: it is not known here."""
+    def __init__(self, disk: LocalDisk, directory: str, key: DataKey, *data_dirs: Path) -> None:
+        """`directory`: the id of the data directory; `key`: its own, which wraps those of topics; `data_dirs`: where it
+        is, and copies of it. All other paths pass as they are."""
         self.plain_files = disk
         """The disk below."""
-        self.rings = tuple(rings)
+        self._directory, self._directory_key, self._data_dirs = directory, key, data_dirs
+        self._keys: dict[Path, DataKey] = {}
+        self._keys_lock = threading.Lock()
         self._tables: OrderedDict[Path, tuple[Hashable, FrameTable]] = OrderedDict()
         """The frames of files, and the identity that each had when they were looked for."""
         self._folder = lru_cache(_FOLDERS_KEPT)(self._folder_of)
@@ -227,6 +161,10 @@ class EncryptedDisk(LocalDisk):
             setattr(self, name, getattr(disk, name))
         for name in _OTHER_FILES:
             setattr(self, name, self._forgetting(getattr(disk, name)))
+
+    def with_copy(self, data_dir: Path) -> EncryptedDisk:
+        """Return a disk that reads and writes a copy of the data directory, too."""
+        return EncryptedDisk(self.plain_files, self._directory, self._directory_key, *self._data_dirs, data_dir)
 
     # Reading
 
@@ -342,15 +280,50 @@ class EncryptedDisk(LocalDisk):
         """See LocalDisk."""
         return self._folder(path) is not None
 
-    def _folder_of(self, path: Path) -> tuple[KeyRing, Path] | None:
-        ring = next((one for one in self.rings if path.is_relative_to(one.data_dir)), None)
-        folder = None if ring is None else ring.folder_of(path)
-        return None if ring is None or folder is None else (ring, folder)
+    def _folder_of(self, path: Path) -> Path | None:
+        """The folder whose key encrypts a file: a topic's, or the data directory for what is no topic's; None: no key
+        does."""
+        data_dir = next((one for one in self._data_dirs if path.is_relative_to(one)), None)
+        if data_dir is None:
+            return None
+        parts = path.relative_to(data_dir).parts
+        name = parts[-1].removesuffix(TEMPORARY_SUFFIX) if parts else ""
+        if len(parts) < 2:
+            return data_dir if name in (RECEIPTS_NAME, RECEIPTS_OLD_NAME) else None
+        if parts[0] == ERASURES_NAME and len(parts) == 2 and name.endswith(DIGESTS_SUFFIX):
+            return data_dir
+        is_aside = parts[0] == ERASURES_NAME and len(parts) > 2  # a topic's folder, put aside
+        depth = 2 if parts[0] == CONVERSION_NAME or is_aside else 1
+        is_plain = len(parts) == depth + 1 and name in (TOPIC_KEY_NAME, FORMER_NAMES)
+        if (parts[0] in _PLAIN_FOLDERS and not is_aside) or len(parts) <= depth or is_plain:
+            return None
+        return data_dir.joinpath(*parts[:depth])
 
     def _key(self, path: Path, *, writing: bool = False) -> DataKey | None:
-        """The key that encrypts a file; None: it is not encrypted."""
-        found = self._folder(path)
-        return None if found is None else found[0].key_of(found[1], writing=writing)
+        """The key that encrypts a file; None: it is not encrypted. Who is `writing` to a folder without files gets a
+        new one. Raises WrongKey: there are files, and no key that fits."""
+        folder = self._folder(path)
+        if folder is None or folder in self._data_dirs:
+            return None if folder is None else self._directory_key
+        key, files, place = self._keys.get(folder), self.plain_files, folder / TOPIC_KEY_NAME
+        if key is not None and not (writing and files.size(place) is None):
+            return key
+        with self._keys_lock:
+            if writing and files.size(place) is None and not self._has_files(folder):
+                key = write_topic_key(files, place, self._directory, self._directory_key)
+            else:
+                self._keys.pop(folder, None)
+                key = read_topic_key(files, place, self._directory, self._directory_key)
+            self._keys[folder] = key
+            return key
+
+    def _has_files(self, folder: Path) -> bool:
+        for name in self.plain_files.names(folder):
+            inside = folder / name
+            is_folder = self.plain_files.is_directory(inside)
+            if self.plain_files.names(inside) if is_folder else name != FORMER_NAMES:
+                return not name.startswith(TOPIC_KEY_NAME)
+        return False
 
     def _table(self, path: Path, key: DataKey) -> FrameTable:
         identity = self.plain_files.identity(path)
@@ -374,10 +347,11 @@ class EncryptedDisk(LocalDisk):
         return changed
 
     def _forget(self, path: Path) -> None:
+        """Read a file's frames again, and the key of a topic whose folder or key file it is."""
         with self._lock:
             self._tables.pop(path, None)
-        for ring in self.rings:
-            ring.forget(path)
+        with self._keys_lock:
+            self._keys.pop(path.parent if path.name == TOPIC_KEY_NAME else path, None)
 
 
 # The disk of a data directory
@@ -418,15 +392,6 @@ def disk_for(
     if not is_encrypted and creating:
         _make_keys(data_dir, master, disk)
     return encrypted_disk(data_dir, master, disk) if is_encrypted or creating else disk
-
-
-def with_copy(files: LocalDisk, data_dir: Path, copy: Path) -> LocalDisk:
-    """Return a disk that reads and writes a copy of a data directory, too, with the keys of the directory."""
-    if not files.encrypts(data_dir / RECEIPTS_NAME):
-        return files
-    assert isinstance(files, EncryptedDisk), "what encrypts"
-    ring = next(ring for ring in files.rings if ring.data_dir == data_dir)
-    return EncryptedDisk(files.plain_files, [*files.rings, ring.of_copy(copy)], master=files.master)
 
 
 def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
@@ -489,7 +454,7 @@ def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> Encryp
     key, _ = master.opened(path, found)
     if found.state != "whole":
         raise WrongKey(f"{data_dir}: {_UNFINISHED[found.state]} was begun and not finished; run it again")
-    return EncryptedDisk(disk, [KeyRing(disk, data_dir, found.directory, key)], master=master)
+    return EncryptedDisk(disk, found.directory, key, data_dir)
 
 
 def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:

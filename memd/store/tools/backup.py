@@ -37,7 +37,7 @@ from memd.store.disk import (
     replace_file,
     write_pieces,
 )
-from memd.store.encryption.disk import key_id_of, with_copy
+from memd.store.encryption.disk import EncryptedDisk, key_id_of
 from memd.store.erasure import Erasure, ErasureLedger, is_erasure_of, read_erasures
 from memd.store.layout import (
     BACKUPS_NAME,
@@ -93,7 +93,8 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
             stays valid.
     """
     _check_target(files, data_dir, target)
-    files = with_copy(files, data_dir, target)
+    if isinstance(files, EncryptedDisk):
+        files = files.with_copy(target)
     files.make_directory(target)
     files.sync_directory(target.parent)
     if files.size(target / MARKER_NAME) is None:
