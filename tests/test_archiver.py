@@ -43,9 +43,7 @@ async def stored(stage: Stage, topic: Topic, conversation: Conversation) -> bool
     return await stage.archiver.store(topic, conversation, len(conversation))
 
 
-async def test_every_failure_doubles_the_pause_before_the_next_attempt_up_to_half_a_minute(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_every_failure_doubles_the_pause_up_to_half_a_minute(stage: Stage, topic: Topic) -> None:
     conversation = talk(topic.buffer, *LAMP)
     for pause in (10, 20, 30, 30):
         stage.fail_next_write()
@@ -60,9 +58,7 @@ async def test_every_failure_doubles_the_pause_before_the_next_attempt_up_to_hal
     assert (conversation.stored, len(shown(topic)), is_in_trouble(topic)) == (2, 1, False)
 
 
-async def test_an_index_that_could_not_be_written_is_tried_again_and_its_topic_is_held_by_nobody_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_index_that_could_not_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memd.ingest.indexer.RETRY_SECONDS", 0.5)
     stage = Stage(Config(segment=SegmentSettings(max_entries=1), retrieval=RetrievalSettings(lexical_weight=0)))
     topic = await stage.topics.get("talk")
@@ -86,18 +82,14 @@ async def test_an_index_that_could_not_be_written_is_tried_again_and_its_topic_i
     await stage.close()
 
 
-async def test_the_same_words_in_another_conversation_are_not_stored_again_unless_somebody_else_says_them(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_the_same_words_are_stored_again_where_somebody_else_says_them(stage: Stage, topic: Topic) -> None:
     await stored(stage, topic, talk(topic.buffer, "u:The code is 4711."))
     await stored(stage, topic, talk(topic.buffer, "u:The code is 4711.", session="second"))
     await stored(stage, topic, talk(topic.buffer, "a:The code is 4711.", session="third"))
     assert shown(topic) == ["user: The code is 4711.", "assistant: The code is 4711."]
 
 
-async def test_a_message_whose_text_the_log_has_is_known_with_what_is_stored_beside_it(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_a_message_that_the_log_has_is_known_with_what_is_beside_it(stage: Stage, topic: Topic) -> None:
     await stored(stage, topic, talk(topic.buffer, *LAMP))
     again = talk(topic.buffer, *FERRY, *LAMP, session="second")
     assert await stored(stage, topic, again)
@@ -115,25 +107,7 @@ async def test_a_chunk_from_before_the_speakers_were_data_is_recognised(stage: S
     assert shown(topic) == [old]
 
 
-async def test_where_the_journal_cannot_be_forced_to_disk_only_what_is_stored_leaves(
-    stage: Stage, topic: Topic
-) -> None:
-    conversation = talk(topic.buffer, *LAMP, *FERRY, "u:And the mail?", "a:On Mondays.")
-    stage.files.bytes_left = 0
-    assert not await stage.archiver.compact(topic, conversation)
-    assert (conversation.left_out, conversation.stored) == (0, 0)
-    stage.files.bytes_left = None
-    assert await stage.archiver.store(topic, conversation, 2)
-    talk(topic.buffer, *LAMP, *FERRY, "u:And the mail?", "a:On Mondays.", "u:And the oil?", "a:In the cellar.")
-    stage.files.bytes_left = 0
-    assert await stage.archiver.compact(topic, conversation, excess_tokens=35)
-    assert (conversation.left_out, conversation.stored) == (2, 2)
-    stage.files.bytes_left = None
-
-
-async def test_forcing_to_disk_waits_for_what_others_are_writing_and_tells_of_their_failure(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_forcing_to_disk_waits_for_others_and_tells_of_their_failure(stage: Stage, topic: Topic) -> None:
     talk(topic.buffer, *LAMP)
     stage.fail_next_write()
     saving = asyncio.ensure_future(topic.save())
@@ -167,9 +141,7 @@ async def test_one_too_many_stays_open_as_long_as_it_cannot_be_stored_and_is_not
     await stage.close()
 
 
-async def test_the_store_of_a_branch_ends_when_the_branch_is_left_and_settled_meanwhile(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_the_store_of_a_branch_ends_when_it_is_left_meanwhile(stage: Stage, topic: Topic) -> None:
     said = [f"{'ua'[n % 2]}:{n} {'and so it went on. ' * 200}" for n in range(16)]
     left = talk(topic.buffer, *said)
     async with topic.storing:
@@ -185,9 +157,7 @@ async def test_the_store_of_a_branch_ends_when_the_branch_is_left_and_settled_me
     assert all(sum(one[2:20] in text for text in stored_texts) == 1 for one in said[8:])
 
 
-async def test_many_short_conversations_are_stored_in_few_appends_and_each_is_marked_for_itself(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_many_short_conversations_are_stored_in_few_appends(stage: Stage, topic: Topic) -> None:
     talks = [talk(topic.buffer, f"u:What is in crate {one}?", f"a:{one * 7} brass lamps.") for one in range(40)]
     for branch in (LAMP, FERRY):
         talk(topic.buffer, "u:I keep the lighthouse.", "a:Good.", *branch)

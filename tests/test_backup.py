@@ -122,9 +122,7 @@ def test_a_file_that_was_away_for_the_moment_of_a_rotation_is_read_again() -> No
 
 
 @pytest.mark.thorough
-def test_every_backup_beside_a_busy_writer_is_whole_and_has_all_that_was_acknowledged_before(
-    source: Path, target: Path
-) -> None:
+def test_every_backup_beside_a_busy_writer_has_all_that_was_acknowledged(source: Path, target: Path) -> None:
     topic = open_store(None, source, segment_entries_max=7).topic("talk")
     acknowledged = 0
     done = threading.Event()
@@ -311,9 +309,7 @@ def test_the_command_says_what_it_did(source: Path, target: Path) -> None:
     assert checked.exit_code == 0 and checked.stdout.startswith("checked 1 topic: ")
 
 
-def test_a_backup_is_restored_into_another_folder_and_stays_as_it_is(
-    source: Path, target: Path, tmp_path: Path
-) -> None:
+def test_a_backup_is_restored_elsewhere_and_stays_as_it_is(source: Path, target: Path, tmp_path: Path) -> None:
     topic = filled(source, 13)
     open_journal(topic.hot_path, DISK)[0].append([b"a turn"])
     backup(source, target, DISK)
@@ -333,9 +329,7 @@ def test_a_backup_is_restored_into_another_folder_and_stays_as_it_is(
         assert told.exit_code and said in told.stderr
 
 
-def test_a_damaged_backup_is_restored_as_far_as_it_is_whole_and_its_damage_is_told(
-    source: Path, target: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_backup_is_restored_as_far_as_it_is_whole(source: Path, target: Path, tmp_path: Path) -> None:
     filled(source, 13)
     backup(source, target, Unlinkable())
     segment = Path("talk") / "segments" / "seg_0001.bin"
@@ -358,9 +352,7 @@ def test_a_damaged_backup_is_restored_as_far_as_it_is_whole_and_its_damage_is_to
     assert as_json.exit_code == 1 and len(msgspec.json.decode(as_json.stdout)["damaged"]) == len(damaged)
 
 
-def test_a_topic_that_a_backup_has_lost_is_missed_and_one_that_was_erased_is_not(
-    source: Path, target: Path, tmp_path: Path
-) -> None:
+def test_a_topic_that_a_backup_has_lost_is_missed(source: Path, target: Path, tmp_path: Path) -> None:
     store = open_store(None, source)
     for name in ("garden", "talk"):
         store.topic(name).append([draft(1)])
@@ -382,9 +374,7 @@ def test_a_topic_that_a_backup_has_lost_is_missed_and_one_that_was_erased_is_not
     assert CliRunner().invoke(main, ["verify", str(target)]).exit_code == 0
 
 
-def test_a_restoration_that_is_interrupted_goes_on_and_nothing_serves_from_it_before(
-    source: Path, target: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_restoration_goes_on_unserved(source: Path, target: Path, tmp_path: Path) -> None:
     class Full(LocalDisk):
         def __init__(self, files_max: int) -> None:
             super().__init__()

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from archiver_stage import Stage, live_entries
-from conftest import MakeDaemon
+from conftest import Serving
 from daemon_in_process import Client, daemon_in_process
 from daemon_process import DaemonProcess, wait_until
 from histories import history_of, receive, said, talk
@@ -434,7 +434,7 @@ CRATE, WHERE = "The crate ZQ48351 stands in hall V49932B.", "In which hall does 
 
 
 def test_a_question_waits_for_its_answer_however_long_the_model_takes(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    serving: Serving, upstream: RecordingUpstream
 ) -> None:
     gate = threading.Event()
 
@@ -445,7 +445,7 @@ def test_a_question_waits_for_its_answer_however_long_the_model_takes(
         return Response((body[:1], body[1:]), gate=gate)
 
     upstream.answer = answer
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.2, "idle_seconds": 1}}).start()
+    daemon = serving({"buffer": {"store_after_seconds": 0.2, "idle_seconds": 1}})
     asking = threading.Thread(target=daemon.chat, args=([{"role": "user", "content": QUESTION}],))
     asking.start()
     wait_until(lambda: bool(upstream.chats), lambda: "it was not asked")
@@ -462,7 +462,7 @@ def test_a_question_waits_for_its_answer_however_long_the_model_takes(
 
 
 def test_what_was_said_without_an_answer_is_found_in_the_next_chat_also_after_a_kill(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
+    serving: Serving, upstream: RecordingUpstream
 ) -> None:
     def answer(request: Request) -> Response:
         if CRATE.encode() in request.body and WHERE.encode() not in request.body:
@@ -470,7 +470,7 @@ def test_what_was_said_without_an_answer_is_found_in_the_next_chat_also_after_a_
         return chat_answer(request)
 
     upstream.answer = answer
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 300}}).start()
+    daemon = serving({"buffer": {"store_after_seconds": 300}})
     daemon.chat([{"role": "user", "content": CRATE}])
 
     def is_found() -> bool:

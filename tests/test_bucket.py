@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from bucket_server import Clock, FaultyBucket, S3Server, Source, writer_for
 from click.testing import CliRunner, Result
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, wait_until
 from drafts import DISK, contents, draft, live_contents, open_journal, open_store, seal_all, uuid_of
 from effort import steps
@@ -214,9 +214,7 @@ def test_the_daemon_that_began_later_goes_on_and_the_other_one_stops(source: Sou
     assert contents(restored(source)[0]) == chunks(1, 2, 4)
 
 
-def test_a_backup_from_before_the_folder_was_encrypted_is_not_mixed_with_one_from_after(
-    source: Source, tmp_path: Path
-) -> None:
+def test_a_backup_from_before_encryption_is_not_mixed_with_one_from_after(source: Source, tmp_path: Path) -> None:
     source.say(1)
     source.back_up()
     source.store.close()
@@ -347,9 +345,7 @@ def test_an_erased_topic_leaves_the_bucket(source: Source) -> None:
 # encryption
 
 
-def test_of_an_encrypted_folder_the_bucket_gets_no_plain_text_and_it_is_restored_without_the_key(
-    tmp_path: Path, bucket: Bucket
-) -> None:
+def test_of_an_encrypted_folder_the_bucket_gets_no_plain_text(tmp_path: Path, bucket: Bucket) -> None:
     folder, key = tmp_path / "memory", tmp_path / "key"
     key.touch(0o600)
     key.write_bytes(bytes(range(32)))
@@ -466,9 +462,7 @@ def test_wherever_memd_is_killed_what_the_last_round_had_is_there(tmp_path: Path
         assert back(bucket, tmp_path / f"restored {call}") == contents(source.folder)
 
 
-def test_every_round_beside_a_busy_writer_can_be_restored_and_has_all_that_was_acknowledged_before(
-    tmp_path: Path,
-) -> None:
+def test_every_round_beside_a_busy_writer_is_restored_with_all_that_was_acknowledged(tmp_path: Path) -> None:
     source, bucket = made(tmp_path)
     acknowledged, done = [0], threading.Event()
 
@@ -492,9 +486,7 @@ def test_every_round_beside_a_busy_writer_can_be_restored_and_has_all_that_was_a
         assert len(back(bucket, tmp_path / str(at), at)) >= before
 
 
-def test_a_file_that_is_full_when_it_was_just_listed_is_not_taken_for_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_fills_while_it_is_listed_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, bucket = made(tmp_path)
     source.say(0)
     source.back_up()
@@ -513,9 +505,7 @@ def test_a_file_that_is_full_when_it_was_just_listed_is_not_taken_for_an_empty_o
     assert back(bucket, tmp_path / "restored", at) == contents(source.folder)
 
 
-def test_a_round_between_the_two_steps_of_a_rotation_has_no_half_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_within_a_rotation_has_no_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, bucket = made(tmp_path)
     times: list[int] = []
     noted = NotingDisk.note
@@ -537,9 +527,7 @@ def test_a_round_between_the_two_steps_of_a_rotation_has_no_half_of_it(
         assert back(bucket, tmp_path / str(at), at)
 
 
-def test_a_bucket_that_is_away_costs_one_line_and_a_growing_lag(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bucket_that_is_away_costs_a_line_and_a_lag(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source, bucket = made(tmp_path)
     now = [0.0]
     tender = BucketTender(source.writer, 10.0, lambda: now[0])
@@ -755,11 +743,9 @@ def has(bucket: Bucket, words: str) -> bool:
     return any(words.encode() in (bucket.get(key) or b"") for key in every)
 
 
-def test_a_disk_that_is_lost_under_a_killed_daemon_comes_back_out_of_the_bucket(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server, tmp_path: Path
-) -> None:
+def test_a_disk_that_is_lost_comes_back_out_of_the_bucket(serving: Serving, s3: S3Server, tmp_path: Path) -> None:
     settings, bucket = settings_for(s3)
-    daemon = make_daemon(upstream.url, settings).start()
+    daemon = serving(settings)
     for number in range(1, 8):
         remember(daemon, number)
     wait_until(lambda: has(bucket, "lighthouse number 7 "), lambda: f"{health(daemon)}")
@@ -790,12 +776,10 @@ def test_a_disk_that_is_lost_under_a_killed_daemon_comes_back_out_of_the_bucket(
     wait_until(lambda: has(bucket, "lighthouse number 9 "), lambda: f"{health(daemon)}")
 
 
-def test_a_daemon_that_ends_sends_the_last_changes_first(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server
-) -> None:
+def test_a_daemon_that_ends_sends_the_last_changes_first(serving: Serving, s3: S3Server) -> None:
     settings, bucket = settings_for(s3)
     settings["backup"]["seconds"] = 3600
-    daemon = make_daemon(upstream.url, settings).start()
+    daemon = serving(settings)
     wait_until(
         lambda: health(daemon)["lag_seconds"] < 60 and health(daemon)["requests"] > 5, lambda: f"{health(daemon)}"
     )
@@ -805,11 +789,9 @@ def test_a_daemon_that_ends_sends_the_last_changes_first(
     assert has(bucket, "lighthouse number 1 ")
 
 
-def test_erasing_says_that_the_bucket_has_it_until_it_has_not(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server
-) -> None:
+def test_erasing_says_that_the_bucket_has_it_until_it_has_not(serving: Serving, s3: S3Server) -> None:
     settings, bucket = settings_for(s3)
-    daemon = make_daemon(upstream.url, settings).start()
+    daemon = serving(settings)
     remember(daemon, 1)
     remember(daemon, 2)
     wait_until(lambda: has(bucket, "lighthouse number 2 "), lambda: f"{health(daemon)}")
@@ -821,12 +803,10 @@ def test_erasing_says_that_the_bucket_has_it_until_it_has_not(
     assert has(bucket, "lighthouse number 2 ")
 
 
-def test_requests_go_on_while_the_bucket_is_away_and_the_metric_tells(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server
-) -> None:
+def test_requests_go_on_while_the_bucket_is_away_and_the_metric_tells(serving: Serving, s3: S3Server) -> None:
     settings, _ = settings_for(s3)
     settings["backup"]["endpoint"] = "http://127.0.0.1:9"
-    daemon = make_daemon(upstream.url, settings).start()
+    daemon = serving(settings)
     remember(daemon, 1)
     assert daemon.chat([{"role": "user", "content": "hello"}]).status == 200
     wait_until(lambda: health(daemon)["trouble"] is not None, lambda: f"{health(daemon)}")
@@ -836,9 +816,9 @@ def test_requests_go_on_while_the_bucket_is_away_and_the_metric_tells(
     assert "backup.endpoint" in health(daemon)["trouble"]
 
 
-def test_the_check_says_how_the_bucket_is(make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server) -> None:
+def test_the_check_says_how_the_bucket_is(serving: Serving, s3: S3Server) -> None:
     settings, _ = settings_for(s3)
-    daemon = make_daemon(upstream.url, settings).start()
+    daemon = serving(settings)
 
     def checked() -> list[dict[str, str]]:
         told = daemon.run("check", "--config", str(daemon.config), "--json")

@@ -123,9 +123,7 @@ def admitted(entries: list[Entry], wanted: Selection) -> dict[bytes, float]:
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_choice_counts_what_it_admits_and_finds_the_best_of_it(
-    topic: TopicLog, entries: list[Entry], name: str
-) -> None:
+def test_a_choice_finds_the_best_of_what_it_admits(topic: TopicLog, entries: list[Entry], name: str) -> None:
     snapshot, wanted = topic.snapshot(), CHOICES[name]
     expected = admitted(entries, wanted)
     choice = chosen(snapshot, wanted)
@@ -166,9 +164,7 @@ async def test_a_question_about_a_week_of_a_large_topic_finds_the_best_of_that_w
 
 
 @pytest.mark.parametrize("question", ["What did we talk about on 3 May?", "Worüber haben wir am 3. Mai gesprochen?"])
-async def test_a_question_about_a_day_alone_brings_that_day_out_of_a_large_topic(
-    topic: TopicLog, question: str
-) -> None:
+async def test_a_question_about_a_day_brings_that_day_out_of_a_large_topic(topic: TopicLog, question: str) -> None:
     noon = START + 5_000 * MINUTE_US + 12 * 3600 * 1_000_000
     day = datetime.fromtimestamp(noon / 1e6)
     asked = question.replace("3 May", f"{day:%Y-%m-%d}").replace("am 3. Mai", f"{day:%Y-%m-%d}")
@@ -194,9 +190,7 @@ def test_an_old_log_gets_its_columns_once_and_is_whole_before_and_after(tmp_path
     assert verify(tmp_path / "old", LocalDisk()).ok
 
 
-def test_an_old_log_on_a_disk_that_refuses_is_read_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_log_is_read_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(GOLDEN / "v1", tmp_path / "old")
     layout = TopicLayout(tmp_path / "old", TOPIC)
     old = layout.meta(1).read_bytes()

@@ -208,9 +208,7 @@ def test_a_document_is_redacted_before_it_is_cut(embedder: HashEmbedder) -> None
     assert draft.content == "The key:\n[redacted:private_key]"
 
 
-def test_a_chunk_is_redacted_though_the_message_that_it_was_cut_from_had_nothing(
-    topic: TopicLog, embedder: HashEmbedder
-) -> None:
+def test_a_chunk_is_redacted_though_its_message_had_nothing(topic: TopicLog, embedder: HashEmbedder) -> None:
     filler = "word " * 40 + ".\n\n"
     text = f"{filler}{filler}" + "tangerine " * 60
     redactor = Redactor.of(IngestSettings(redact=True, redact_patterns=OWN))

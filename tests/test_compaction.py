@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import MakeDaemon
+from conftest import Serving
 from histories import conversation_of, said
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,9 +147,7 @@ def call_ids(conversation: Conversation, position: int) -> list[str]:
 @pytest.mark.parametrize(
     ("fraction", "excess", "cut"), [(0.5, 0, 4), (0.1, 0, 2), (0.34, 0, 4), (1.0, 0, 4), (0.1, 30, 4), (0.5, 9_999, 4)]
 )
-def test_at_least_the_fraction_and_the_excess_are_taken_where_turns_allow_it(
-    fraction: float, excess: int, cut: int
-) -> None:
+def test_the_fraction_and_the_excess_are_taken_where_turns_allow_it(fraction: float, excess: int, cut: int) -> None:
     assert departure(conversation_of(*THREE_TURNS), fraction=fraction, excess_tokens=excess) == Departure(cut)
     assert departure(conversation_of(), fraction=fraction, excess_tokens=excess).is_empty
 
@@ -341,12 +339,10 @@ MOVES_MAX = 8
 """In 40 turns; it is 4, and was 19 where the blocks left alone and the history some turns later."""
 
 
-def test_blocks_and_history_leave_together_and_the_prompt_stays_as_it_is_for_many_turns(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_blocks_and_history_leave_together_and_seldom(serving: Serving, upstream: RecordingUpstream) -> None:
     strict = StrictLlama(4_096)
     upstream.answer, upstream.answers_all = strict, True
-    daemon = make_daemon(upstream.url, {"retrieval": {"recall_budget_ms": 5_000, "timeout_ms": 30_000}}).start()
+    daemon = serving({"retrieval": {"recall_budget_ms": 5_000, "timeout_ms": 30_000}})
     for number, city in enumerate(CITIES):
         for store in range(3):
             said = f"In {city} store {store} has the door code {1000 + 37 * number + store}. Its clerk, who likes jazz"

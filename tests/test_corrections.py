@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from archiver_stage import HashEmbedder
-from conftest import MakeDaemon
+from conftest import Serving
 from crash_files import CrashFiles
 from daemon_process import Answer, DaemonProcess, ask, user, wait_until
 from drafts import DIMENSION, draft, open_store, seal_all, unit_vector, uuid_of
@@ -79,7 +79,7 @@ def gate() -> Iterator[Gate]:
 
 
 @pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream, gate: Gate) -> Iterator[DaemonProcess]:
+def daemon(serving: Serving, upstream: RecordingUpstream, gate: Gate) -> Iterator[DaemonProcess]:
     """A daemon that is about to be killed, with an embedding server and a model that can be held up."""
 
     def embedded(request: Request) -> Response:
@@ -95,7 +95,7 @@ def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream, gate: Gate) -> 
     with recording_upstream() as server:
         server.answers_all, server.answer = True, embedded
         embedding = {"model": "http", "url": f"{server.url}/v1", "name": "hash"}
-        daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0}, "embedding": embedding}).start()
+        daemon = serving({"buffer": {"store_after_seconds": 0}, "embedding": embedding})
         daemon.chat([{"role": "user", "content": FACT}])
         daemon.wait_stored("blue bicycle")
         yield daemon
@@ -148,9 +148,7 @@ def newest(daemon: DaemonProcess) -> list[tuple[str, float]]:
     return [one for one in live if "spare key hangs" in one[0]]
 
 
-def test_what_a_kill_has_kept_from_being_corrected_is_corrected_when_it_is_asked_again(
-    daemon: DaemonProcess, gate: Gate
-) -> None:
+def test_a_correction_that_a_kill_prevented_is_applied_when_asked_again(daemon: DaemonProcess, gate: Gate) -> None:
     correcting = Correcting(daemon, action="Update", content=MOVED)
     gate.close(MOVED)  # the embedding server has it, and nothing is in the log yet
     correcting.send_and_kill(gate)
@@ -280,9 +278,7 @@ async def test_only_what_was_shown_can_be_corrected_and_all_is_one_group(log: Lo
 
 
 @pytest.mark.parametrize(("action", "steps"), [("Helpful", HELPFUL_STEPS_MAX), ("Unhelpful", -UNHELPFUL_STEPS_MAX)])
-async def test_beyond_the_bound_a_correction_is_recorded_and_changes_nothing_and_is_not_owed(
-    log: Log, action: Action, steps: int
-) -> None:
+async def test_beyond_the_bound_a_correction_is_recorded_alone(log: Log, action: Action, steps: int) -> None:
     told = log.tell("the lamp is green", digests=(b"d" * 16,), kind="document", source="x.md")
     chunk_id = log.show(told)
     await log.correct(*[Correction((chunk_id,), action, "x")] * abs(steps))
@@ -295,9 +291,7 @@ async def test_beyond_the_bound_a_correction_is_recorded_and_changes_nothing_and
 
 
 @pytest.mark.parametrize("requests", [1, 6])
-async def test_each_correction_sees_the_effect_of_those_before_it_in_one_request_or_in_several(
-    log: Log, requests: int
-) -> None:
+async def test_each_correction_sees_the_effect_of_those_before_it(log: Log, requests: int) -> None:
     lamp, door, step = (log.tell(text) for text in ("the lamp is green", "the door is red", "the step is wet"))
     lamp_id, door_id, step_id = map(log.show, (lamp, door, step))
     asked = [
@@ -334,19 +328,6 @@ async def test_an_update_keeps_the_kind_and_the_source_of_what_it_replaces_where
         assert (made.kind, made.source) == kept
 
 
-@pytest.mark.parametrize("broken", ["encoder", "disk"])
-async def test_a_failure_leaves_the_log_as_it_was(log: Log, broken: str) -> None:
-    first, second = log.tell("the lamp is green"), log.tell("the door is red")
-    log.encoder.broken, log.is_full = broken == "encoder", broken == "disk"
-    asked = [
-        Correction((log.show(first),), "Helpful", "x"),
-        Correction((log.show(second),), "Update", "x", "the door is blue"),
-    ]
-    with pytest.raises(EmbeddingError if broken == "encoder" else StoreError):
-        await log.correct(*asked)
-    assert log.groups == [] and log.present(first) == first and log.present(second) == second
-
-
 async def test_a_chunk_of_a_related_topic_is_adopted_and_its_home_stays_as_it_is(store: Store, log: Log) -> None:
     home = Log(store.topic("home"), log.encoder)
     entry = home.tell("the lamp is green")
@@ -361,9 +342,7 @@ async def test_a_chunk_of_a_related_topic_is_adopted_and_its_home_stays_as_it_is
     assert (adopted.utility_steps, adopted.origin_id, home.present(entry)) == (2, entry.origin_id, entry)
 
 
-async def test_the_undo_of_several_steps_by_which_a_chunk_was_adopted_takes_all_of_them_back(
-    store: Store, log: Log
-) -> None:
+async def test_the_undo_of_the_steps_by_which_a_chunk_was_adopted_takes_all_back(store: Store, log: Log) -> None:
     home = Log(store.topic("home"), log.encoder)
     entry = home.tell("the lamp is green")
     home.show(entry)
@@ -372,21 +351,6 @@ async def test_the_undo_of_several_steps_by_which_a_chunk_was_adopted_takes_all_
     assert log.present(entry).utility_steps == 7
     await log.undo(pinned.canonical_id)
     assert log.present(entry).utility_steps == 0
-
-
-async def test_undo_gives_back_what_an_update_took_and_takes_out_what_it_added(log: Log) -> None:
-    entry = log.tell("the lamp is green")
-    applied = await log.correct(Correction((log.show(entry),), "Update", "painted", "the lamp is blue"))
-    gone, made = applied.entries
-    undone = await log.undo(gone.canonical_id)
-    assert [one.action for one in undone.entries] == ["Undo", "Undo"]
-    assert log.present(made).status is Status.DEPRECATED
-    back = log.present(entry)
-    assert (back.status, back.content, back.vector) == (Status.ACTIVE, entry.content, entry.vector)
-    with pytest.raises(BadQuestion, match=r"undone already, by entry .*; undo that one"):
-        await log.undo(gone.canonical_id)
-    with pytest.raises(NotFound, match="has no entry 5"):
-        await log.undo(5)
 
 
 async def test_an_update_takes_out_what_says_exactly_the_same_too_and_its_undo_gives_all_back(log: Log) -> None:
@@ -405,9 +369,9 @@ async def test_an_update_takes_out_what_says_exactly_the_same_too_and_its_undo_g
 
 @pytest.mark.parametrize("corrected", [0, 1])
 def test_an_update_takes_out_the_question_with_each_of_its_answers_and_its_undo_gives_all_back(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, corrected: int
+    serving: Serving, upstream: RecordingUpstream, corrected: int
 ) -> None:
-    daemon = make_daemon(upstream.url, {"segment": {"max_entries": 4}}).start()
+    daemon = serving({"segment": {"max_entries": 4}})
     said = [user("The boat of Theodora lies at berth 17, where the stairs are broken.")]
     for answer in ("Noted as number 0.", "Noted as number 1."):
         upstream.answer = partial(chat_answer, text=answer)
@@ -430,11 +394,9 @@ def test_an_update_takes_out_the_question_with_each_of_its_answers_and_its_undo_
     assert len(found()) == 2
 
 
-def test_an_update_leaves_what_was_answered_when_the_same_was_asked_again(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_an_update_leaves_other_answers_to_the_same_question(serving: Serving, upstream: RecordingUpstream) -> None:
     """ "Run the tests" is said every day; what is wrong in one answer is not wrong in the others."""
-    daemon = make_daemon(upstream.url).start()
+    daemon = serving()
     asked, answers = "What does the harbour office say about the ferry?", [f"It leaves pier {n}." for n in (3, 5, 8)]
     for number, text in enumerate(answers):
         upstream.answer = partial(chat_answer, text=text)
@@ -498,9 +460,13 @@ async def test_in_a_chain_every_entry_is_undone_in_turn_and_one_state_is_live_at
         gone.append(out)
     with pytest.raises(BadQuestion, match=f"entry {gone[1].canonical_id} .*; undo that one first"):
         await log.undo(gone[0].canonical_id)
+    with pytest.raises(NotFound, match="has no entry 5"):
+        await log.undo(5)
     undone = []
     for one, colour in zip(reversed(gone), reversed(colours[:-1]), strict=True):
         undone.append((await log.undo(one.canonical_id)).entries[0])
+        with pytest.raises(BadQuestion, match=r"undone already, by entry .*; undo that one"):
+            await log.undo(one.canonical_id)
         assert live(log) == {f"the lamp is {colour}"}
     for one, colour in zip(reversed(undone), colours[1:], strict=True):
         await log.undo(one.canonical_id)
@@ -549,10 +515,10 @@ def test_digits_name_the_chunk_whose_public_id_they_are_or_those_that_begin_so(t
 
 
 @pytest.fixture
-def waiting(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+def waiting(serving: Serving) -> DaemonProcess:
     """A daemon with a chunk that waits in topic `home`, and in topic `work` a stored one with the same five digits."""
     never = {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600}}
-    daemon = make_daemon(upstream.url, never).start()
+    daemon = serving(never)
     for topic, text in (("work", "The keeper of the archive is Ada."), ("home", MEANT)):
         daemon.chat([{"role": "user", "content": text}], memory_in={"topic_id": topic})
     assert commanded(daemon, "correct", found(daemon, "Ada", "work")["id"], "--helpful", "--topic", "work")
@@ -576,9 +542,7 @@ def commanded(daemon: DaemonProcess, *arguments: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def test_digits_that_a_waiting_chunk_has_and_a_stored_one_of_another_topic_too_are_refused(
-    waiting: DaemonProcess,
-) -> None:
+def test_digits_of_a_waiting_chunk_and_a_stored_one_of_another_topic_are_refused(waiting: DaemonProcess) -> None:
     meant = found(waiting, MEANT, "home")
     before = waiting.export(settled=False)
     for command in (

@@ -104,9 +104,7 @@ async def _all_stored(client: Client) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def test_on_a_full_disk_requests_flow_and_say_so_and_afterwards_nothing_is_lost(
-    client: Client, disk: FullDisk, tmp_path: Path
-) -> None:
+async def test_on_a_full_disk_requests_flow_and_nothing_is_lost(client: Client, disk: FullDisk, tmp_path: Path) -> None:
     history: list[dict[str, str]] = []
     for fact in _facts(6):
         assert (await _said(client, history, fact))[0] == 200
@@ -201,9 +199,7 @@ def _exported(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-async def test_an_erasure_that_cannot_be_written_down_whole_is_not_begun_and_not_done_later(
-    tmp_path: Path, number: int
-) -> None:
+async def test_an_erasure_that_cannot_be_written_down_whole_is_never_done(tmp_path: Path, number: int) -> None:
     disk = FullAtErasure()
     async with daemon_on(disk, tmp_path) as client:
         said = await _noted_and_erased(client, disk, number)
@@ -276,9 +272,7 @@ print(json.dumps([told, [said.mark, said.said, said.remedy]]))
         (Room(PLENTY, PLENTY, is_read_only=True), False, "read-only"),
     ],
 )
-def test_a_disk_is_in_trouble_before_nothing_fits_and_until_there_is_some_more_room(
-    room: Room, was: bool, kind: str | None
-) -> None:
+def test_a_disk_is_in_trouble_until_there_is_some_more_room(room: Room, was: bool, kind: str | None) -> None:
     found = disk_trouble(Path("/memory"), room, was=was)
     assert (None if found is None else found.kind) == kind
     assert found is None or found.remedy
@@ -292,7 +286,7 @@ class ProbedDisk(FullDisk):
         super().try_writing(directory, data)
 
 
-def test_a_disk_is_written_to_only_in_doubt_and_its_trouble_is_logged_once(
+def test_a_disk_is_tried_only_in_doubt_and_its_trouble_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "memd")
@@ -341,9 +335,7 @@ def test_stats_tell_of_a_disk_as_the_check_does(tmp_path: Path, monkeypatch: pyt
         ('mount -o remount,ro "$0"', "read-only", "the disk is read-only"),
     ],
 )
-def test_a_real_disk_is_told_in_the_same_words_by_a_daemon_and_by_the_check(
-    prepared: str, kind: str | None, words: str, tmp_path: Path
-) -> None:
+def test_a_daemon_and_the_check_tell_a_disk_alike(prepared: str, kind: str | None, words: str, tmp_path: Path) -> None:
     if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("this machine gives no mount namespace to its users")
     mounted = f'mount -t tmpfs -o size=40m,nr_inodes=120 tmpfs "$0" && {prepared} && exec "$@"'
@@ -418,9 +410,7 @@ async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_an_answer_ends_when_the_upstream_ends_it_and_not_when_the_journal_has_the_question(
-    tmp_path: Path, stream: bool
-) -> None:
+async def test_an_answer_ends_when_the_upstream_ends_it_and_waits_for_no_journal(tmp_path: Path, stream: bool) -> None:
     gate = threading.Event()
     disk = SlowDisk(journal_waits=lambda: gate.wait(60))
     try:
@@ -530,7 +520,7 @@ def test_files_beyond_the_limit_are_synced_at_once_and_lose_nothing(tmp_path: Pa
     assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == [b"one two three"] * 20
 
 
-def test_a_write_that_could_not_be_synced_as_too_many_wait_for_it_is_an_error(
+def test_a_write_that_cannot_be_synced_for_want_of_room_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = appenders(LocalDisk(unsynced_max=1), tmp_path, 2)

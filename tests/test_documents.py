@@ -14,7 +14,7 @@ from typing import Any
 import made_documents
 import pytest
 from archiver_stage import Stage, live_entries
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess
 from recording_upstream import RecordingUpstream
 
@@ -94,9 +94,7 @@ def test_files_are_found_by_their_kind_without_what_is_hidden_excluded_ignored_o
     assert found(root, exclude=("build", str(root / "a")), formats=("md",)) == ["b.md", "in.md", "rebuild/y.md"]
 
 
-def test_links_out_of_a_folder_are_followed_where_that_is_asked_for_once_each_and_no_exclusion_is_gone_around(
-    tmp_path: Path,
-) -> None:
+def test_links_out_of_a_folder_are_followed_on_request_and_go_around_no_exclusion(tmp_path: Path) -> None:
     elsewhere = written(tmp_path / "elsewhere", "one.md", "deep/two.md", "private/three.md")
     root = written(tmp_path / "root", "a.md")
     (elsewhere / "back").symlink_to(elsewhere)
@@ -156,9 +154,7 @@ def hash_of(topic: Topic) -> dict[str, str]:
     return {one.source: one.hash for one in known_documents(topic.log.snapshot())}
 
 
-async def test_one_changed_line_of_500_costs_one_vector_and_takes_the_place_of_the_old_one(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_one_changed_line_of_500_costs_one_vector(stage: Stage, topic: Topic) -> None:
     rows = [f"Row {number} of the table." for number in range(500)]
     assert len(await taken(stage, topic, rows)) == 500
     assert await taken(stage, topic, rows) == []
@@ -192,9 +188,7 @@ async def test_a_document_whose_vectors_fail_is_left_as_it_was(stage: Stage, top
     assert contents(topic) == ["One.", "Two."]
 
 
-async def test_chunks_stay_in_the_order_of_their_file_whatever_is_put_in_moved_or_taken_out(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_chunks_stay_in_the_order_of_their_file_whatever_changes(stage: Stage, topic: Topic) -> None:
     rng = random.Random(7)
     rows = [f"Row {number}." for number in range(6)]
     for number in range(60):
@@ -304,9 +298,7 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     assert said(daemon, "verify")
 
 
-def test_one_file_is_one_document_however_it_is_added_and_text_without_a_suffix_is_read(
-    served: DaemonProcess, tmp_path: Path
-) -> None:
+def test_one_file_is_one_document_however_it_is_added(served: DaemonProcess, tmp_path: Path) -> None:
     root = written(tmp_path / "house", "a.md", "b.md", "Notes on the boiler")
     (root / "tool").write_bytes(b"\x7fELF\0\0 not a text")
     assert "1 chunk written" in said(served, "add", str(root / "a.md"))
@@ -319,11 +311,9 @@ def test_one_file_is_one_document_however_it_is_added_and_text_without_a_suffix_
     assert "3 documents, 3 chunks" in said(served, "sources")
 
 
-def test_a_file_whose_name_is_redacted_is_not_taken_out_when_it_is_added_again(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
-) -> None:
+def test_a_file_whose_name_is_redacted_stays_when_added_again(serving: Serving, tmp_path: Path) -> None:
     root = written(tmp_path / "bank", "DE89370400440532013000.md", "a\ndefault  b.md")
-    daemon = make_daemon(upstream.url, {"ingest": {"redact": True}}).start()
+    daemon = serving({"ingest": {"redact": True}})
     assert "2 chunks written, 0 taken out" in said(daemon, "add", str(root))
     assert "0 chunks written, 0 taken out" in said(daemon, "add", str(root))
     (root / "DE89370400440532013000.md").write_text("another text")

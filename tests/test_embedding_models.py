@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from archiver_stage import HashEmbedder
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import wait_until
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
@@ -93,9 +93,7 @@ def test_no_folder_several_graphs_and_a_damaged_one_are_said(folder: Path) -> No
         loaded(folder)
 
 
-def test_prefixes_of_the_folder_stand_in_front_and_those_of_the_settings_count_more(
-    folder: Path, embedder: Embedder
-) -> None:
+def test_prefixes_of_the_settings_count_more_than_those_of_the_folder(folder: Path, embedder: Embedder) -> None:
     prompts = {"prompts": {"query": "ask: ", "document": "text: "}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     own = loaded(folder)
@@ -133,9 +131,9 @@ def test_a_folder_is_looked_for_where_the_settings_file_is(tmp_path: Path) -> No
 
 
 def test_a_daemon_remembers_with_such_a_model_and_check_says_what_is_missing(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, folder: Path
+    serving: Serving, upstream: RecordingUpstream, folder: Path
 ) -> None:
-    daemon = make_daemon(upstream.url, {"embedding": {"model": f"path:{folder}"}}).start()
+    daemon = serving({"embedding": {"model": f"path:{folder}"}})
     daemon.chat([{"role": "user", "content": TEXT}])
     daemon.wait_stored(TEXT)
     daemon.chat([{"role": "user", "content": "Where is the key?"}])
@@ -167,9 +165,7 @@ def test_without_a_chunk_in_the_log_the_dimension_is_asked_of_the_model(folder: 
     resident.close()
 
 
-def test_a_question_does_not_wait_longer_than_it_may_for_a_model_that_is_loaded_again(
-    embedder: Embedder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_question_waits_for_no_model_being_loaded(embedder: Embedder, caplog: pytest.LogCaptureFixture) -> None:
     may_end, loads = threading.Event(), itertools.count()
 
     def load() -> Embedder:
@@ -504,9 +500,7 @@ def test_without_a_network_pips_words_and_another_way_are_shown(tmp_path: Path) 
     assert "Traceback" not in done.stderr and list((tmp_path / "m" / "memd.models").iterdir()) == []
 
 
-def test_a_daemon_says_that_it_was_not_added_and_so_does_check(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_a_daemon_and_check_say_that_it_was_not_added(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
     daemon = make_daemon(upstream.url, {"embedding": {"model": "multilingual"}})
     settings = "--config", str(daemon.config)
     for command in (("serve", "--port", "0"), ("check",)):

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from crash_files import CrashFiles, Loss, PowerCutError
 from daemon_process import DaemonProcess, ask, wait_until
 from drafts import (
@@ -226,9 +226,7 @@ def test_what_the_key_of_another_topic_encrypted_is_refused_and_left_alone() -> 
 
 
 @pytest.mark.parametrize("name", ["hot.log", "active.bin"])
-def test_damage_to_the_only_frame_of_a_file_costs_what_is_in_it_and_not_the_topic(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_to_the_only_frame_of_a_file_costs_not_the_topic(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     files = disk()
 
     def copied(old: Path, new: Path) -> bool:
@@ -501,11 +499,11 @@ def vectors_in(daemon: DaemonProcess, settings: EncryptionSettings) -> list[NDAr
 
 
 def test_no_byte_below_the_data_directory_is_text_or_vector_while_a_daemon_works_is_killed_and_ends(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, tmp_path: Path
+    serving: Serving, upstream: RecordingUpstream, tmp_path: Path
 ) -> None:
     upstream.answer = lambda request: chat_answer(request, ANSWER)
     settings = EncryptionSettings(key_file=str(key_file(tmp_path)))
-    daemon = make_daemon(upstream.url, {**SETTINGS, "encryption": {"key_file": settings.key_file}}).start()
+    daemon = serving({**SETTINGS, "encryption": {"key_file": settings.key_file}})
     history = []
     for word in RARE:
         history.append({"role": "user", "content": f"I have to tell you of the {word} at the pier. " * 12})

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from conftest import MakeDaemon
+from conftest import Serving
 from daemon_process import DaemonProcess, ask, user, wait_until
 from effort import scaled
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
@@ -71,13 +71,11 @@ def id_of(daemon: DaemonProcess, words: str) -> str:
 
 
 @pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    return make_daemon(upstream.url, SETTINGS).start()
+def daemon(serving: Serving) -> DaemonProcess:
+    return serving(SETTINGS)
 
 
-def test_a_chunk_of_a_live_chat_is_erased_everywhere_and_stays_away(
-    daemon: DaemonProcess, upstream: RecordingUpstream
-) -> None:
+def test_a_chunk_of_a_live_chat_is_erased_everywhere(daemon: DaemonProcess, upstream: RecordingUpstream) -> None:
     history = tell(daemon, [OTHERS[0], SECRET, *OTHERS[1:]])
     daemon.wait_stored(*OTHERS, SECRET)
     daemon.chat([user("Where is the spare key of the foghorn?")])
@@ -125,10 +123,8 @@ def test_a_chunk_of_a_live_chat_is_erased_everywhere_and_stays_away(
     assert verified.returncode == 0 and "1 chunk of topic default erased on" in verified.stdout
 
 
-def test_a_chunk_that_waits_to_be_stored_is_erased_and_not_stored_later(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600}}).start()
+def test_a_chunk_that_waits_to_be_stored_is_erased_and_not_stored_later(serving: Serving) -> None:
+    daemon = serving({"buffer": {"store_after_seconds": 3600}})
     history = tell(daemon, [OTHERS[0], SECRET])
     question = f"{daemon.own_url}/memd/search?topic=default&q=vermilion%20walrus"
 
@@ -148,9 +144,7 @@ def test_a_chunk_that_waits_to_be_stored_is_erased_and_not_stored_later(
     assert found_in(daemon.data_dir) == []
 
 
-def test_a_turn_of_another_topic_that_showed_it_again_loses_it_too(
-    daemon: DaemonProcess, upstream: RecordingUpstream
-) -> None:
+def test_a_turn_of_another_topic_that_showed_it_loses_it(daemon: DaemonProcess, upstream: RecordingUpstream) -> None:
     """A retry and a step of a tool loop show the block of their turn, and have no candidates of their own."""
     tell(daemon, [SECRET])
     daemon.wait_stored(SECRET)
@@ -164,9 +158,7 @@ def test_a_turn_of_another_topic_that_showed_it_again_loses_it_too(
     assert "memd.receipts" not in found_in(daemon.data_dir)
 
 
-def test_a_turn_that_had_recalled_it_and_is_answered_later_does_not_bring_it_back(
-    daemon: DaemonProcess, upstream: RecordingUpstream
-) -> None:
+def test_a_turn_answered_later_does_not_bring_it_back(daemon: DaemonProcess, upstream: RecordingUpstream) -> None:
     tell(daemon, [SECRET])
     daemon.wait_stored(SECRET)
     gate = threading.Event()
@@ -184,11 +176,9 @@ def test_a_turn_that_had_recalled_it_and_is_answered_later_does_not_bring_it_bac
     assert found_in(daemon.data_dir) == []
 
 
-def test_a_block_that_shows_it_with_an_answer_that_was_made_anew_since_goes_too(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_a_block_that_shows_it_with_an_older_answer_goes_too(serving: Serving, upstream: RecordingUpstream) -> None:
     """What was shown is a chunk that was never stored: the question stands in the log with the new answer."""
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600}}).start()
+    daemon = serving({"buffer": {"store_after_seconds": 3600}})
     daemon.chat([user(SECRET)])
     asked = [user("Where is the spare key of the foghorn?")]
     reply = daemon.chat(asked).reply
@@ -204,31 +194,13 @@ def test_a_block_that_shows_it_with_an_answer_that_was_made_anew_since_goes_too(
     assert found_in(daemon.data_dir) == []
 
 
-def test_a_client_that_comes_back_to_a_branch_of_a_live_chat_does_not_bring_it_back(daemon: DaemonProcess) -> None:
-    history = tell(daemon, [OTHERS[0], SECRET])
-    daemon.wait_stored(SECRET)
-    assert daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--yes").returncode == 0
-    daemon.chat([*history[:2], user(OTHERS[1])])
-    daemon.wait_stored(OTHERS[1])
-    daemon.chat([*history, user(OTHERS[2])])
-    daemon.wait_stored(OTHERS[2])
-    daemon.kill()
-    daemon.start()
-    daemon.chat([*history, user(OTHERS[3])])
-    daemon.wait_stored(OTHERS[3])
-    daemon.terminate()
-    assert found_in(daemon.data_dir) == []
-
-
 def turns_of(daemon: DaemonProcess, topic: str) -> list[dict[str, Any]]:
     return list(ask(f"{daemon.own_url}/memd/turns?topic={topic}").json["turns"])
 
 
 @pytest.mark.parametrize("forbid", [True, False])
-def test_what_a_client_sends_again_in_a_new_chat_is_stored_again_unless_it_is_forbidden(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, forbid: bool
-) -> None:
-    daemon = make_daemon(upstream.url, {**SETTINGS, "conversation": {"max_open": 1}}).start()
+def test_what_a_client_sends_again_is_stored_again_unless_it_is_forbidden(serving: Serving, forbid: bool) -> None:
+    daemon = serving({**SETTINGS, "conversation": {"max_open": 1}})
     history = tell(daemon, [SECRET, *OTHERS[:2]])
     daemon.wait_stored(*OTHERS[:2], SECRET)
     chunk = id_of(daemon, "vermilion")
@@ -255,9 +227,7 @@ def test_what_a_client_sends_again_in_a_new_chat_is_stored_again_unless_it_is_fo
     assert found_in(daemon.data_dir) == [], "the journal and the receipts have no text of it either"
 
 
-def test_a_topic_goes_with_all_that_is_of_it_and_a_restored_backup_is_noticed(
-    daemon: DaemonProcess, tmp_path: Path
-) -> None:
+def test_a_topic_goes_whole_and_a_restored_backup_is_noticed(daemon: DaemonProcess, tmp_path: Path) -> None:
     team = {"X-Memory-Topic": "team"}
     for text in (SECRET, *OTHERS):
         daemon.chat([user(text)], headers=team)
@@ -458,7 +428,7 @@ class Talker:
 @pytest.mark.thorough
 @pytest.mark.parametrize("store_after_seconds", [0.3, 3600])
 def test_what_is_erased_while_other_things_wait_stays_away(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, store_after_seconds: float
+    serving: Serving, upstream: RecordingUpstream, store_after_seconds: float
 ) -> None:
     chance, answers = random.Random(7), iter(range(100_000))
 
@@ -471,7 +441,7 @@ def test_what_is_erased_while_other_things_wait_stays_away(
         "segment": {"max_entries": 8},
         "upstream": {"window": WINDOW},
     }
-    daemon = make_daemon(upstream.url, settings).start()
+    daemon = serving(settings)
     talker = Talker(daemon, chance)
     for number in range(max(40, scaled(STEPS))):
         talker.step()

@@ -63,9 +63,7 @@ def erased(store: Store, erasure: Erasure) -> None:
 
 
 @pytest.mark.parametrize("disk", [CrashFiles, EncryptedCrashFiles], ids=["plain", "encrypted"])
-def test_whatever_interrupts_it_a_topic_goes_with_its_key_and_what_is_forbidden_and_begun_anew_stays(
-    disk: Callable[[], Any],
-) -> None:
+def test_whatever_interrupts_it_a_topic_goes_with_its_key_and_what_is_forbidden_stays(disk: Callable[[], Any]) -> None:
     def prepared() -> tuple[Any, Store, Erasure]:
         files = disk()
         store = open_store(files)
@@ -420,9 +418,7 @@ async def erasures_in(daemon: Daemon) -> list[Act]:
     return [act for _, act in kept.acts]
 
 
-async def test_what_has_grown_too_old_is_erased_in_the_background_and_the_audit_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_too_old_is_erased_and_the_audit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with keeping(tmp_path, {"team": 30}) as client:
         daemon = client.daemon
         for topic_id in ("team", "other"):
@@ -459,9 +455,7 @@ async def test_after_a_jump_of_the_clock_nothing_goes_before_a_person_has_said_s
         assert {one.who for one in await erasures_in(daemon)} == {"owner"}
 
 
-async def test_an_erasure_in_several_topics_that_stops_in_the_first_one_is_finished_in_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_erasure_that_stops_in_one_topic_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with keeping(tmp_path) as client:
         daemon = client.daemon
         for topic_id in ("able", "baker"):

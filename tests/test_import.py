@@ -126,9 +126,7 @@ def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 # Exports
 
 
-def test_an_export_comes_back_with_everything_but_new_canonical_ids_in_the_same_order_and_once(
-    tmp_path: Path, grown: Path, export_file: Path
-) -> None:
+def test_an_export_comes_back_once_with_all_but_canonical_ids(tmp_path: Path, grown: Path, export_file: Path) -> None:
     new = tmp_path / "new"
     before = exported(grown)
     assert f"{len(before)} entries imported, 0 there already" in memd(new, "import", export_file).stdout
@@ -139,9 +137,7 @@ def test_an_export_comes_back_with_everything_but_new_canonical_ids_in_the_same_
     assert {entry["topic_id"] for entry in exported(tmp_path / "one")} == {"all"}
 
 
-def test_what_was_said_comes_back_with_its_speakers_and_a_line_from_before_them_as_it_was(
-    tmp_path: Path, embedder: Embedder
-) -> None:
+def test_what_was_said_comes_back_with_its_speakers(tmp_path: Path, embedder: Embedder) -> None:
     new = tmp_path / "new"
     said = [{"role": "user", "content": "access.yaml:\nuser: alice"}, {"role": "assistant", "content": "I see."}]
     memd(tmp_path / "talk", "import", written(tmp_path / "talk.jsonl", [said]))
@@ -233,9 +229,7 @@ def test_an_interrupted_import_is_resumed_without_doubles(
     assert without_new(exported(tmp_path / "new")) == without_new(exported(grown))
 
 
-def test_what_was_corrected_since_the_export_stays_corrected(
-    grown: Path, export_file: Path, embedder: Embedder
-) -> None:
+def test_what_was_corrected_since_the_export_stays_so(grown: Path, export_file: Path, embedder: Embedder) -> None:
     memd(grown, "correct", chunk(embedder, 5).uuid.hex(), "--helpful")
     before = exported(grown)
     memd(grown, "import", export_file)
@@ -301,9 +295,7 @@ def test_importing_a_conversation_again_or_one_that_goes_on_adds_only_what_is_ne
     assert [shown_text(one) for one in exported(tmp_path / "new")[len(once) :]] == ["user: Who painted the tower?"]
 
 
-def test_an_interrupted_import_of_a_long_conversation_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_import_goes_on_in_a_long_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path / "long.jsonl", [long_conversation(100)])
     with monkeypatch.context() as patched:
         fail_after(patched, "part_drafts", 3)
@@ -439,9 +431,7 @@ def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
         ("-", "md", "- is an export of conversations"),
     ],
 )
-def test_a_format_that_there_is_not_or_that_is_not_the_files_is_refused(
-    tmp_path: Path, path: str, format_: str, said: str
-) -> None:
+def test_a_format_that_is_none_or_not_the_files_is_refused(tmp_path: Path, path: str, format_: str, said: str) -> None:
     folder = tmp_path / "exports"
     folder.mkdir()
     (folder / "conversations.json").write_bytes((EXPORTS / "chatgpt.json").read_bytes())
@@ -569,9 +559,7 @@ def test_times_that_cannot_be_are_told_and_the_message_is_dated_as_if_it_had_non
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-def test_conversations_come_back_through_every_form_that_is_written_for_other_programs(
-    tmp_path: Path, form: str
-) -> None:
+def test_conversations_come_back_through_every_form_for_other_programs(tmp_path: Path, form: str) -> None:
     long = [{"role": "user", "content": f"Turn {n}: {text}"} for n, text in enumerate(["word " * 900, "short", "end"])]
     answered = [said for one in long for said in (one, {"role": "assistant", "content": f"Re: {one['content'][:20]}"})]
     output = tmp_path / "out.json"
@@ -637,9 +625,7 @@ def documented() -> list[str]:
     return [line.partition("#")[0].strip() for line in block.splitlines()]
 
 
-def test_every_command_of_the_page_works_beside_a_daemon_and_done_again_adds_nothing(
-    served: DaemonProcess, exports: Path
-) -> None:
+def test_every_command_of_the_page_works_and_done_again_adds_nothing(served: DaemonProcess, exports: Path) -> None:
     def ran(command: str) -> str:
         line, _, source = command.partition(" < ")
         [name, *arguments] = [str(Path(word).expanduser()) for word in line.split()]
@@ -662,9 +648,7 @@ def test_every_command_of_the_page_works_beside_a_daemon_and_done_again_adds_not
     assert len(served.export()) == len(entries)
 
 
-def test_what_went_through_memd_is_not_imported_again_and_what_goes_on_elsewhere_is(
-    served: DaemonProcess, tmp_path: Path
-) -> None:
+def test_what_went_through_memd_is_not_imported_again(served: DaemonProcess, tmp_path: Path) -> None:
     asked = {"role": "user", "content": "Which rope holds the bell of the lighthouse, the hemp or the wire?"}
     reply = served.chat([asked]).json["choices"][0]["message"]
     live = served.export()

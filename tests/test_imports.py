@@ -223,9 +223,7 @@ def test_a_file_that_was_cut_off_gives_what_stands_before(tmp_path: Path) -> Non
         ("openai.jsonl", '"messages": ['),
     ],
 )
-def test_a_file_cut_off_anywhere_in_its_first_conversation_is_known_as_an_export(
-    tmp_path: Path, name: str, begun: str
-) -> None:
+def test_a_file_cut_off_in_its_first_conversation_is_known_as_an_export(tmp_path: Path, name: str, begun: str) -> None:
     whole = (EXPORTS / name).read_text().splitlines()[0] if name.endswith("l") else (EXPORTS / name).read_text()
     first = whole.index(begun) + len(begun)
     file = tmp_path / "saved"
@@ -272,9 +270,7 @@ def test_a_damaged_file_in_a_zip_is_named_and_the_next_one_is_read(tmp_path: Pat
     assert "it cannot be unpacked" in problems_of(found)[0]
 
 
-def test_a_value_that_is_too_long_is_left_out_and_the_rest_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_that_is_too_long_is_left_out_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = [{"role": "user", "content": "x" * 5_000}]
     short = [{"role": "user", "content": "The gate is shut at nine."}]
     lines, array = tmp_path / "a.jsonl", tmp_path / "b.json"
@@ -321,9 +317,7 @@ def test_a_message_that_cannot_be_read_is_named_and_the_others_stay(tmp_path: Pa
 
 
 @pytest.mark.parametrize("at", [float("nan"), float("inf"), float("-inf")])
-def test_a_number_that_only_python_writes_costs_a_message_its_date_and_not_the_conversation(
-    tmp_path: Path, at: float
-) -> None:
+def test_a_number_that_only_python_writes_costs_a_message_its_date_alone(tmp_path: Path, at: float) -> None:
     said = 'NaN, "-Infinity" and \\ are said.'
     message = {"role": "user", "content": said, "timestamp": at}
     file = tmp_path / "chat.json"

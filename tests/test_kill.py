@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, wait_until
-from recording_upstream import RecordingUpstream, recording_upstream
+from recording_upstream import recording_upstream
 
 KILLS = 2
 CUT_BYTES_MIN = 4_000
@@ -97,10 +97,8 @@ def sentence(chance: random.Random) -> str:
     return f"Please {', then '.join(parts)}."
 
 
-def test_what_waits_after_a_kill_is_cut_before_anybody_asks(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600}}).start()
+def test_what_waits_after_a_kill_is_cut_before_anybody_asks(serving: Serving) -> None:
+    daemon = serving({"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600}})
 
     def waiting_bytes() -> int:
         held: int = ask(f"{daemon.own_url}/memd/stats").json["buffer_bytes"]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from archiver_stage import Stage, live_entries
-from conftest import MakeDaemon
+from conftest import Serving
 from crash_files import CrashFiles
 from histories import glance, new_buffer, receive, replayed, said, state, talk
-from recording_upstream import Request, Response, chat_answer, recording_upstream
+from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
 from memd.conversation.hot_buffer import HotBuffer
 from memd.ingest.topics import Topic
@@ -33,60 +33,56 @@ def answer(request: Request) -> Response:
     return chat_answer(request, f"Understood, this is what I note of it: {last[-60:]}")
 
 
-def test_a_journal_newer_than_the_log_costs_nothing_that_the_client_still_has(make_daemon: MakeDaemon) -> None:
-    with recording_upstream() as upstream:
-        upstream.answer = answer
-        daemon = make_daemon(upstream.url, SMALL_WINDOW).start()
-        topic, aside = daemon.data_dir / "default", daemon.folder / "older.bin"
-        history: list[dict[str, Any]] = []
-        for number in range(TURNS):
-            history.append({"role": "user", "content": fact(number)})
-            history.append({"role": "assistant", "content": daemon.chat(history).reply})
-            if number == 3:
-                daemon.wait_stored("Fact 3:")
-                assert daemon.terminate() == 0
-                shutil.copyfile(topic / "active.bin", aside)
-                daemon.start()
-        daemon.wait_stored(f"Fact {TURNS - 1}:")
-        assert daemon.terminate() == 0
-        assert daemon.run("verify").returncode == 0
-        shutil.copyfile(aside, topic / "active.bin")  # as a restored backup, or rsync beside a running daemon
+def test_a_journal_newer_than_the_log_costs_no_client_anything(serving: Serving, upstream: RecordingUpstream) -> None:
+    upstream.answer = answer
+    daemon = serving(SMALL_WINDOW)
+    topic, aside = daemon.data_dir / "default", daemon.folder / "older.bin"
+    history: list[dict[str, Any]] = []
+    for number in range(TURNS):
+        history.append({"role": "user", "content": fact(number)})
+        history.append({"role": "assistant", "content": daemon.chat(history).reply})
+        if number == 3:
+            daemon.wait_stored("Fact 3:")
+            assert daemon.terminate() == 0
+            shutil.copyfile(topic / "active.bin", aside)
+            daemon.start()
+    daemon.wait_stored(f"Fact {TURNS - 1}:")
+    assert daemon.terminate() == 0
+    assert daemon.run("verify").returncode == 0
+    shutil.copyfile(aside, topic / "active.bin")  # as a restored backup, or rsync beside a running daemon
 
-        verified = daemon.run("verify")
-        assert verified.returncode == 1
-        assert f"{topic / 'hot.log'}: " in verified.stdout and "missing" in verified.stdout
-        assert "all whole" not in verified.stdout
+    verified = daemon.run("verify")
+    assert verified.returncode == 1
+    assert f"{topic / 'hot.log'}: " in verified.stdout and "missing" in verified.stdout
+    assert "all whole" not in verified.stdout
 
-        daemon.configure({})  # so that all of the history fits
-        daemon.start()
-        history.append(
-            {"role": "user", "content": "On which rock behind the harbour wall does the last lighthouse stand?"}
-        )
-        daemon.chat(history)
-        heard = upstream.prompts[-1]
-        assert [message["content"] for message in history if message["content"] not in heard] == []
-        daemon.wait_stored(*(fact(number) for number in range(TURNS)))
-        stored = daemon.said()
-        assert [sum(fact(number) in one for one in stored) for number in range(TURNS)] == [1] * TURNS, "once each"
-        assert "missing" in daemon.log.read_text()
-        assert daemon.terminate() == 0
-        assert daemon.run("verify").returncode == 0, "what could be had again is there"
+    daemon.configure({})  # so that all of the history fits
+    daemon.start()
+    history.append({"role": "user", "content": "On which rock behind the harbour wall does the last lighthouse stand?"})
+    daemon.chat(history)
+    heard = upstream.prompts[-1]
+    assert [message["content"] for message in history if message["content"] not in heard] == []
+    daemon.wait_stored(*(fact(number) for number in range(TURNS)))
+    stored = daemon.said()
+    assert [sum(fact(number) in one for one in stored) for number in range(TURNS)] == [1] * TURNS, "once each"
+    assert "missing" in daemon.log.read_text()
+    assert daemon.terminate() == 0
+    assert daemon.run("verify").returncode == 0, "what could be had again is there"
 
 
-def test_a_torn_tail_is_not_said_to_be_harmless_where_the_journal_knows_better(make_daemon: MakeDaemon) -> None:
-    with recording_upstream() as upstream:
-        daemon = make_daemon(upstream.url).start()
-        for number in range(2):
-            daemon.chat([{"role": "user", "content": fact(number)}])
-            daemon.wait_stored(f"Fact {number}:")
-        assert daemon.terminate() == 0
-        active = daemon.data_dir / "default" / "active.bin"
-        active.write_bytes(active.read_bytes()[:-5])
-        daemon.start()
-        daemon.chat([{"role": "user", "content": "Anything?"}])
-        told = daemon.log.read_text()
-        assert "active.bin.torn" in told and "1 of them is missing" in told
-        assert "nothing that was acknowledged" not in told
+def test_a_torn_tail_is_not_said_to_be_harmless_where_the_journal_knows_better(serving: Serving) -> None:
+    daemon = serving()
+    for number in range(2):
+        daemon.chat([{"role": "user", "content": fact(number)}])
+        daemon.wait_stored(f"Fact {number}:")
+    assert daemon.terminate() == 0
+    active = daemon.data_dir / "default" / "active.bin"
+    active.write_bytes(active.read_bytes()[:-5])
+    daemon.start()
+    daemon.chat([{"role": "user", "content": "Anything?"}])
+    told = daemon.log.read_text()
+    assert "active.bin.torn" in told and "1 of them is missing" in told
+    assert "nothing that was acknowledged" not in told
 
 
 @pytest.fixture

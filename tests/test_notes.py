@@ -83,9 +83,7 @@ async def test_a_note_that_cannot_be_made_durable_was_not_taken(stage: Stage, to
     assert not taken.duplicate
 
 
-async def test_an_answered_note_survives_a_power_cut_and_is_stored_under_the_id_that_was_told(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_an_answered_note_survives_a_power_cut_under_the_id_that_was_told(stage: Stage, topic: Topic) -> None:
     stage.embedder.fails = True
     taken = await take_note(topic, Note(DEPLOY, "Deploying"), stage.archiver)
     again = Stage(stage.config, stage.files.after_power_cut("lost"))
@@ -109,9 +107,7 @@ async def test_two_equal_notes_at_once_are_one_and_the_second_is_told_its_id(sta
     assert not other.duplicate, "another source is another witness"
 
 
-async def test_a_long_note_is_whole_its_chunks_are_neighbours_and_alike_ones_are_all_kept(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_a_long_note_is_whole_and_its_chunks_are_neighbours(stage: Stage, topic: Topic) -> None:
     lines = [
         f"Row {number}: the spare lamp number {number} is on landing {number} of the tower." for number in range(600)
     ]
@@ -168,7 +164,7 @@ def take(served: DaemonProcess, *notes: dict[str, Any], **more: Any) -> Answer:
     return ask(f"{served.own_url}/memd/notes", {"notes": notes, **more}, headers=headers)
 
 
-def test_a_note_is_found_in_the_next_request_with_where_it_is_from(
+def test_a_note_is_found_in_the_next_request_with_its_source(
     served: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
     told = take(served, FULL, topic_id="work").json
@@ -246,9 +242,7 @@ def test_a_note_is_chosen_by_kind_tag_and_source_shown_corrected_exported_and_im
     assert now["heading"] == ["Deploying"]
 
 
-def test_a_note_in_a_request_is_taken_before_its_prompt_and_told_once_more_for_a_retry(
-    served: DaemonProcess, upstream: RecordingUpstream
-) -> None:
+def test_a_note_in_a_request_is_taken_before_its_prompt(served: DaemonProcess, upstream: RecordingUpstream) -> None:
     answer = served.chat([QUESTION], memory_in={"notes": [FULL, {"content": LAMP}]})
     [first, second] = answer.json["memory_out"]["notes"]
     assert not first.get("duplicate") and first["chunk_ids"] and second["chunk_ids"]
@@ -288,9 +282,7 @@ BAD_BODIES = [
 ]
 
 
-def test_a_bad_request_for_a_note_is_400_with_the_reason_and_one_that_may_store_nothing_too(
-    served: DaemonProcess,
-) -> None:
+def test_a_bad_request_for_a_note_is_400_with_the_reason(served: DaemonProcess) -> None:
     for body, message in BAD_BODIES:
         answer = ask(f"{served.own_url}/memd/notes", body)
         said = answer.json["error"]["message"]

@@ -54,9 +54,7 @@ def test_a_pdf_is_cut_at_pages_and_at_the_headings_of_its_outline(reader: FileRe
     ]
 
 
-def test_a_document_of_word_is_cut_at_its_headings_and_its_tables_name_their_columns(
-    reader: FileReader, tmp_path: Path
-) -> None:
+def test_a_word_document_is_cut_at_headings_and_its_tables_name_columns(reader: FileReader, tmp_path: Path) -> None:
     table = [["Room", "Seats"], ["Fern", "12"], ["Oak", "40"]]
     path = made.word(tmp_path / "a.docx", ["Hello.", "# Rooms", "- one", "- two", table, "## Keys", "At the desk."])
     assert places(reader.sections(path)) == [
@@ -66,9 +64,7 @@ def test_a_document_of_word_is_cut_at_its_headings_and_its_tables_name_their_col
     ]
 
 
-def test_a_reader_of_word_sees_insertions_controls_boxes_once_and_notes_but_no_deletions(
-    reader: FileReader, tmp_path: Path
-) -> None:
+def test_of_word_insertions_controls_and_boxes_are_read_once(reader: FileReader, tmp_path: Path) -> None:
     word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
     compatible = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
     box = "<w:txbxContent><w:p><w:r><w:t>boxed</w:t></w:r></w:p></w:txbxContent>"
@@ -84,9 +80,7 @@ def test_a_reader_of_word_sees_insertions_controls_boxes_once_and_notes_but_no_d
     assert places(reader.sections(path)) == [((), None, "The key is green\t.\n\nIn a control.\n\nboxed")]
 
 
-def test_in_a_document_of_word_lines_stay_apart_cells_within_cells_too_and_formulas_are_read(
-    reader: FileReader, tmp_path: Path
-) -> None:
+def test_of_word_lines_and_inner_cells_stay_apart_and_formulas_are_read(reader: FileReader, tmp_path: Path) -> None:
     word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
     math = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
     cells = "".join(f"<w:tc><w:p><w:r><w:t>{number}</w:t></w:r></w:p></w:tc>" for number in (3, 4))
@@ -147,9 +141,7 @@ def test_a_page_is_cut_at_its_headings_without_navigation_and_scripts(reader: Fi
     ]
 
 
-def test_of_a_page_without_a_body_all_is_read_and_words_of_a_cell_stay_apart(
-    reader: FileReader, tmp_path: Path
-) -> None:
+def test_a_page_without_a_body_is_read_and_words_of_a_cell_stay_apart(reader: FileReader, tmp_path: Path) -> None:
     cells = "<td>Apple<br>Books<style>td {}</style><td><p>iOS</p><p>mac<b>OS</b></p>"
     (tmp_path / "a.html").write_text(
         f"<!doctype html><title>Ferns</title><section>Rain.</section><table><tr>{cells}</table>"
@@ -189,9 +181,7 @@ def test_the_name_of_a_program_or_file_is_no_title(said: str | None) -> None:
 
 
 @pytest.mark.parametrize("suffix", [one for one, way in FORMATS.items() if way.needs and way.reader != "page"])
-def test_a_file_that_is_not_what_its_name_says_is_named_and_the_next_one_is_read(
-    reader: FileReader, tmp_path: Path, suffix: str
-) -> None:
+def test_a_file_that_is_not_what_its_name_says_is_named(reader: FileReader, tmp_path: Path, suffix: str) -> None:
     for content in (b"plain words", b"PK\3\4 half an archive", b"%PDF-1.7\n1 0 obj", bytes(range(256)) * 40):
         (tmp_path / f"a{suffix}").write_bytes(content)
         assert "it is" in reason(reader, tmp_path / f"a{suffix}") or "has no" in reason(reader, tmp_path / f"a{suffix}")

@@ -194,9 +194,7 @@ def topic(request: pytest.FixtureRequest, tmp_path: Path, embedder: Embedder) ->
         (" \n```\n---\n", []),
     ],
 )
-def test_each_sentence_that_asks_is_a_part_and_so_are_its_clauses_the_ends_and_the_items_of_a_list(
-    message: str, parts: list[str]
-) -> None:
+def test_sentences_that_ask_clauses_the_ends_and_items_of_lists_are_parts(message: str, parts: list[str]) -> None:
     assert list(parts_of(message))[: len(parts)] == parts
 
 
@@ -246,9 +244,7 @@ async def test_what_is_asked_between_the_first_and_the_last_sentence_is_found(to
     assert TALK[2] in contents(await asked(topic, "Go on as before. Name who paints the boat house. Noted in ZX_81."))
 
 
-async def test_a_clause_that_tells_little_stands_behind_one_that_names_something(
-    log: TopicLog, embedder: Embedder
-) -> None:
+async def test_a_clause_that_tells_little_stands_behind_one_with_a_name(log: TopicLog, embedder: Embedder) -> None:
     codes = ["The release code of the copper crane is ZX_81.", "The release code of the northern mill is ZX_82."]
     results = ["\n".join([*CODE.splitlines()[:8], code]) for code in codes]
     done = "All was done at noon."
@@ -281,9 +277,7 @@ async def test_in_mid_turn_what_the_model_says_it_looks_for_stands_behind_the_re
 
 
 @pytest.mark.parametrize("lines", [4, 14])
-async def test_a_clause_that_is_near_finds_its_own_where_the_sentence_as_a_whole_is_far(
-    log: TopicLog, embedder: Embedder, lines: int
-) -> None:
+async def test_a_near_clause_finds_its_own_in_a_far_sentence(log: TopicLog, embedder: Embedder, lines: int) -> None:
     codes = ["See the silent lighthouse 709: ZX_81.", "See the copper greenhouse 835: ZX_82."]
     results = ["\n".join([*CODE.splitlines()[:lines], code]) for code in codes]
     log.append([_draft(embedder, number, text) for number, text in enumerate([*TALK, *results])])
@@ -308,9 +302,7 @@ async def test_what_was_said_beside_the_answer_counts_more_for_it(log: TopicLog,
     assert beside[lines[1]].parts.score > beside[TALK[3]].parts.score
 
 
-async def test_near_copies_are_each_found_by_their_own_question_whoever_wrote_them(
-    log: TopicLog, embedder: Embedder
-) -> None:
+async def test_near_copies_are_found_by_their_own_questions(log: TopicLog, embedder: Embedder) -> None:
     rooms = [f"Room {100 + number} has the door code {7000 + 13 * number}." for number in range(40)]
     authors = ["ann", "bob"]
     drafts = [_draft(embedder, number, text, author=authors[number % 2]) for number, text in enumerate(rooms)]
@@ -337,9 +329,7 @@ ECHOES = (
 
 
 @pytest.mark.parametrize("echo", ECHOES)
-async def test_an_answer_stands_behind_what_it_was_shown_and_far_behind_once_that_is_superseded(
-    log: TopicLog, embedder: Embedder, echo: str
-) -> None:
+async def test_an_answer_stands_behind_what_it_was_shown(log: TopicLog, embedder: Embedder, echo: str) -> None:
     [told] = log.append([_draft(embedder, 1, ECHOES[0])])
     log.append([_answer(embedder, 2, echo + " ", [told])])
     question = "On which port is the staging server?"
@@ -366,9 +356,7 @@ async def test_an_answer_stands_behind_what_it_was_shown_and_far_behind_once_tha
     assert again[echo + " "].parts.echo > 0.5, "what it quotes is true again"
 
 
-async def test_an_answer_that_was_shown_a_corrected_fact_is_not_weak_for_another_one(
-    log: TopicLog, embedder: Embedder
-) -> None:
+async def test_an_answer_beside_a_corrected_fact_is_not_weak_for_another(log: TopicLog, embedder: Embedder) -> None:
     """As said in a turn whose block had the former text of something else: a soak missed a tenth of its facts."""
     [told] = log.append([_draft(embedder, 1, ECHOES[0])])
     other = "Noted: the spare key of the boat house hangs behind the blue bicycle."
@@ -380,9 +368,7 @@ async def test_an_answer_that_was_shown_a_corrected_fact_is_not_weak_for_another
     assert by_content(found)[other].parts.echo == 1
 
 
-async def test_a_fact_told_beside_a_question_that_is_like_the_one_asked_goes_first(
-    log: TopicLog, embedder: Embedder
-) -> None:
+async def test_a_fact_told_beside_a_like_question_goes_first(log: TopicLog, embedder: Embedder) -> None:
     [question] = log.append([_draft(embedder, 1, "What does ERR_5000 mean?")])
     others = ("The garden shed needs red paint.", "My sister forgot the summer holiday.", "The train leaves at noon.")
     log.append([_draft(embedder, 10 + number, text) for number, text in enumerate(others)])
@@ -442,9 +428,7 @@ async def test_of_a_chunk_that_two_topics_have_the_own_topic_s_entry_counts(tmp_
 # -- what fails --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_damaged_entry_costs_its_own_chunk_and_no_other(
-    tmp_path: Path, log: TopicLog, embedder: Embedder
-) -> None:
+async def test_a_damaged_entry_costs_its_own_chunk_alone(tmp_path: Path, log: TopicLog, embedder: Embedder) -> None:
     log.append([_draft(embedder, number, text) for number, text in enumerate(FACTS)])
     active = tmp_path / "default" / "active.bin"
     active.write_bytes(active.read_bytes().replace(b"blue bicycle", b"bl\0e bicycle"))
@@ -464,9 +448,7 @@ async def test_who_reads_the_question_is_a_setting(topic: TopicLog, question: st
     }[question]
 
 
-async def test_what_stands_beside_a_question_is_not_read_by_the_model_and_brings_nothing_where_that_does_not(
-    topic: TopicLog,
-) -> None:
+async def test_what_stands_beside_a_question_is_not_read_by_the_model(topic: TopicLog) -> None:
     code = "for row in table: total += row.size * factor"
     assert not (await asked(topic, f"{code}\nWho paints the boat house?")).is_model_asked
     nothing = await asked(topic, f"{code}\nHow are you today?")
@@ -521,9 +503,7 @@ async def test_with_all_weights_at_0_recall_is_the_plain_formula(
 
 @pytest.mark.parametrize("length", [200, 600, 5_000])
 @pytest.mark.parametrize("question", ["Who paints the boat house?", "Tell me who paints the boat house"])
-async def test_a_question_on_the_line_of_pasted_code_finds_what_it_finds_alone(
-    topic: TopicLog, question: str, length: int
-) -> None:
+async def test_a_question_on_a_line_of_pasted_code_finds_its_own(topic: TopicLog, question: str, length: int) -> None:
     code = "!function(e,t){for(var i=0;i<t.length;i++)e.appendChild(t[i].cloneNode(!0))}(window,rows);" * 60
     assert TALK[2] in contents(await asked(topic, f"{code[-length:]} {question}"))
 
@@ -544,9 +524,7 @@ async def test_a_copy_waits_until_the_others_are_in(log: TopicLog, embedder: Emb
     assert found[0] == text and found[1] != text and len(found) == 4
 
 
-async def test_what_was_told_beside_an_answer_is_not_held_against_what_that_was_shown(
-    log: TopicLog, embedder: Embedder
-) -> None:
+async def test_what_was_told_beside_an_answer_is_not_held_against_it(log: TopicLog, embedder: Embedder) -> None:
     [shown, *_] = log.append([_draft(embedder, number, text) for number, text in enumerate(TALK)])
     told = "The trace ends in src/ui/cache_panel.ts:112, I told you. Noted, I look into it."
     log.append([_answer(embedder, 9, told, [shown])])
@@ -554,9 +532,7 @@ async def test_what_was_told_beside_an_answer_is_not_held_against_what_that_was_
     assert contents(found)[0] == told and found.candidates[0].parts.echo == 1
 
 
-async def test_words_alone_do_not_keep_the_model_from_a_part_that_has_no_vector(
-    log: TopicLog, embedder: Embedder
-) -> None:
+async def test_words_do_not_keep_the_model_from_a_part_without_a_vector(log: TopicLog, embedder: Embedder) -> None:
     names = " ".join(f"Q{number}" for number in range(100, 116))
     texts = [f"{names} was closed {number} times." for number in range(2)]
     texts += [f"Bread is baked on day {number}." for number in range(60)]
@@ -569,9 +545,7 @@ async def test_words_alone_do_not_keep_the_model_from_a_part_that_has_no_vector(
     ["Anna paints the boat house? And Anna paints the boat house?", "What did I say on 1 January 1970?"],
     ids=["two parts", "a time"],
 )
-async def test_what_was_unhelpful_four_times_is_not_shown_whatever_else_speaks_for_it(
-    log: TopicLog, embedder: Embedder, question: str
-) -> None:
+async def test_what_was_unhelpful_four_times_is_never_shown(log: TopicLog, embedder: Embedder, question: str) -> None:
     """Two parts that it answers, or the day on which it was said, count for it in what it is beside others."""
     day_us = 86_400_000_000
     blamed = _draft(embedder, 1, "Anna paints the boat house", utility_steps=-4)

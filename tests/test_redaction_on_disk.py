@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, user, wait_until
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
@@ -69,9 +69,9 @@ SAID = [
 ]
 
 
-def test_no_byte_on_disk_has_a_secret_whatever_happens(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+def test_no_byte_on_disk_has_a_secret_whatever_happens(serving: Serving, upstream: RecordingUpstream) -> None:
     upstream.answer = answer_with_a_secret
-    daemon = make_daemon(upstream.url, REDACTING).start()
+    daemon = serving(REDACTING)
     history = talk(daemon)
     complain(daemon)
     assert_gone(daemon)
@@ -98,10 +98,8 @@ def test_no_byte_on_disk_has_a_secret_whatever_happens(make_daemon: MakeDaemon, 
     assert words_in_the_index(daemon, "barometer")
 
 
-def test_the_beginning_of_what_was_said_that_a_receipt_keeps_does_not_end_within_a_secret(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, REDACTING).start()
+def test_what_a_receipt_keeps_does_not_end_within_a_secret(serving: Serving, upstream: RecordingUpstream) -> None:
+    daemon = serving(REDACTING)
     secret = BY_USER["api_key"]
     begun = 14  # of its characters are before the cut, too few to be known as a key
     text = "a " * ((KEPT_CHARACTERS - begun) // 2) + secret + " is the key."
@@ -116,10 +114,8 @@ def test_the_beginning_of_what_was_said_that_a_receipt_keeps_does_not_end_within
     assert [path.name for path in files if secret[8:begun].encode() in path.read_bytes()] == []
 
 
-def test_a_secret_that_is_given_as_a_chunks_id_is_on_no_disk(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, REDACTING).start()
+def test_a_secret_that_is_given_as_a_chunks_id_is_on_no_disk(serving: Serving) -> None:
+    daemon = serving(REDACTING)
     daemon.chat([user(SAID[0].format(**BY_USER))])
     daemon.wait_stored("lighthouse")
     [known, *_] = shown_for(daemon, "What is new at the lighthouse?", "lighthouse")
@@ -139,9 +135,9 @@ def test_a_secret_that_is_given_as_a_chunks_id_is_on_no_disk(
         assert found == [] and secret not in daemon.log.read_text()
 
 
-def test_without_the_setting_everything_is_there(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
+def test_without_the_setting_everything_is_there(serving: Serving, upstream: RecordingUpstream) -> None:
     upstream.answer = answer_with_a_secret
-    daemon = make_daemon(upstream.url, SETTINGS).start()
+    daemon = serving(SETTINGS)
     talk(daemon)
     correct(daemon)
     complain(daemon)
@@ -153,11 +149,9 @@ def test_without_the_setting_everything_is_there(make_daemon: MakeDaemon, upstre
     assert not any("[redacted:" in entry["content"] for entry in daemon.export())
 
 
-def test_a_history_that_is_sent_again_is_recognised_and_not_stored_again(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_a_history_that_is_sent_again_is_not_stored_again(serving: Serving, upstream: RecordingUpstream) -> None:
     upstream.answer = answer_with_a_secret
-    daemon = make_daemon(upstream.url, REDACTING).start()
+    daemon = serving(REDACTING)
     history = talk(daemon)
     left = left_out(history[:-1], upstream)
     [known] = open_conversations(daemon)
@@ -176,8 +170,8 @@ def test_a_history_that_is_sent_again_is_recognised_and_not_stored_again(
     assert sum("The staging machine for the lighthouse" in content for content in contents) == 1
 
 
-def test_the_counts_are_told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url, REDACTING).start()
+def test_the_counts_are_told(serving: Serving) -> None:
+    daemon = serving(REDACTING)
     daemon.chat([user(SAID[0].format(**BY_USER) + " " + SAID[3].format(**BY_USER))])
     daemon.chat([user("A new conversation.")])
     wait_until(
@@ -192,10 +186,8 @@ def test_the_counts_are_told(make_daemon: MakeDaemon, upstream: RecordingUpstrea
     assert "since its start: api_key 1, password 1." in " ".join(daemon.run("stats").stdout.split())
 
 
-def test_a_journal_from_before_the_setting_is_redacted_when_the_daemon_starts(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {}).start()
+def test_a_journal_from_before_the_setting_is_redacted_when_the_daemon_starts(serving: Serving) -> None:
+    daemon = serving({})
     daemon.chat([user(SAID[3].format(**BY_USER))], headers={"X-Memory-Session": IN_SESSION})
     wait_until(lambda: {*secrets_in(daemon.data_dir)} == {BY_USER["password"], IN_SESSION}, lambda: repr(daemon))
     daemon.kill()
@@ -206,10 +198,8 @@ def test_a_journal_from_before_the_setting_is_redacted_when_the_daemon_starts(
     assert not secrets_in(daemon.data_dir)
 
 
-def test_praise_for_a_chunk_from_before_the_setting_does_not_write_its_secret_again(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {}).start()
+def test_praise_for_an_old_chunk_does_not_write_its_secret(serving: Serving) -> None:
+    daemon = serving({})
     daemon.chat([user(SAID[3].format(**BY_USER))])
     daemon.wait_stored("foghorn there is")
     daemon.terminate()
@@ -224,10 +214,8 @@ def test_praise_for_a_chunk_from_before_the_setting_does_not_write_its_secret_ag
     assert chunk[-1]["live"] and "password = [redacted:password] since" in chunk[-1]["content"]
 
 
-def test_thin_clients_are_shown_the_live_turns_redacted_only_after_a_restart(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {"ingest": {"redact": True}}).start()
+def test_thin_clients_are_shown_redacted_turns_after_a_restart(serving: Serving, upstream: RecordingUpstream) -> None:
+    daemon = serving({"ingest": {"redact": True}})
     thin = {"X-Memory-History": "daemon", "X-Memory-Session": IN_SESSION}
     for text in (SAID[3].format(**BY_USER), "go on"):
         daemon.chat([user(text)], headers=thin)

@@ -217,9 +217,7 @@ def test_a_daemon_says_how_much_is_not_searched_and_what_to_do(
     assert all("another model" not in daemon.run(*after).stdout for after in (("search", "Where is it?"), ("stats",)))
 
 
-def test_a_chunk_that_was_shown_before_the_model_changed_is_embedded_again_with_its_correction(
-    daemon: DaemonProcess, embedder: Embedder
-) -> None:
+def test_a_chunk_of_a_former_model_is_embedded_with_its_correction(daemon: DaemonProcess, embedder: Embedder) -> None:
     key, where = "The deploy key lives in the drawer of desk nine.", "Where does the deploy key live?"
     daemon.chat([{"role": "user", "content": key}])
     shown = daemon.chat([{"role": "user", "content": where}], memory_in={}).json["memory_out"]["injected_chunks"]

@@ -85,9 +85,7 @@ async def test_what_is_too_short_to_tell_anything_is_stored_once(stage: Stage, t
     assert shown(topic) == told(*turns[:2])
 
 
-async def test_it_is_so_whatever_of_it_is_stored_together_and_for_the_results_of_calls(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_it_is_so_whatever_is_stored_together_and_for_results_of_calls(stage: Stage, topic: Topic) -> None:
     await store(stage, topic, MONDAY)
     rest = hear(topic, MONDAY, TUESDAY, MONDAY)
     topic.cutter.cut(topic.listed_parts.of(rest))  # while what came in its place is not in the log
@@ -100,9 +98,7 @@ async def test_it_is_so_whatever_of_it_is_stored_together_and_for_the_results_of
     assert ports == [1, -1, 2]
 
 
-async def test_a_history_that_is_sent_again_is_stored_once_whatever_came_in_the_place_of_its_words(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_a_history_that_is_sent_again_is_stored_once(stage: Stage, topic: Topic) -> None:
     await store(stage, topic, MONDAY, session="first")
     for turns in ((HELLO,), (HELLO, MONDAY), (HELLO, MONDAY, TUESDAY)):
         sent = await store(stage, topic, *turns, session="second")
@@ -116,9 +112,7 @@ async def test_a_history_that_is_sent_again_is_stored_once_whatever_came_in_the_
     await again.close()
 
 
-async def test_a_history_that_comes_with_a_question_is_not_said_anew_whatever_it_begins_with(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_a_history_that_comes_with_a_question_is_not_said_anew(stage: Stage, topic: Topic) -> None:
     for day in range(4):
         history = [MONDAY, TUESDAY] if day % 2 == 0 else [TUESDAY, MONDAY]
         beginning, question = (f"u:It is day {day} of the month.", "a:Yes."), (f"u:What is to do on day {day}?",)
@@ -137,9 +131,7 @@ async def test_a_long_history_that_nobody_knew_is_new_in_all_its_length_and_once
         assert [text for text in shown(topic) if "server" in text] == told(MONDAY, TUESDAY, MONDAY)
 
 
-def test_an_answer_made_anew_does_not_bring_a_corrected_question_back(
-    served: DaemonProcess, upstream: RecordingUpstream
-) -> None:
+def test_an_answer_made_anew_brings_no_corrected_question(served: DaemonProcess, upstream: RecordingUpstream) -> None:
     asked = [user("The gate code of the boatyard is 7714, is that easy to remember?")]
     served.chat(asked)
     served.wait_stored("7714")
@@ -162,9 +154,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_corrected_value_stands_behind_however_the_model_has_quoted_it(
-    served: DaemonProcess, upstream: RecordingUpstream, way: str
-) -> None:
+def test_a_corrected_value_stands_behind(served: DaemonProcess, upstream: RecordingUpstream, way: str) -> None:
     served.chat([user("The gate code of the boatyard is 7714.")])
     served.wait_stored("7714")
     [chunk] = [one["id"] for one in served.export() if "7714" in one["content"]]
@@ -237,9 +227,7 @@ def log() -> Iterator[TopicLog]:
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_what_came_since_a_copy_is_found_under_an_index_too_and_no_vector_is_made_twice(
-    drafter: Drafter, log: TopicLog, sealed: bool
-) -> None:
+def test_what_came_since_a_copy_is_found_under_an_index_too(drafter: Drafter, log: TopicLog, sealed: bool) -> None:
     places = itertools.count()
 
     def said(text: str) -> list[Entry]:

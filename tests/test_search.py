@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, user, wait_until
 from facts import FACTS, NO_NEIGHBOURS, QUESTION
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
@@ -26,10 +26,10 @@ HOSTILE = "A hostile line: \x1b[2J\x1b]0;owned\x07 and \u202etxet desrever, whic
 
 
 @pytest.fixture
-def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+def told(serving: Serving, upstream: RecordingUpstream) -> DaemonProcess:
     """A daemon that was told the facts, each in a conversation of its own, the last one in another topic."""
     # Commands need to know the window of the upstream.
-    daemon = make_daemon(upstream.url, {"upstream": {"url": upstream.url}} | NO_NEIGHBOURS).start()
+    daemon = serving({"upstream": {"url": upstream.url}} | NO_NEIGHBOURS)
     daemon.tell(*FACTS, topic="work")
     daemon.tell(HOSTILE, topic="other")
     return daemon
@@ -281,8 +281,8 @@ def with_usage(request: Request) -> Response:
 
 
 @pytest.fixture
-def many_told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
-    daemon = make_daemon(upstream.url).start()
+def many_told(serving: Serving, upstream: RecordingUpstream) -> DaemonProcess:
+    daemon = serving()
     upstream.answer = with_usage
     daemon.chat([{"role": "user", "content": " ".join(facts()[:10])}], memory_in={"topic_id": "elsewhere"})
     upstream.answer = chat_answer  # from now on nothing new is learned of the model's tokens

@@ -128,9 +128,7 @@ async def test_a_topic_that_was_only_read_is_not_read_anew_by_the_next_start(
         assert (await ours.get("team")).log.stats().chunks == 1
 
 
-async def test_turns_that_were_moved_into_a_log_before_they_were_stored_are_there(
-    tmp_path: Path, kept: FaultyLog
-) -> None:
+async def test_turns_moved_into_a_log_before_they_were_stored_are_there(tmp_path: Path, kept: FaultyLog) -> None:
     """A move writes the buffer as one base, before which there is no row."""
     told(buffer := made(), "What is the code of the gate?")
     base = b"".join(encode_record(encode_event(event)) for event in buffer.take_unsaved())
@@ -157,9 +155,7 @@ async def test_what_a_client_that_left_was_about_to_keep_is_kept_by_the_next(tmp
     assert b"the gate" in await payloads_of(kept)
 
 
-async def test_what_waits_in_a_conversation_that_others_know_outlasts_an_erasure_meanwhile(
-    tmp_path: Path, kept: FaultyLog
-) -> None:
+async def test_what_waits_in_a_shared_conversation_outlasts_an_erasure(tmp_path: Path, kept: FaultyLog) -> None:
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         told((topic := await ours.get("team")).buffer, "one")
         await topic.save()
@@ -173,9 +169,7 @@ async def test_what_waits_in_a_conversation_that_others_know_outlasts_an_erasure
         assert said((await ours.get("team")).buffer) == [["one", "two", "three"]]
 
 
-async def test_what_is_said_while_what_waited_is_appended_leaves_no_gap_in_the_copy(
-    tmp_path: Path, kept: FaultyLog
-) -> None:
+async def test_what_is_said_during_an_append_leaves_no_gap_in_the_copy(tmp_path: Path, kept: FaultyLog) -> None:
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         told((topic := await ours.get("team")).buffer, "What is the code of the gate?")
         kept.fails = lambda call: "away"
@@ -189,9 +183,7 @@ async def test_what_is_said_while_what_waited_is_appended_leaves_no_gap_in_the_c
         assert len(said((await ours.get("team")).buffer)) == 3
 
 
-async def test_what_is_said_while_something_is_erased_keeps_nothing_of_it_in_the_copy(
-    tmp_path: Path, kept: FaultyLog
-) -> None:
+async def test_what_is_said_during_an_erasure_keeps_nothing_of_it_in_the_copy(tmp_path: Path, kept: FaultyLog) -> None:
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         told((topic := await ours.get("team")).buffer, "The code of the gate is 4711.")
         await topic.save()
@@ -203,9 +195,7 @@ async def test_what_is_said_while_something_is_erased_keeps_nothing_of_it_in_the
         assert b"4711" not in (tmp_path / "a" / "team" / "hot.log").read_bytes()
 
 
-async def test_what_is_said_at_the_moment_of_an_erasure_is_kept_before_it_is_acknowledged(
-    tmp_path: Path, kept: FaultyLog
-) -> None:
+async def test_what_is_said_at_an_erasure_is_kept_before_it_is_acknowledged(tmp_path: Path, kept: FaultyLog) -> None:
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         told((topic := await ours.get("team")).buffer, "What is the code of the gate?")
         await topic.save()
@@ -244,9 +234,7 @@ async def test_what_another_daemon_erased_while_it_was_being_stored_is_not_store
     await theirs.close()
 
 
-async def test_a_block_that_another_daemon_placed_while_its_text_was_erased_is_gone_from_the_rows(
-    kept: FaultyLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_block_placed_during_an_erasure_is_gone_too(kept: FaultyLog, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Stage(Config(), kept=kept), Stage(Config(), kept=kept)
     told((topic := await ours.topics.get("team")).buffer, "The key is in the safe behind the stove, 4711.", "Noted.")
     await topic.save()

@@ -347,9 +347,7 @@ def said(relayed: Cluster) -> str:
     return ask(f"{relayed.daemons[0].own_url}/memd/health").body.decode()
 
 
-def test_what_is_said_while_the_database_is_away_waits_and_is_stored_when_it_is_back(
-    relayed: Cluster, server: PostgresServer
-) -> None:
+def test_what_is_said_while_the_database_is_away_is_stored_later(relayed: Cluster, server: PostgresServer) -> None:
     status(relayed, 0, "away", "The first keeper of the lighthouse was Ada.")
     relayed.wait_stored("away", "Ada")
     server.stop()
@@ -371,9 +369,7 @@ def test_what_is_said_while_the_database_is_away_waits_and_is_stored_when_it_is_
     assert "Heron" in relayed.last_prompt()[-1]["content"]
 
 
-def test_what_is_said_while_the_databases_disk_is_full_waits_and_is_stored_once_when_there_is_room(
-    relayed: Cluster,
-) -> None:
+def test_what_is_said_while_the_databases_disk_is_full_is_stored_once_there_is_room(relayed: Cluster) -> None:
     status(relayed, 0, "full", "The mill was built by Konrad.")
     relayed.wait_stored("full", "Konrad")
     with psycopg.connect(relayed.url, autocommit=True) as connection:
@@ -396,9 +392,7 @@ def test_what_is_said_while_the_databases_disk_is_full_waits_and_is_stored_once_
     assert "\n".join(relayed.stored("full")).count("larch") == 1
 
 
-def test_a_database_that_its_service_has_made_read_only_is_told_with_the_remedy(
-    relayed: Cluster, server: PostgresServer
-) -> None:
+def test_a_database_that_was_made_read_only_is_told_with_the_remedy(relayed: Cluster, server: PostgresServer) -> None:
     name = relayed.url.partition("@/")[2].partition("?")[0]
     with psycopg.connect(server.url(), autocommit=True) as connection:
         cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
@@ -523,9 +517,7 @@ def test_a_daemon_that_was_killed_keeps_nobody_waiting_and_its_folder_may_be_rem
     assert "cast in Ghent" in relayed.last_prompt()[-1]["content"]
 
 
-def test_a_prompt_that_waited_here_brings_nothing_back_that_was_erased_meanwhile(
-    relayed: Cluster, relay: Relay, tmp_path: Path
-) -> None:
+def test_a_prompt_that_waited_brings_nothing_erased_back(relayed: Cluster, relay: Relay, tmp_path: Path) -> None:
     secret = "The safe behind the stove opens with 4711."
     status(relayed, 0, "waited", secret)
     relayed.wait_stored("waited", secret)
@@ -548,9 +540,7 @@ def test_a_prompt_that_waited_here_brings_nothing_back_that_was_erased_meanwhile
     assert b"4711" not in relayed.bytes_of("waited")
 
 
-def test_an_erasure_of_several_topics_whose_daemon_is_killed_before_all_is_written_down_was_never_begun(
-    relayed: Cluster, tmp_path: Path
-) -> None:
+def test_an_erasure_that_is_killed_before_all_is_written_down_was_never_begun(relayed: Cluster, tmp_path: Path) -> None:
     topics = ("half-a", "half-b", "half-c")
     for topic in topics:
         status(relayed, 0, topic, f"The keeper of {topic} is called Leopold.")

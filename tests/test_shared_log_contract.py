@@ -134,9 +134,7 @@ def test_of_many_who_append_at_once_each_row_is_there_once_and_in_order(kept: Sh
     assert sorted(row.data for row in rows) == sorted(b"%d %d" % (n, i) for n in range(4) for i in range(20))
 
 
-def test_the_first_chunk_of_a_topic_is_stored_once_by_two_who_began_when_there_was_none(
-    kept: SharedLog, tmp_path: Path
-) -> None:
+def test_the_first_chunk_of_a_topic_is_stored_once_by_two_who_begin_it(kept: SharedLog, tmp_path: Path) -> None:
     stores = [
         Store(tmp_path / name, StoreShared(model=ModelId(DIMENSION, FINGERPRINT), segment_entries_max=9), kept=kept)
         for name in ("one", "other")

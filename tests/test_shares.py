@@ -34,9 +34,7 @@ MALLORY = "mallory"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9))), st.integers(0, 60))
-def test_what_stays_fits_and_nobody_loses_anything_who_has_no_more_than_a_share(
-    things: list[tuple[str, int]], room: int
-) -> None:
+def test_what_stays_fits_and_nobody_within_a_share_loses_anything(things: list[tuple[str, int]], room: int) -> None:
     leaving = [one.place for one in surplus((Held(*one) for one in things), room)]
     had, lost = Counter[str](), Counter[str]()
     for place, (author, size) in enumerate(things):
@@ -189,9 +187,7 @@ async def test_the_event_loop_decodes_no_receipts(tmp_path: Path, monkeypatch: p
         assert readers and threading.get_ident() not in readers
 
 
-async def test_a_receipt_that_is_written_while_its_text_is_erased_is_kept_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_receipt_is_kept_without_what_is_being_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ring, encoded = ReceiptRing(LocalDisk(), tmp_path, 64_000), msgspec.json.encode
     encoding, goes_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
@@ -82,9 +82,7 @@ def docs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_only_files_that_changed_are_read_and_only_those_that_are_gone_are_taken_out(
-    docs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_changed_is_read_and_only_what_is_gone_taken_out(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looker = Looker(docs)
     assert looker.look().written == 3
     with monkeypatch.context() as patched:
@@ -161,9 +159,7 @@ def test_a_file_that_is_written_to_while_it_is_read_is_never_taken_half(docs: Pa
 
 
 @pytest.mark.parametrize("where", ["file", "folder"])
-def test_a_link_that_takes_the_place_of_a_listed_file_or_folder_is_not_followed(
-    docs: Path, tmp_path: Path, where: str
-) -> None:
+def test_a_link_in_the_place_of_a_listed_file_or_folder_is_not_followed(docs: Path, tmp_path: Path, where: str) -> None:
     apart = tmp_path / "apart"
     apart.mkdir()
     (apart / "c.md").write_text("a secret")
@@ -247,13 +243,13 @@ def live(daemon: DaemonProcess) -> Counter[str]:
 
 
 def test_a_folder_of_the_settings_is_watched_kept_while_it_is_missing_and_found_from_every_topic(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, docs: Path, tmp_path: Path
+    serving: Serving, upstream: RecordingUpstream, docs: Path, tmp_path: Path
 ) -> None:
     settings = {
         "sources": [{"path": str(docs), "topic": "auto", "exclude": ["deep"]}, str(tmp_path / "later")],
         "retrieval": {"global_topics": ["docs"]},
     }
-    daemon = make_daemon(upstream.url, settings).start()
+    daemon = serving(settings)
     wait_until(lambda: state_of(daemon)["state"] == "fine", lambda: f"not looked at: {daemon!r}")
     assert live(daemon) == Counter(["text of a.md", "text of b.md"])
     missing = "later: cannot be read (No such file or directory)"

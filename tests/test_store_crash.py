@@ -78,9 +78,7 @@ DISKS = pytest.mark.parametrize("disk", [CrashFiles, EncryptedCrashFiles])
 
 @DISKS
 @pytest.mark.parametrize("loss", LOSSES)
-def test_after_a_power_cut_at_any_operation_all_is_there_and_a_second_start_changes_nothing(
-    loss: Loss, disk: Disk
-) -> None:
+def test_after_a_power_cut_anywhere_all_is_there_and_a_second_start_changes_nothing(loss: Loss, disk: Disk) -> None:
     for cut in steps(0, operations_of(lambda files: ingest(files, Witness()), disk), loss):
         files, witness = disk(), Witness()
         files.cut_after = cut

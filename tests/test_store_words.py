@@ -106,9 +106,7 @@ def test_english_words_are_found_in_every_form(tmp_path: Path) -> None:
         ("المفتاح تحت السجادة", "المفتاح"),
     ],
 )
-def test_other_languages_are_found_by_plain_tokens_or_by_their_characters(
-    tmp_path: Path, text: str, query: str
-) -> None:
+def test_other_languages_are_found_by_tokens_or_characters(tmp_path: Path, text: str, query: str) -> None:
     assert found(filled(tmp_path, {"text": text}).topic("talk"), query) == [text]
 
 
@@ -304,9 +302,7 @@ def test_whatever_is_wrong_with_its_file_it_is_made_anew(tmp_path: Path, name: s
     assert verify(tmp_path, LocalDisk()).ok
 
 
-def test_the_words_of_an_old_log_without_terms_are_completed_in_the_background(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_words_of_an_old_log_are_completed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as old:
         old.setattr("memd.store.topic.encoded_terms", lambda text: b"\0another format")
         filled(tmp_path).close()

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from clocks import at_time
-from conftest import MakeDaemon
+from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, user, wait_until
 from histories import history_of, new_buffer, replayed, said
 from hypothesis import given
@@ -235,9 +235,7 @@ def days_ago(iso: str) -> float:
     return (datetime.now(UTC) - datetime.fromisoformat(iso)) / timedelta(days=1)
 
 
-def test_what_waits_in_the_journal_for_days_is_stored_with_the_time_of_its_arrival(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_what_waits_for_days_has_the_time_of_its_arrival(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
     daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600, "journal_fsync": "always"}})
     at_time(daemon, days_ago=3)
     daemon.start()
@@ -301,7 +299,7 @@ def days_since(local: datetime) -> float:
     return (datetime.now(UTC) - local.astimezone()) / timedelta(days=1)
 
 
-def test_a_prompt_says_on_which_day_something_was_said_and_what_day_it_is(
+def test_a_prompt_says_when_it_was_said_and_what_day_it_is(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
     daemon = make_daemon(upstream.url, {})
@@ -319,8 +317,8 @@ def test_a_prompt_says_on_which_day_something_was_said_and_what_day_it_is(
     assert f"  {then:%Y-%m-%d} " in next(line for line in found.split("\n") if "  default  " in line), found
 
 
-def test_without_dates_a_prompt_says_no_day(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    daemon = make_daemon(upstream.url, {"injection": {"dates": "off"}}).start()
+def test_without_dates_a_prompt_says_no_day(serving: Serving, upstream: RecordingUpstream) -> None:
+    daemon = serving({"injection": {"dates": "off"}})
     daemon.chat([user(FACT)])
     daemon.wait_stored(FACT)
     daemon.chat([user("What is the release word for the lighthouse lamp?")])
@@ -328,9 +326,7 @@ def test_without_dates_a_prompt_says_no_day(make_daemon: MakeDaemon, upstream: R
     assert "[mem:" in block and "Today is" not in block and "\n-- " not in block
 
 
-def test_a_question_about_a_time_favours_what_was_said_then_and_still_finds_the_rest(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_a_question_about_a_time_favours_what_was_then(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
     daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 0.05}})
     colours = {1: "blue", 40: "green", 80: "black"}
     today = noon()
@@ -451,9 +447,7 @@ def test_the_same_request_after_the_time_of_a_retry_recalls_afresh(clocked: Call
     wait_until(is_recalled_afresh, lambda: f"as a retry it gets the block of its first arrival: {told}")
 
 
-def test_a_clock_that_jumps_over_400_days_and_back_costs_no_order_no_day_and_no_word(
-    clocked: Callable[[], ClockedDaemon],
-) -> None:
+def test_a_clock_that_jumps_over_400_days_and_back_costs_nothing(clocked: Callable[[], ClockedDaemon]) -> None:
     memd = clocked()
     told = []
     for word, ahead in (("lamp", 0.0), ("door", 400 * 24 * HOUR), ("roof", 0.0), ("mast", 7 * 24 * HOUR)):

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from archiver_stage import DATA_DIR, Stage
 from click.testing import CliRunner
-from conftest import MakeDaemon
+from conftest import Serving
 from daemon_process import Answer, DaemonProcess, ask, user, wait_until
 from drafts import draft, live_contents, open_journal, open_store
 from histories import new_buffer, state, talk
@@ -127,11 +127,11 @@ def loaded(daemon: DaemonProcess) -> set[str]:
 
 
 @pytest.fixture
-def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+def told(serving: Serving) -> DaemonProcess:
     """A daemon that lets topics go at once, and has been told something in the topic "lamp"."""
     store, buffer = {"topic_idle_seconds": 0.05}, {"store_after_seconds": 0.2}
     settings = {"store": store, "buffer": buffer, "segment": {"max_entries": 4}}
-    daemon = make_daemon(upstream.url, settings).start()
+    daemon = serving(settings)
     daemon.chat([user(FACT)], memory_in={"topic_id": "lamp"})
     for number in range(9):
         daemon.chat(
@@ -141,9 +141,7 @@ def told(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
     return daemon
 
 
-def test_an_idle_topic_is_stored_let_go_and_comes_back_as_it_was(
-    told: DaemonProcess, upstream: RecordingUpstream
-) -> None:
+def test_an_idle_topic_is_let_go_and_comes_back_as_it_was(told: DaemonProcess, upstream: RecordingUpstream) -> None:
     wait_until(lambda: loaded(told) == set(), lambda: f"still in memory: {loaded(told)}")
     answer = told.chat([user(QUESTION)], memory_in={"topic_id": "lamp"})
     assert answer.headers["X-Memory-Status"] == "injected"
@@ -184,15 +182,13 @@ def test_a_start_opens_what_has_work_left_and_what_was_used_last(told: DaemonPro
     wait_until(lambda: indexes()[0] == indexes()[1] > 0, lambda: f"{indexes()} indexes are loaded")
 
 
-def test_above_the_ceiling_the_topic_used_least_recently_goes_first(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
+def test_above_the_ceiling_the_topic_used_least_recently_goes_first(serving: Serving) -> None:
     settings = {
         "store": {"memory_bytes_max": 3 << 19},  # one topic of 250 chunks fits, two do not
         "buffer": {"store_after_seconds": 0.05},
         "chunking": {"min_tokens": 1, "max_tokens": 20},
     }
-    daemon = make_daemon(upstream.url, settings).start()
+    daemon = serving(settings)
     for topic_id in ("one", "two"):
         items = (f"Item {number} of {topic_id} is on shelf {number % 17}, box {number * 7 % 31}." for number in CHUNKS)
         daemon.chat([user(" ".join(items))], memory_in={"topic_id": topic_id})
@@ -214,10 +210,8 @@ def test_stats_show_the_files_without_a_daemon_and_its_figures_with_one(told: Da
     assert json.loads(told.run("stats", "--json").stdout)["daemon"] is None
 
 
-def test_what_waits_in_a_topic_that_cannot_be_opened_is_told(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream
-) -> None:
-    daemon = make_daemon(upstream.url, {"buffer": {"store_after_seconds": 3600}}).start()
+def test_what_waits_in_a_topic_that_cannot_be_opened_is_told(serving: Serving) -> None:
+    daemon = serving({"buffer": {"store_after_seconds": 3600}})
     daemon.chat([user(LAMP[0])])
 
     def told() -> tuple[bool, int]:
@@ -258,9 +252,7 @@ def test_a_store_that_has_both_keeps_opening(tmp_path: Path) -> None:
     assert [one["mark"] for one in found if "'Garden' and 'garden' differ only in case" in one["said"]] == ["warning"]
 
 
-def test_a_request_for_one_is_answered_400_or_goes_on_without_memory(
-    served: DaemonProcess, upstream: RecordingUpstream
-) -> None:
+def test_a_request_for_one_is_refused_or_gets_no_memory(served: DaemonProcess, upstream: RecordingUpstream) -> None:
     assert ask(f"{served.base_url}/t/garden/v1/chat/completions", {"messages": [CODE]}).status == 200
     seen = len(upstream.requests)
     refused = ask(f"{served.base_url}/t/Garden/v1/chat/completions", {"messages": [CODE]})
@@ -297,9 +289,9 @@ ASKED = {"role": "user", "content": "What is the code of the boathouse?"}
 
 
 @pytest.fixture
-def daemon(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+def daemon(serving: Serving) -> DaemonProcess:
     settings = {"topics": {"header": USER.lower()}, "conversation": {"header": CHAT}, "buffer": {"idle_seconds": 0}}
-    return make_daemon(upstream.url, settings).start()
+    return serving(settings)
 
 
 def topic_of(daemon: DaemonProcess, answer: Answer) -> str:
@@ -310,9 +302,7 @@ def said(daemon: DaemonProcess, headers: Mapping[str, str], path: str = "/v1", *
     return ask(f"{daemon.base_url}{path}/chat/completions", {"model": "m", "messages": [CODE], **more}, headers=headers)
 
 
-def test_each_user_has_a_memory_of_their_own_and_nobody_elses(
-    daemon: DaemonProcess, upstream: RecordingUpstream
-) -> None:
+def test_each_user_has_a_memory_of_their_own(daemon: DaemonProcess, upstream: RecordingUpstream) -> None:
     daemon.chat([CODE], {USER: ADA, CHAT: "1"})
     for person, chat, is_shown in ((ADA, "2", True), (BEN, "3", False), (BEN, "2", False)):
         answer = daemon.chat([ASKED], {USER: person, CHAT: chat})
@@ -333,9 +323,7 @@ def test_the_most_particular_name_counts(daemon: DaemonProcess, upstream: Record
 
 
 @pytest.mark.parametrize("name", ["ada@example.org", "../etc", "a" * 129, "user ada", "NAMED"])
-def test_a_name_that_cannot_be_a_topic_costs_the_memory_and_nothing_is_stored_elsewhere(
-    daemon: DaemonProcess, name: str
-) -> None:
+def test_a_name_that_cannot_be_a_topic_costs_the_memory(daemon: DaemonProcess, name: str) -> None:
     said(daemon, {"X-Memory-Topic": "named"})
     answer = said(daemon, {"X-Memory-Topic": name})
     assert (answer.status, answer.headers["X-Memory-Status"]) == (200, "bad-topic")
@@ -351,10 +339,10 @@ def test_chats_that_a_header_tells_apart_are_no_branches_of_each_other(daemon: D
     assert topic["conversations"] == 2
 
 
-def test_openai_s_user_separates_where_it_is_asked_for(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    plain = make_daemon(upstream.url).start()
+def test_openai_s_user_separates_where_it_is_asked_for(serving: Serving, upstream: RecordingUpstream) -> None:
+    plain = serving()
     assert topic_of(plain, said(plain, {}, user=ADA)) == "default"
-    daemon = make_daemon(upstream.url, {"topics": {"from_user": True}, "buffer": {"idle_seconds": 0}}).start()
+    daemon = serving({"topics": {"from_user": True}, "buffer": {"idle_seconds": 0}})
     daemon.chat([CODE], user=ADA)
     for person, is_shown in ((ADA, True), (BEN, False)):
         answer = daemon.chat([ASKED], user=person)

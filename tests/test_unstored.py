@@ -76,9 +76,7 @@ async def test_what_is_not_cut_in_time_is_left_out_and_all_else_is_found(
     assert any(FERRY[1][2:] in one.entry.displayed for one in shown)
 
 
-async def test_requests_do_not_wait_for_threads_that_cut_what_was_said_in_other_topics(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_wait_for_no_cutting_of_other_topics(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on = threading.Event()
     cut = Cutter.cut
 
@@ -139,9 +137,7 @@ async def test_the_garbage_collector_has_no_more_to_look_through_for_what_waits(
     assert chunks > 1_000 and found[1] < chunks / 10
 
 
-async def test_a_question_has_all_that_waits_and_where_time_is_short_what_was_said_last(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_in_short_time_a_question_has_what_was_said_last(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     text = " ".join(f"The berth {n} belongs to boat {n * 7}." for n in range(20))
     for number in range(100):
         talk(topic.buffer, f"u:Conversation {number}. {text}", "a:Noted.", session=str(number))
@@ -164,9 +160,7 @@ async def test_a_question_has_all_that_waits_and_where_time_is_short_what_was_sa
     assert sum("Conversation" in one for one in found) == 100
 
 
-async def test_a_search_does_not_wait_for_a_thread_that_cuts_a_short_text_and_has_no_core(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_search_waits_for_no_thread_without_a_core(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_go_on = threading.Event(), threading.Event()
     cut = Cutter.cut
 
@@ -209,9 +203,7 @@ async def test_ids_of_what_is_never_stored_are_let_go(
 
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
-def test_a_segment_that_is_made_anew_holds_what_the_former_one_holds_whatever_changes_meanwhile(
-    data: st.DataObject,
-) -> None:
+def test_a_segment_made_anew_holds_what_the_former_one_holds_whatever_changes_meanwhile(data: st.DataObject) -> None:
     chunks = [pending(number) for number in range(4 * ROWS_AT_ONCE)]
     held = [*chunks]
     segment = PendingSegment(0)
@@ -244,9 +236,7 @@ def pending(number: int) -> PendingChunk:
     return PendingChunk(draft, entry, np.zeros(0, np.float32))
 
 
-async def test_a_question_that_was_shown_alone_and_again_with_its_answer_is_stored_once(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_a_question_shown_alone_and_again_with_its_answer_is_stored_once(stage: Stage, topic: Topic) -> None:
     async def shown() -> Candidate:
         [found] = await recalled(stage, "Where is the spare lamp?", topic.log)
         entry = found.entry
@@ -262,9 +252,7 @@ async def test_a_question_that_was_shown_alone_and_again_with_its_answer_is_stor
     assert [one.uuid for one in live_entries(topic)] == [whole.entry.uuid]
 
 
-async def test_a_finished_turn_is_found_by_its_words_before_it_is_stored_and_keeps_its_id(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_a_finished_turn_is_found_before_it_is_stored_and_keeps_its_id(stage: Stage, topic: Topic) -> None:
     conversation = talk(topic.buffer, *LAMP)
     (pending,) = await recalled(stage, "Where is the spare lamp?", topic.log)
     assert pending.entry.displayed == "user: " + LAMP[0][2:] + "\nassistant: " + LAMP[1][2:]
@@ -308,9 +296,7 @@ async def test_a_finished_round_of_calls_in_an_open_turn_is_found_with_its_id_kn
 
 
 @pytest.mark.parametrize("first", ["the client's", "the model's", "what the client left alone"])
-async def test_a_round_shown_with_an_answer_that_its_client_left_behind_is_stored_as_it_was_shown(
-    stage: Stage, topic: Topic, first: str
-) -> None:
+async def test_a_round_that_its_client_left_is_stored_as_it_was_shown(stage: Stage, topic: Topic, first: str) -> None:
     answered = talk(topic.buffer, *LOOP[:3], "a:I have looked.")
     found = max(await recalled(stage, "KINGFISHER9", topic.log), key=lambda one: one.parts.score)
     topic.buffer.record(Injected([BlockChunk(found.entry.public_id, found.entry.uuid, "talk", found.entry.origin_id)]))
@@ -329,9 +315,7 @@ async def test_a_round_shown_with_an_answer_that_its_client_left_behind_is_store
     assert sum("I have looked." in one.content for one in live_entries(topic)) == 1
 
 
-async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left_while_a_slow_model_was_at_work(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left(stage: Stage, topic: Topic) -> None:
     is_at_work, may_go_on = threading.Event(), threading.Event()
 
     def alike(texts: Sequence[str]) -> NDArray[np.float32]:
@@ -372,9 +356,7 @@ def corrector_of(stage: Stage) -> Corrector:
 
 
 @pytest.mark.parametrize("where", ["talk", "other"])
-async def test_a_correction_of_a_pending_chunk_is_applied_and_not_undone_when_the_rest_is_stored(
-    stage: Stage, topic: Topic, where: str
-) -> None:
+async def test_a_correction_of_a_pending_chunk_stays_behind_the_rest(stage: Stage, topic: Topic, where: str) -> None:
     source = await stage.topics.get(where)
     conversation = talk(source.buffer, *FERRY, *LAMP, *MAIL)
     found = max(await recalled(stage, "Where is the spare lamp?", source.log), key=lambda one: one.parts.score)
@@ -407,9 +389,7 @@ async def test_a_correction_of_a_pending_chunk_goes_before_what_waits_to_be_stor
     assert sum("lamp" in one.content for one in live_entries(topic)) == 1
 
 
-async def test_a_correction_of_a_chunk_in_the_log_does_not_wait_for_what_is_being_stored(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_a_correction_of_a_stored_chunk_waits_for_no_storing(stage: Stage, topic: Topic) -> None:
     conversation = talk(topic.buffer, *LAMP)
     assert await stage.archiver.store(topic, conversation, len(conversation))
     talk(topic.buffer, *FERRY)
@@ -509,9 +489,7 @@ async def test_wherever_the_disk_fails_or_is_full_what_left_is_neither_lost_nor_
         await assert_whole(files, left=True)
 
 
-async def test_what_is_cut_while_others_look_through_all_that_is_pending_is_no_error(
-    stage: Stage, topic: Topic
-) -> None:
+async def test_cutting_while_others_look_through_what_is_pending_is_no_error(stage: Stage, topic: Topic) -> None:
     conversation = talk(topic.buffer, *(f"{role}:{number}" for number in range(40) for role in ("u", "a")))
     known = topic.cutter
     cut, *_ = topic.cutter.cut(each_part(conversation))
@@ -626,9 +604,7 @@ async def test_what_is_cut_for_the_log_can_be_ended_too_and_is_stored_when_it_is
 
 
 @pytest.mark.thorough
-async def test_a_search_neither_cuts_a_book_nor_waits_for_it_and_finds_what_is_said_beside_it(
-    stage: Stage, topic: Topic, held: Held
-) -> None:
+async def test_a_search_waits_for_no_book_and_finds_what_is_beside(stage: Stage, topic: Topic, held: Held) -> None:
     book = talk(topic.buffer, f"u:{BOOK}", "a:A long one.", session="book")
     talk(topic.buffer, "u:Where is the rope?", "a:Behind the barometer.", session="other")
     unstored, late = topic.unstored(), time.monotonic() + 3600
@@ -684,9 +660,7 @@ async def test_turns_behind_a_long_message_and_corrections_of_its_chunks_do_not_
 
 
 @pytest.mark.parametrize("batches", [1, 2, 4])
-async def test_a_long_message_of_which_a_part_was_stored_when_memd_was_killed_is_stored_once_and_whole(
-    batches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_half_stored_long_message_is_stored_once(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(Config())
     topic = await stage.topics.get("talk")
     history = f"u:{LONG}", "a:A long one."

@@ -46,24 +46,15 @@ async def logs(client: Client) -> list[TopicLog]:
     return [(await client.daemon.topics.get("default")).log]
 
 
-async def test_words_alone_find_what_is_stored_and_the_status_says_so(client: Client, embedder: HashEmbedder) -> None:
-    await tell(client, KEY, ROOF)
-    await client.stored()
-    embedder.fails = True
-    _, status, _ = await client.ask(WHERE)
-    assert status == "degraded:embedding"
-    assert KEY in client.upstream.prompts[-1]
-    retrieved = await client.daemon.retriever.retrieve(WHERE, await logs(client), Budget(2000))
-    assert retrieved.note is not None and retrieved.note.startswith("Searched by words alone: the model is not there")
-
-
-async def test_what_is_said_meanwhile_is_found_by_its_words_and_embedded_when_the_model_works_again(
+async def test_what_is_said_meanwhile_is_found_by_its_words_and_embedded_later(
     client: Client, embedder: HashEmbedder
 ) -> None:
     embedder.fails = True
     await tell(client, PASTRY, ROOF)
     _, status, _ = await client.ask(BAKER)
     assert status == "degraded:embedding" and PASTRY in client.upstream.prompts[-1]
+    found = await client.daemon.retriever.retrieve(BAKER, await logs(client), Budget(2000))
+    assert found.note is not None and found.note.startswith("Searched by words alone: the model is not there")
     topic = await client.daemon.topics.get("default")
     for conversation in topic.buffer.conversations():
         assert not await client.daemon.archiver.store(topic, conversation, len(conversation))
@@ -94,9 +85,7 @@ async def test_it_is_said_once_that_the_model_fails_and_once_that_it_works_again
     ]
 
 
-async def test_corrections_that_need_no_vector_are_applied_meanwhile_and_others_are_said_to_have_failed(
-    client: Client, embedder: HashEmbedder
-) -> None:
+async def test_corrections_that_need_no_vector_are_applied_meanwhile(client: Client, embedder: HashEmbedder) -> None:
     await tell(client, KEY)
     await client.stored()
     embedder.fails = True

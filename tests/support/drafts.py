@@ -153,11 +153,7 @@ def search(snapshot: Snapshot, queries: NDArray[np.float32], k: int) -> list[Hit
 
 
 def _cosines(
-    snapshot: Snapshot,
-    source: ChunkSource,
-    labels: NDArray[np.intp],
-    places: list[Place],
-    queries: NDArray[np.float32],
+    snapshot: Snapshot, source: ChunkSource, labels: NDArray[np.intp], places: list[Place], queries: NDArray[np.float32]
 ) -> list[float]:
     """As the index has them, else as the log has them: an index that is damaged is not in memory."""
     is_held = all(view.index.is_loaded for view in snapshot.indexes)
