@@ -40,8 +40,8 @@ from rich.table import Table
 from sources_files import Asked
 
 from memd.daemon.app import Daemon
-from memd.ingest.readers import GivenDocument, GivenSection
 from memd.ingest.readers.files import FileReader
+from memd.ingest.readers.text import GivenDocument, GivenSection
 
 TOPIC = "default"
 MEMORY_FILES, SPEED_PARAGRAPHS = 1_000, 2_000

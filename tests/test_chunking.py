@@ -12,11 +12,12 @@ from crash_files import CrashFiles
 from effort import scaled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
-from memd.entries import Speaker, text_with_roles
-from memd.ingest.chunking import Chunk, Utterance, split
+from memd.entries import Draft, Speaker
+from memd.ingest.chunking import Utterance, split
 from memd.ingest.pipeline import Cutter, Drafter
-from memd.ingest.readers import GivenDocument, GivenSection
+from memd.ingest.readers.text import GivenDocument, GivenSection
 from memd.ingest.redaction import Redactor, last_look
 from memd.settings.model import ChunkingSettings, Config, IngestSettings
 from memd.store.store import ModelId, Store, StoreShared, TopicLog
@@ -61,18 +62,19 @@ def source(role: str, text: str) -> Utterance:
     return Utterance(text, role, hashlib.blake2b(f"{role}{text!r}".encode(), digest_size=16).digest())
 
 
-def chunked(sources: Sequence[Utterance], chunking: ChunkingSettings = CHUNKING) -> tuple[Chunk, ...]:
+def chunked(sources: Sequence[Utterance], chunking: ChunkingSettings = CHUNKING) -> tuple[Draft, ...]:
     return split(sources, settings=chunking, tokenizer=COUNTER)
 
 
-def shown(chunk: Chunk) -> str:
-    return text_with_roles(chunk.content, chunk.speakers)
+def shown(chunk: Draft) -> str:
+    return chunk.displayed
 
 
-def taken_apart(chunks: Sequence[Chunk], sources: Sequence[Utterance]) -> list[str]:
+def taken_apart(chunks: Sequence[Draft], sources: Sequence[Utterance]) -> list[str]:
     """The text that the chunks have of each message, by their speakers; fails if a chunk holds anything else."""
     found: list[str] = []
     for chunk in chunks:
+        assert chunk.speakers is not UNSET
         ends = [*(speaker.offset - 1 for speaker in chunk.speakers[1:]), len(chunk.content)]
         assert all(chunk.content[end] == "\n" for end in ends[:-1])
         for speaker, end, digest in zip(chunk.speakers, ends, chunk.digests, strict=True):
@@ -84,7 +86,7 @@ def taken_apart(chunks: Sequence[Chunk], sources: Sequence[Utterance]) -> list[s
     return found
 
 
-def assert_bounds(chunks: Sequence[Chunk], chunking: ChunkingSettings = CHUNKING) -> None:
+def assert_bounds(chunks: Sequence[Draft], chunking: ChunkingSettings = CHUNKING) -> None:
     tokens = [COUNTER.count(shown(chunk)) for chunk in chunks]
     assert max(tokens, default=0) <= chunking.max_tokens
     for number in range(1, len(chunks)):
@@ -144,8 +146,8 @@ def test_tiny_turns_share_a_chunk_and_open_with_their_roles() -> None:
 def test_a_chunk_does_not_end_between_a_call_and_the_beginning_of_its_result() -> None:
     call = msgspec.structs.replace(source("assistant", f"{PROSE * 2}\n[call read {{'path': 'pier.txt'}}]"), calls=True)
     first, second, *_ = chunked([source("user", "Look."), call, source("tool", f"{PROSE * 3}\n\n" * 6)])
-    assert [speaker.role for speaker in first.speakers] == ["user", "assistant", "tool"]
-    assert [speaker.role for speaker in second.speakers] == ["tool"]
+    assert [speaker.role for speaker in first.speakers or ()] == ["user", "assistant", "tool"]
+    assert [speaker.role for speaker in second.speakers or ()] == ["tool"]
 
 
 def test_no_text_is_too_long_or_too_odd() -> None:

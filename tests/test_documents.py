@@ -20,8 +20,7 @@ from recording_upstream import RecordingUpstream
 
 from memd.conversation.matching import aligned, total
 from memd.errors import BadDocument, EmbeddingError, StoreError
-from memd.ingest.readers import GivenDocument, GivenSection
-from memd.ingest.readers.text import sections_of
+from memd.ingest.readers.text import GivenDocument, GivenSection, sections_of
 from memd.ingest.sources.documents import CHUNKS_MAX, chunks_of, known_documents
 from memd.ingest.sources.look import Chosen, Walk
 from memd.ingest.topics import Topic

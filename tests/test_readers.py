@@ -16,9 +16,8 @@ import made_documents as made
 import pytest
 
 from memd.errors import BadDocument
-from memd.ingest.readers import GivenSection
 from memd.ingest.readers.files import KEPT_BYTES_MAX, MEMORY_BYTES_MAX, FileReader
-from memd.ingest.readers.text import FORMATS, is_readable, table_text, title_of
+from memd.ingest.readers.text import FORMATS, GivenSection, is_readable, table_text, title_of
 
 pytestmark = pytest.mark.process
 WORD_MAIN = "word/document.xml"

@@ -19,7 +19,7 @@ from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
-from memd.ingest.readers import GivenDocument
+from memd.ingest.readers.text import GivenDocument
 from memd.ingest.sources import look as looks
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
 from memd.ingest.sources.look import Chosen, Look, Seen, Source, claude_code_folders, look, project_name

@@ -24,8 +24,8 @@ from memd.errors import BadQuestion, NotFound
 from memd.ingest.imports.exports import ITEM_BYTES_MAX
 from memd.ingest.imports.parts import GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts
 from memd.ingest.pipeline import Drafter
-from memd.ingest.readers import GivenDocument, GivenFile
 from memd.ingest.readers.files import FileReader
+from memd.ingest.readers.text import GivenDocument, GivenFile
 from memd.ingest.sources.documents import KnownDocument, TakenDocument, chunks_of, known_documents
 from memd.ingest.sources.look import REMOVED_AT_ONCE, is_below, root_digits
 from memd.ingest.sources.watch import SourceState

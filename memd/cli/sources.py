@@ -39,8 +39,7 @@ from memd.ingest.imports.files import (
     read,
 )
 from memd.ingest.imports.parts import ImportCounts, Sending
-from memd.ingest.readers import GivenDocument
-from memd.ingest.readers.text import FORMATS
+from memd.ingest.readers.text import FORMATS, GivenDocument
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
 from memd.ingest.sources.look import Chosen, Look, Source, Walk, claude_code_folders, is_below, look
 from memd.ingest.sources.watch import topic_of

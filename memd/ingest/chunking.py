@@ -33,7 +33,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from memd.conversation.tokens import TokenCounter
-from memd.entries import Speaker, role_opening
+from memd.entries import SHOWN_MAX, Draft, Speaker, role_opening
 from memd.settings.model import ChunkingSettings
 
 JOINT = "\n"
@@ -63,23 +63,6 @@ class Utterance(msgspec.Struct, frozen=True):
     def opening(self) -> str:
         """The role as it is written in front of the text where that is shown; empty without one."""
         return "" if self.role is None else role_opening(self.role, self.name)
-
-
-class Chunk(msgspec.Struct, frozen=True):
-    """A chunk without identity or vector. `speakers` and `digests` are parallel: one of each per message in it.
-
-    Both are empty for text without a speaker.
-    """
-
-    content: str
-    speakers: tuple[Speaker, ...]
-    digests: tuple[bytes, ...]
-    shown: tuple[bytes, ...] = ()
-    """Of all its messages together."""
-    said_at: int | UnsetType = UNSET
-    """Of its first message that has one."""
-    author: str | UnsetType = UNSET
-    """Of its first message: the messages of one run have one author."""
 
 
 class _Piece(msgspec.Struct, frozen=True):
@@ -119,8 +102,11 @@ def split(
     settings: ChunkingSettings,
     tokenizer: TokenCounter,
     step: Callable[[], None] = lambda: None,
-) -> tuple[Chunk, ...]:
+) -> tuple[Draft, ...]:
     """Split consecutive messages of one conversation, or consecutive texts without a speaker, into chunks.
+
+    They are drafts without identity, vector and time; their `speakers` and `digests` are parallel, and empty for text
+    without a speaker.
 
     A chunk takes piece after piece until it has `min_tokens`, does not end between a call and the beginning of its
     result, and ends in any case before `max_tokens`. A chunk that is
@@ -214,7 +200,7 @@ def _shown(group: Sequence[_Piece]) -> str:
     return "".join(piece.shown for piece in group).removeprefix(JOINT if group and group[0].opening is not None else "")
 
 
-def _chunk(group: Sequence[_Piece], messages: Sequence[Utterance]) -> Chunk:
+def _chunk(group: Sequence[_Piece], messages: Sequence[Utterance]) -> Draft:
     parts: list[str] = []
     speakers: list[Speaker] = []
     length = 0
@@ -226,12 +212,20 @@ def _chunk(group: Sequence[_Piece], messages: Sequence[Utterance]) -> Chunk:
             speakers.append(Speaker(length, role, piece.opening is None, name))
         parts.append(piece.text)
         length += len(piece.text)
-    numbers = dict.fromkeys(piece.message for piece in group)
-    digests = tuple(digest for number in numbers if (digest := messages[number].digest) is not None)
-    shown = dict.fromkeys(uuid for number in numbers for uuid in messages[number].shown)
-    said_at = next((at for number in numbers if (at := messages[number].said_at) is not UNSET), UNSET)
-    author = messages[group[0].message].author
-    return Chunk("".join(parts), tuple(speakers), digests, tuple(shown), said_at, author)
+    told = [messages[number] for number in dict.fromkeys(piece.message for piece in group)]
+    shown = tuple(dict.fromkeys(uuid for one in told for uuid in one.shown))
+    return Draft(
+        uuid=b"",
+        vector=b"",
+        created_at=0,
+        content="".join(parts),
+        roles=tuple(dict.fromkeys(speaker.role for speaker in speakers)),
+        speakers=tuple(speakers),
+        digests=tuple(one.digest for one in told if one.digest is not None),
+        shown=shown[:SHOWN_MAX] or UNSET,
+        said_at=next((one.said_at for one in told if one.said_at is not UNSET), UNSET),
+        author=told[0].author,  # the messages of one run have one
+    )
 
 
 Count = Callable[[str], int]

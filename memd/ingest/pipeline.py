@@ -19,7 +19,8 @@ import re
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,9 +30,9 @@ from numpy.typing import NDArray
 from memd.conversation import compaction
 from memd.conversation.tokens import TokenCounter
 from memd.embedding.embedder import EmbedMany
-from memd.entries import SHOWN_MAX, ChunkState, Draft, Entry, Section, speaker_name
-from memd.ingest.chunking import Chunk, Utterance, split
-from memd.ingest.readers import GivenDocument, GivenSection
+from memd.entries import ChunkState, Draft, Entry, Section, speaker_name
+from memd.ingest.chunking import Utterance, split
+from memd.ingest.readers.text import GivenDocument
 from memd.ingest.redaction import NO_REDACTION, Redactor
 from memd.messages import Message, stored_text
 from memd.notes import Note
@@ -67,21 +68,23 @@ class Cutter:
         """The same, for a text of megabytes: `step` is called before each piece, and may wait or end it."""
         return Cutter(self._chunking, self.counter, self.redactor, step)
 
-    def _split(self, run: Sequence[Utterance]) -> tuple[Chunk, ...]:
-        return split(run, settings=self._chunking, tokenizer=self.counter, step=self._step)
+    def _split(self, run: Sequence[Utterance], **fields: Any) -> Iterator[Draft]:
+        """The chunks of a run, redacted; they have these fields, and are of now."""
+        now_us = time.time_ns() // 1000
+        for chunk in split(run, settings=self._chunking, tokenizer=self.counter, step=self._step):
+            draft = msgspec.structs.replace(chunk, uuid=uuid.uuid4().bytes, created_at=now_us, **fields)
+            yield self.redactor.draft(draft)
 
     def cut(
         self, topic_id: str, runs: Sequence[Sequence[Utterance]], *, kind: str = "turn", source: str | None = None
     ) -> list[Draft]:
         """Cut and redact; a chunk never crosses two runs. The same messages make the same chunks, uuids and all."""
-        now_us = time.time_ns() // 1000
         drafts = []
         for run in runs:
             places: Counter[bytes] = Counter()
-            for chunk in self._split(run):
-                draft = self.redactor.draft(_draft(chunk, kind=kind, source=source, created_at=now_us))
-                if chunk.digests:
-                    first = chunk.digests[0]
+            for draft in self._split(run, kind=kind, source=source):
+                if draft.digests:
+                    first = draft.digests[0]
                     place, places[first] = places[first], places[first] + 1
                     draft = msgspec.structs.replace(draft, uuid=_derived_uuid(topic_id, first, place, draft))
                 drafts.append(draft)
@@ -92,42 +95,37 @@ class Cutter:
         where the log knows that, it has all of the note.
         """
         note = self.redactor.kept(note)
-        now_us = time.time_ns() // 1000
-        chunks = self._split([Utterance(note.content)])
-        drafts = []
-        for number, chunk in enumerate(chunks):
-            draft = self.redactor.draft(_draft(chunk, kind="note", source=note.source, created_at=now_us))
-            drafts.append(
-                msgspec.structs.replace(
-                    draft,
-                    uuid=_derived_uuid(topic_id, note_id, number, draft),
-                    digests=(note_id,) if number == len(chunks) - 1 else (),
-                    part=Section(note_id, number, len(chunks), (note.title,) if note.title else ()),
-                    tags=note.tags or UNSET,
-                    said_at=now_us if note.said_at is UNSET else note.said_at,
-                    author=note.author or UNSET,
-                )
+        drafts = [*self._split([Utterance(note.content)], kind="note", source=note.source)]
+        return [
+            msgspec.structs.replace(
+                draft,
+                uuid=_derived_uuid(topic_id, note_id, number, draft),
+                digests=(note_id,) if number == len(drafts) - 1 else (),
+                part=Section(note_id, number, len(drafts), (note.title,) if note.title else ()),
+                tags=note.tags or UNSET,
+                said_at=draft.created_at if note.said_at is UNSET else note.said_at,
+                author=note.author or UNSET,
             )
-        return drafts
+            for number, draft in enumerate(drafts)
+        ]
 
     def cut_document(
         self, document: GivenDocument, step: Callable[[], None] = lambda: None, author: str = ""
     ) -> list[Draft]:
         """Cut and redact a document of a principal's, section by section; `step` is called before each, and may end
         it."""
-        text, now_us = self.redactor.text, time.time_ns() // 1000
-        cut: list[tuple[GivenSection, Chunk]] = []
+        hash_, root = bytes.fromhex(document.hash), bytes.fromhex(document.root)
+        drafts: list[Draft] = []
         for section in document.sections:
             step()
             if section.text.strip():
-                chunks = self._split([Utterance(text(section.text))])
-                cut += [(section, chunk) for chunk in chunks]
-        drafts = []
-        for number, (section, chunk) in enumerate(cut):
-            draft = _draft(chunk, kind="document", source=document.source, created_at=now_us)
-            place = number, len(cut), section.heading, section.page, section.sheet, bytes.fromhex(document.root)
-            part = Section(bytes.fromhex(document.hash), *place)
-            drafts.append(self.redactor.draft(msgspec.structs.replace(draft, part=part, author=author or UNSET)))
+                part = Section(hash_, 0, 1, section.heading, section.page, section.sheet, root)
+                fields = {"kind": "document", "source": document.source, "part": part, "author": author or UNSET}
+                drafts += self._split([Utterance(self.redactor.text(section.text))], **fields)
+        for number, draft in enumerate(drafts):
+            assert isinstance(draft.part, Section)
+            part = msgspec.structs.replace(draft.part, number=number, of=len(drafts))
+            drafts[number] = msgspec.structs.replace(draft, part=part)
         return drafts
 
 
@@ -235,23 +233,6 @@ class Drafter:
         texts = [text for text in dict.fromkeys(one.draft.embedded_text for one in batch) if text not in known]
         known.update(zip(texts, self.embed_many(texts) if texts else (), strict=True))
         return np.array([known[one.draft.embedded_text] for one in batch], dtype=np.float32)
-
-
-def _draft(chunk: Chunk, *, kind: str, source: str | None, created_at: int) -> Draft:
-    return Draft(
-        uuid=uuid.uuid4().bytes,
-        content=chunk.content,
-        vector=b"",
-        created_at=created_at,
-        roles=tuple(dict.fromkeys(speaker.role for speaker in chunk.speakers)),
-        digests=chunk.digests,
-        kind=kind,
-        source=source,
-        speakers=chunk.speakers,
-        shown=chunk.shown[:SHOWN_MAX] or UNSET,
-        said_at=chunk.said_at,
-        author=chunk.author,
-    )
 
 
 def _completing(drafts: Sequence[Draft], digests: Sequence[bytes]) -> list[Draft]:

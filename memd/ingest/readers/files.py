@@ -33,8 +33,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import BadDocument
-from memd.ingest.readers import GivenSection
-from memd.ingest.readers.text import OF_TEXT, FileFormat, format_of, other_kind, sections_of, suffix_of
+from memd.ingest.readers.text import OF_TEXT, FileFormat, GivenSection, format_of, other_kind, sections_of, suffix_of
 from memd.wording import counted, pip_install
 
 MARKDOWN_HERE_BYTES_MAX = 32_000

@@ -23,8 +23,7 @@ from lxml import etree, html
 from lxml.html import defs
 
 from memd.errors import BadDocument
-from memd.ingest.readers import GivenSection
-from memd.ingest.readers.text import Headings, joined, table_text
+from memd.ingest.readers.text import GivenSection, Headings, joined, table_text
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument

@@ -1,7 +1,8 @@
-"""Which file is read how, and those that are text: Markdown by its headings, rows of CSV, other text as a whole.
+"""Documents, which file is read how, and those that are text: Markdown by its headings, rows of CSV, other text whole.
 
-Rule: pure. A format is known by the end of the file's name (`assets/formats.toml`). A file that cannot be read as text
-is refused with the reason; nothing is guessed or left out.
+Rule: pure. A reader gives `GivenSection`s in order, or raises `BadDocument` with the reason. A format is known by the
+end of the file's name (`assets/formats.toml`). A file that cannot be read as text is refused with the reason; nothing
+is guessed or left out.
 
 Tables of all formats become text here: each row a paragraph of its own that names its columns, so that a question about
 a row finds it. The first row that could be one names the columns; what stands above it is text.
@@ -16,12 +17,48 @@ import itertools
 import mimetypes
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from memd.assets import words_of
 from memd.errors import BadDocument
-from memd.ingest.readers import GivenSection
+
+SOURCE_CHARACTERS_MAX = 1_000
+HEADINGS_MAX = 16
+
+
+class GivenSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stretch of a document that is cut by itself: no chunk crosses two."""
+
+    heading: Annotated[tuple[str, ...], Meta(max_length=HEADINGS_MAX)] = ()
+    """The headings above it, the outermost first."""
+    text: str = ""
+    page: int | None = None
+    sheet: str | None = None
+
+
+class GivenDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file, read."""
+
+    source: Annotated[str, Meta(min_length=1, max_length=SOURCE_CHARACTERS_MAX)]
+    """Its path relative to its source's root, behind the root's name."""
+    hash: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """SHA-256 of the file."""
+    sections: tuple[GivenSection, ...]
+    root: Annotated[str, Meta(pattern="^([0-9a-f]{16})?$")] = ""
+    """Tells folders of one name apart: the first 16 digits of the BLAKE2b of the root's resolved path."""
+    renamed_from: str | None = None
+    """The source that it was, and is no longer."""
+
+
+class GivenFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file, unread; in JSON its bytes are base64."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^/\x00]+$")]
+    content: bytes
+
 
 OF_TEXT = "text", "markdown", "rows"
 """The readers that are here; the first two need no process of their own."""
@@ -210,29 +247,18 @@ def table_text(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _paragraphs(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    waiting: list[list[str]] = []
-    columns: list[str] | None = None
-    for row in rows:
-        cells = [" ".join(cell[:CELL_CHARACTERS_MAX].split()) for cell in row]
-        if not any(cells):
-            continue
-        if columns is not None:
-            yield _named(columns, cells)
-        elif _names_columns(cells):
-            yield from map(_bare, waiting)
-            columns = [cell[:COLUMN_CHARACTERS_MAX] for cell in cells]
-            header, waiting = cells, []
-            continue
-        else:
-            waiting.append(cells)
-            if len(waiting) > HEADER_ROWS_MAX or _has_figures(cells):
-                columns = []
-                yield from map(_bare, waiting)
-                waiting = []
-        header = []
-    yield from map(_bare, waiting)
-    if columns and header:  # nothing stood below it
-        yield _bare(header)
+    cut = ([" ".join(cell[:CELL_CHARACTERS_MAX].split()) for cell in row] for row in rows)
+    shown = (cells for cells in cut if any(cells))
+    first = list(itertools.islice(shown, HEADER_ROWS_MAX + 1))
+    header = next((at for at, cells in enumerate(first) if _names_columns(cells) or _has_figures(cells)), None)
+    if header is None or not _names_columns(first[header]):
+        yield from (_named((), cells) for cells in itertools.chain(first, shown))
+        return
+    columns = [cell[:COLUMN_CHARACTERS_MAX] for cell in first[header]]
+    yield from (_named((), cells) for cells in first[:header])
+    below = (_named(columns, cells) for cells in itertools.chain(first[header + 1 :], shown))
+    yield next(below, _named((), first[header]))
+    yield from below
 
 
 def _names_columns(cells: Sequence[str]) -> bool:
@@ -256,7 +282,3 @@ def _named(columns: Sequence[str], cells: Sequence[str]) -> str:
         column = columns[position] if position < len(columns) else ""
         said += [f"{column}: {cell}" if column else cell] if cell else []
     return "; ".join(said)
-
-
-def _bare(cells: Sequence[str]) -> str:
-    return "; ".join(cell for cell in cells if cell)

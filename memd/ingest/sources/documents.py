@@ -24,7 +24,7 @@ from memd.errors import BadDocument, StoreError
 from memd.ingest.archiver import Archiver
 from memd.ingest.indexer import background_thread
 from memd.ingest.pipeline import Cutter
-from memd.ingest.readers import GivenDocument
+from memd.ingest.readers.text import GivenDocument
 from memd.ingest.topics import Topic
 from memd.store.snapshot import newest_by_source
 from memd.store.store import Snapshot, TopicLog

@@ -34,9 +34,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from memd.errors import BadDocument, BadQuestion, BadSource
-from memd.ingest.readers import GivenDocument
 from memd.ingest.readers.files import FileReader, checked
-from memd.ingest.readers.text import is_readable, suffix_of
+from memd.ingest.readers.text import GivenDocument, is_readable, suffix_of
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
 from memd.wording import counted
 

@@ -21,7 +21,7 @@ from memd.embedding.priority import GivenUp, Priority
 from memd.entries import topic_called
 from memd.errors import BadSource, MemdError
 from memd.ingest.indexer import background_thread
-from memd.ingest.readers import GivenDocument
+from memd.ingest.readers.text import GivenDocument
 from memd.ingest.sources.documents import DocumentTaker, KnownDocument, TakenDocument, known_documents
 from memd.ingest.sources.look import Chosen, Exclusions, Look, Seen, Source, is_below, look
 from memd.ingest.topics import Topic, Topics
