@@ -53,7 +53,7 @@ from memd.embedding.encoder import Encoder
 from memd.embedding.loading import QUESTION_SECONDS, give_back_memory, load_embedder
 from memd.errors import ConfigError, EmbeddingError, StoreError
 from memd.ingest.archiver import Archiver
-from memd.ingest.erasing import BY, Eraser, ErasureFollower, Retention
+from memd.ingest.erasing import BY, Eraser, Retention
 from memd.ingest.indexer import Indexer
 from memd.ingest.offline import stored_models
 from memd.ingest.pipeline import Cutter
@@ -513,8 +513,7 @@ def _embedder(config: Config, files: LocalDisk, command: str) -> Embedder:
 
 async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[asyncio.Task[None]]:
     """In a cluster: know what the other daemons know, and follow what they erase."""
-    erasures, kept = daemon.store.ledger, daemon.store.kept
-    if kept is None or not isinstance(erasures, SharedErasures):
+    if (kept := daemon.store.kept) is None:
         return []
 
     async def hear(inquiry: Inquiry | None) -> None:
@@ -522,9 +521,8 @@ async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[async
 
     wrong_tokens.catch_up = hear
     daemon.retention.looked_at = SharedTimes(SharedBook(kept, "retention"))
-    follower = ErasureFollower(erasures, daemon.retention.eraser)
-    await follower.look()
-    return [daemon.tasks.spawn(follower.tend(), "erasures of others")]
+    await daemon.retention.eraser.follow()
+    return [daemon.tasks.spawn(daemon.retention.eraser.tend_others(), "erasures of others")]
 
 
 def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRunner:

@@ -263,6 +263,7 @@ class Eraser:
         self._events = events
         self._blanked = blanked
         self._turn = asyncio.Lock()
+        self._is_behind = False
 
     async def tend(self) -> None:
         """Finish what was interrupted, now and each minute, until cancelled; what fails is told once."""
@@ -289,12 +290,29 @@ class Eraser:
                     done.append(await self._carry_out(erasure))  # noqa: PERF401  # what is done counts, whatever fails
         return done
 
-    async def follow(self, erasure: Erasure) -> None:
-        """Clear all that this daemon has of a text that another one of the cluster has erased.
+    async def tend_others(self) -> None:
+        """In a cluster: follow what other daemons erase, once a second, until cancelled."""
+        while True:
+            await self.follow()
+            await asyncio.sleep(LOOK_SECONDS)
 
-        The texts of receipts cannot be compared with it any more, so those of the whole topic go. Raises StoreError: it
-        is not finished; done again it goes on.
-        """
+    async def follow(self) -> None:
+        """Clear all that this daemon has of what others have erased; what fails is told once, and tried again."""
+        erasures = self.store.ledger
+        assert isinstance(erasures, SharedErasures), "of a cluster"
+        try:
+            if done := await asyncio.to_thread(erasures.catch_up):
+                for erasure in done:
+                    await self._clear(erasure)
+                await asyncio.to_thread(erasures.note_followed)
+            self._is_behind = False
+        except StoreError as error:
+            if not self._is_behind:  # its words change from one second to the next
+                log.warning("erasures of other daemons are followed later", extra={"error": error})
+            self._is_behind = True
+
+    async def _clear(self, erasure: Erasure) -> None:
+        """The texts of receipts cannot be compared with it any more, so those of the whole topic go."""
         wiper = Wiper(self.store.files)
         async with self._blanked(_concern(erasure), wiper):
             await self._forget_shown(erasure, wiper)
@@ -477,34 +495,6 @@ async def _showing(buffer: HotBuffer, concern: Concern) -> frozenset[bytes]:
         return not concern.uuids.isdisjoint(own) or bool(own and shared is not None and shared(block.text))
 
     return await asyncio.to_thread(lambda: frozenset(digest for digest, block in blocks if shows(block)))
-
-
-class ErasureFollower:
-    """Follows what other daemons of a cluster erase; looks once a second."""
-
-    def __init__(self, erasures: SharedErasures, eraser: Eraser) -> None:
-        self._erasures = erasures
-        self._eraser = eraser
-        self._is_troubled = False
-
-    async def tend(self) -> None:
-        """Look until cancelled."""
-        while True:
-            await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
-
-    async def look(self) -> None:
-        """Follow what is new; what fails is told once, and tried again."""
-        try:
-            if done := await asyncio.to_thread(self._erasures.catch_up):
-                for erasure in done:
-                    await self._eraser.follow(erasure)
-                await asyncio.to_thread(self._erasures.note_followed)
-            self._is_troubled = False
-        except StoreError as error:
-            if not self._is_troubled:  # its words change from one second to the next
-                log.warning("erasures of other daemons are followed later", extra={"error": error})
-            self._is_troubled = True
 
 
 # Retention

@@ -88,8 +88,9 @@ class Topic:
         """Use `Topics.get`. `writer`: in which the topic is written. `before_write`: called there, before each write to
         the log or the journal."""
         self.id = log_.topic_id
-        self.log = log_
         self.buffer = buffer
+        self._cutter, self._redactor = cutter, cutter.redactor
+        self._open(log_, journal)
         self._troubles: dict[str, StoreError] = {}
         self.storing = asyncio.Lock()
         """Held while messages are stored: branches share messages, and each must see what the other has stored."""
@@ -102,11 +103,6 @@ class Topic:
         """The public ids of the chunks that came from each of the messages stored last, by the message's digest."""
         self.being_stored: frozenset[bytes] = frozenset()
         """Digests of the messages of an append that is under way: which of their chunks stay is not known yet."""
-        self.cutter = PartCutter(log_, cutter)
-        self.listed_parts = ListedParts(buffer, self.cutter.note_waiting)
-        log_.unstored = self.unstored
-        self._journal = journal
-        self._redactor = cutter.redactor
         self.journal_behind = False
         """The journal's file differs from the buffer: only a rewrite brings it up to date."""
         self._journal_unsynced = False
@@ -118,6 +114,13 @@ class Topic:
         self._holders, self._used_at = 0, time.monotonic()
         self.used_by = ""
         """The principal who used it last, as in `Principal.author`."""
+
+    def _open(self, log_: TopicLog, journal: Journal) -> None:
+        """Go on with this log and this journal."""
+        self.log, self._journal = log_, journal
+        self.cutter = PartCutter(log_, self._cutter)
+        self.listed_parts = ListedParts(self.buffer, self.cutter.note_waiting)
+        log_.unstored = self.unstored
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -221,15 +224,21 @@ class Topic:
         except (MadeAnew, Rewritten):
             raise  # no trouble: another daemon was faster
         except StoreError as error:
-            if not self._troubles:
-                self.trouble_since = time.time_ns() // 1000
             if file not in self._troubles:
                 log.error("writing failed", extra={"topic": self.id, "error": error})
-            self._troubles[file] = error
+            self._note(error, file)
             raise
-        if self._troubles.pop(file, None) is not None:
+        if self._note(None, file):
             log.info("writing works again", extra={"topic": self.id, "file": file})
         return result
+
+    def _note(self, error: StoreError | None, file: str) -> bool:
+        """Note what went wrong with a file, or that nothing does; whether something did before."""
+        had_none, was_wrong = not self._troubles, self._troubles.pop(file, None) is not None
+        if error is not None:
+            self.trouble_since = time.time_ns() // 1000 if had_none else self.trouble_since
+            self._troubles[file] = error
+        return was_wrong
 
     async def follow(self, inquiry: Inquiry | None = None) -> None:
         """Take in what other daemons have appended until now, where there are others. `inquiry`: one about this topic,
@@ -340,13 +349,7 @@ class Topic:
 
 def events_in(payloads: Sequence[bytes], topic_id: str, redactor: Redactor) -> tuple[list[BufferEvent], bool]:
     """Decode the records of a journal; also say whether they may stay as they are: nothing has to be redacted."""
-    events = []
-    for payload in payloads:
-        try:
-            events.append(decode_event(payload))
-        except msgspec.DecodeError as error:
-            fields = {"topic": topic_id, "error": error}
-            log.warning("a record of hot.log is of another version and was left out", extra=fields)
+    events = known_events(payloads, topic_id)
     kept = [redactor.kept(event) for event in events]
     return kept, kept == events
 
@@ -367,12 +370,16 @@ def waiting_in(path: Path, files: LocalDisk) -> int:
         return 0  # nothing of it is stored in this topic; a daemon and `memd verify` say so
 
 
-def known_events(payloads: Iterable[bytes]) -> list[BufferEvent]:
-    """The events of records; those that this version does not know are left out."""
+def known_events(payloads: Iterable[bytes], topic_id: str = "") -> list[BufferEvent]:
+    """The events of records; those that this version does not know are left out, and told with the topic's name."""
     events = []
     for payload in payloads:
-        with suppress(msgspec.DecodeError):
+        try:
             events.append(decode_event(payload))
+        except msgspec.DecodeError as error:
+            if topic_id:
+                told = {"topic": topic_id, "error": error}
+                log.warning("a record of hot.log is of another version and was left out", extra=told)
     return events
 
 
@@ -455,7 +462,6 @@ class Renewed(msgspec.Struct, frozen=True):
 
     log: SharedTopicLog
     journal: Journal
-    cutter: Cutter
     rows: list[Row]
     """Of the buffer, all; none where nobody could be asked."""
 
@@ -490,7 +496,6 @@ class SharedTopic(Topic):
         self._others: dict[str | bytes, float] = {}
         """Conversations and notes that another daemon was told last, and when (`time.monotonic`)."""
         self._renew, self._ends = renew, ends
-        self._follow_log()
         try:
             rows = self.log.catch_up(self._head)
             if not self._takes(rows):
@@ -519,10 +524,10 @@ class SharedTopic(Topic):
                 await self._renewed()
         except StoreError as error:
             self.log.is_current = False
-            self._note(error)
+            self._note(error, "shared")
             return
         if not self._pending:  # else it can be read, and not be written: its disk is full
-            self._note(None)
+            self._follows_again()
 
     def is_others(self, name: str | bytes) -> bool:
         """Whether another daemon was told this conversation or note last, and sees to it."""
@@ -605,11 +610,11 @@ class SharedTopic(Topic):
                 await self._renewed()
                 await self._send()
         except StoreError as error:
-            self._note(error)
+            self._note(error, "shared")
             await self._wait_in_journal(sync=sync)
         else:
             if not self.buffer.unsaved and not self._pending:
-                self._note(None)
+                self._follows_again()
             if sync and (self.journal_behind or self._marked != self._mark()):
                 await self._rewrite_copy()  # else the next start has to read the topic anew
 
@@ -719,11 +724,7 @@ class SharedTopic(Topic):
 
     def _go_on(self, renewed: Renewed, kept: HotBuffer) -> None:
         """Go on with a copy that was read anew, without what was erased; `kept`: as its rows tell the buffer."""
-        self.log, self._journal = renewed.log, renewed.journal
-        self.cutter = PartCutter(self.log, renewed.cutter)
-        self.listed_parts = ListedParts(self.buffer, self.cutter.note_waiting)
-        self.log.unstored = self.unstored
-        self._follow_log()
+        self._open(renewed.log, renewed.journal)
         self._head = 0
         self._rebase(renewed.rows, kept, is_known=False)
         snapshot = self.log.snapshot()
@@ -733,9 +734,9 @@ class SharedTopic(Topic):
             self.forget_shown(erased)
         log.info("a topic was read anew: something in it was erased", extra={"topic": self.id})
 
-    def _follow_log(self) -> None:
-        cutter = self.cutter
-        self.log.noticed = cutter.note_stored  # what others have stored is not cut again
+    def _open(self, log_: TopicLog, journal: Journal) -> None:
+        super()._open(log_, journal)
+        self.log.noticed = self.cutter.note_stored  # what others have stored is not cut again
 
     def _mark(self) -> SharedMark:
         return SharedMark(self.log.generation, self._head)
@@ -743,14 +744,9 @@ class SharedTopic(Topic):
     def _own(self) -> list[BufferEvent]:
         return [*(event for event, _ in self._pending), *self.buffer.unsaved]
 
-    def _note(self, error: StoreError | None) -> None:
-        if error is None:
-            if self._troubles.pop("shared", None) is not None:
-                log.info("the shared log is followed again", extra={"topic": self.id})
-        else:
-            if not self._troubles:
-                self.trouble_since = time.time_ns() // 1000
-            self._troubles["shared"] = error
+    def _follows_again(self) -> None:
+        if self._note(None, "shared"):
+            log.info("the shared log is followed again", extra={"topic": self.id})
 
     # -- the copy of the buffer in the folder here ----------------------------------------------------------------
 

@@ -253,7 +253,7 @@ class Topics:
                 continue
             except StoreError as error:
                 log.warning("a topic is read from its copy", extra={"topic": topic_id, "error": error})
-            return Renewed(log_, journal, self._cutter, rows)
+            return Renewed(log_, journal, rows)
 
     def naming(self, name: str, opened: Collection[str]) -> list[str]:
         """Return the other topics in whose journal the name of a topic stands: they may have shown what it has. Slow.
