@@ -10,9 +10,10 @@ strict_llama.py), and one loop in front of the real llama.cpp. The second table 
 sixteen failures from which this came (agents_leaving.py, agents_keeping.py, agents_rewriting.py,
 agents_real.py).
 
-    python bench/agents.py --runs FOLDER [--quick] [--only 7 | --only opencode] [--json FILE]
+    python bench/agents.py --runs FOLDER [--quick] [--only 7 | --only opencode] [--window N] [--pause 0] [--json FILE]
 
-Takes about a quarter of an hour, `--quick` five minutes. Exit code 1 if something is not as promised.
+A step of an agent takes half a second or more, in which what was said is cut and embedded; so the sessions pause before
+each request. Takes about half an hour, `--quick` five minutes. Exit code 1 if something is not as promised.
 """
 
 from __future__ import annotations
@@ -87,20 +88,20 @@ BOUNDS: tuple[Bound, ...] = (
 )
 
 
-def sessions(runs: Path, *, is_quick: bool, shapes: Sequence[Shape]) -> Iterator[Played]:
-    """Every session of the first table."""
+def sessions(
+    runs: Path, *, is_quick: bool, shapes: Sequence[Shape], pause: float, windows: Sequence[int] = ()
+) -> Iterator[Played]:
+    """Every session of the first table; `windows`: of the short ones these alone."""
     tools, text = load_run(runs / "tool_calls.json"), load_run(runs / "text_actions.json")
-    plan = [(shape, *size) for size in (QUICK if is_quick else GRID) for shape in shapes]
-    if not is_quick:
+    sizes = [size for size in (QUICK if is_quick else GRID) if not windows or size[1] in windows]
+    plan = [(shape, *size) for size in sizes for shape in shapes]
+    if not is_quick and not windows:
         plan += [(shape, steps, window) for name, steps, window in LONG for shape in shapes if shape.name == name]
-    yield from (_session(shape, steps, window, tools, text) for shape, steps, window in plan)
-
-
-def _session(shape: Shape, steps: int, window: int, tools: list[Json], text: list[Json]) -> Played:
-    chats = shape.manner == "chat"
-    script = chatted(text, steps, window + steps) if chats else scripted(tools, steps, window + steps)
-    with house(window) as home:
-        return play(shape, script, window, steps, home)
+    for shape, steps, window in plan:
+        chats = shape.manner == "chat"
+        script = chatted(text, steps, window + steps) if chats else scripted(tools, steps, window + steps)
+        with house(window) as home:
+            yield play(shape, script, window, steps, home, pause)
 
 
 def report_sessions(console: Console, played: Sequence[Played]) -> int:
@@ -158,6 +159,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True, help="the folder of tool_calls.json and text_actions.json")
     parser.add_argument("--quick", action="store_true", help="short sessions at one window, and smaller scenarios")
     parser.add_argument("--only", action="append", help="numbers of scenarios, names of agents, sessions or numbers")
+    parser.add_argument("--window", type=int, action="append", default=[], help="short sessions at this window alone")
+    parser.add_argument("--pause", type=float, default=0.5, help="seconds before each request of a session")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     only = set(asked.only or ())
@@ -168,7 +171,7 @@ def main() -> None:
     names = {shape.name for shape in SHAPES}
     if not only or only & {"sessions", *names}:
         plan = SHAPES if not only & names else tuple(shape for shape in SHAPES if shape.name in only)
-        for one in sessions(asked.runs, is_quick=asked.quick, shapes=plan):
+        for one in sessions(asked.runs, is_quick=asked.quick, shapes=plan, pause=asked.pause, windows=asked.window):
             print(f"{one.shape}, {one.window:,}, {one.steps} steps: {one.seconds:.0f} s", file=sys.stderr, flush=True)
             played.append(one)
     found = sorted(findings(staged, numbers), key=lambda one: one.number)

@@ -81,7 +81,7 @@ def assistant(text: str) -> Json:
 def _long_turn(run_key: int, steps: int) -> tuple[Played, int]:
     script = scripted(_RUNS[run_key], steps, 5)
     with house(8192) as home:
-        played = play(shape("LangGraph"), script, 8192, steps, home)
+        played = play(shape("LangGraph"), script, 8192, steps, home, 0)
         return played, max((prompt.tokens for prompt in home.model.prompts), default=0)
 
 

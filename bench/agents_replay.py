@@ -162,8 +162,8 @@ class Played:
             self.complaints.append(f"{self.shape}, {self.window:,}, request {request}: {what}")
 
 
-def play(shape: Shape, script: Script, window: int, steps: int, house: House) -> Played:
-    """Replay a session and judge it."""
+def play(shape: Shape, script: Script, window: int, steps: int, house: House, pause: float) -> Played:
+    """Replay a session and judge it; `pause`: seconds before each request, as the agent's tools take."""
     played = Played(shape.name, window, steps, facts=len(script.facts))
     sent: set[str] = set()
     started = time.monotonic()
@@ -178,6 +178,7 @@ def play(shape: Shape, script: Script, window: int, steps: int, house: House) ->
         context = context or _context(body, before)
         sent.update(rendered(body)[1:], rendered({"messages": [shape.reply(event)]})[1:])
         reply = shape.reply(event)
+        time.sleep(pause)
         answer, prompts = house.send(body, reply, api=shape.api)
         played.requests += 1
         _judge(played, answer, prompts, least_tokens(body) <= window)
