@@ -255,7 +255,10 @@ async def test_a_clause_that_tells_little_stands_behind_one_with_a_name(log: Top
 
 
 @pytest.mark.parametrize("lines", [3, 16])
-@pytest.mark.parametrize("call", ["", "\n[call read crane]", "\n[call read crane]\nno such file"])
+@pytest.mark.parametrize(
+    "call",
+    ["", "\n[call read crane]", "\n[call read crane]\nno such file", "\n[call list]" + "\nno such list, a file" * 6],
+)
 async def test_in_mid_turn_what_the_model_says_it_looks_for_stands_behind_the_result_that_has_it(
     log: TopicLog, embedder: Embedder, call: str, lines: int
 ) -> None:

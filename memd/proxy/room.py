@@ -27,8 +27,8 @@ INSTRUCTIONS_SHARE_MAX = 8
 BLOCK_SHARE = 8
 """Where history has left for want of room, a block takes at most an eighth of it: it is read anew each time that
 compaction moves the prompt (bench/NOTES.md)."""
-THREE_CHUNKS_TOKENS, THREE_CHUNKS_SHARE = 896, 3
-"""But room for three chunks of the longest kind, in raw tokens, as far as a third has it."""
+THREE_CHUNKS_TOKENS, THREE_CHUNKS_SHARE = 896, 2
+"""But room for three chunks of the longest kind, in raw tokens, as far as half of it has that."""
 SHORT_SHARE = 2 / 3
 """A block with less of that is recalled anew when results have become lines: beside a long one that the model had not
 read an agent's turn kept a quarter of a block, and missed what it needed."""

@@ -61,7 +61,6 @@ LINE_TOKENS_MIN = 8
 Floats = NDArray[np.float32]
 Rows = NDArray[np.intp]
 
-
 SILENT_NOTE = f"Nothing is shown: {Verdict.SILENT}."
 
 
@@ -287,7 +286,7 @@ class Retriever:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)
         if filters.step:
-            scores.weigh_own_words(field)
+            scores.weigh_own_words(field, parts)
         rows = scores.order(field, everything=filters.everything)
         if scores.is_silent and field.competes.any():
             notes.insert(0, SILENT_NOTE)
