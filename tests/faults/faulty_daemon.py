@@ -52,6 +52,8 @@ class Fault:
     error: int = errno.EIO
     lasts: bool = False
     """Every call from there on."""
+    under: str = ""
+    """Counted and failing are calls on files below this folder of the data directory alone."""
 
     def __str__(self) -> str:
         how = "ends the process" if self.error == ENDS else errno.errorcode[self.error]
@@ -84,8 +86,11 @@ class OldLog(NamedTuple):
 
     def is_complete(self, data_dir: Path) -> bool:
         """Whether all is there again; the words of a segment that was merged are the merged index's."""
-        had = {path.name for path in self.folder.rglob("*") if is_derived(path.name) and path.suffix != ".words"}
-        return had <= {path.name for path in data_dir.rglob("*")}
+        had, now = (
+            {one.name for one in folder.rglob("*") if is_derived(one.name)} for folder in (self.folder, data_dir)
+        )
+        is_merged = any(name.startswith("merged") and name.endswith(".words") for name in now)
+        return all(is_merged and name.endswith(".words") for name in had - now)
 
 
 def compiled(folder: Path) -> Path:
@@ -116,6 +121,7 @@ def live(daemon: DaemonProcess, library: Path, fault: Fault, old: OldLog | None 
         old.put(daemon.data_dir)
         life.acknowledged += old.words
     daemon.environment = environment(daemon, library) | {
+        "FAULT_FOLDER": str(daemon.data_dir / fault.under),
         "FAULT_CALL": fault.kind,
         "FAULT_NTH": str(fault.nth),
         "FAULT_TIMES": "0" if fault.lasts else "1",
@@ -133,7 +139,7 @@ def live(daemon: DaemonProcess, library: Path, fault: Fault, old: OldLog | None 
         zip(KINDS, struct.unpack(f"{len(KINDS)}L", (daemon.folder / "counts").read_bytes()), strict=True)
     )
     daemon.environment = {}
-    _judge(daemon, life, said)
+    _judge(daemon, life, said, old)
     if "Traceback" in daemon.log.read_text(errors="replace"):
         life.complaints.append("a traceback in what the daemon said")
     return life
@@ -176,7 +182,7 @@ def _is_stored(daemon: DaemonProcess, words: list[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _judge(daemon: DaemonProcess, life: Life, said: list[dict[str, str]]) -> None:
+def _judge(daemon: DaemonProcess, life: Life, said: list[dict[str, str]], old: OldLog | None) -> None:
     verified = daemon.run("verify")
     is_nothing = life.refused_start and not life.acknowledged and "is no memory" in verified.stderr
     if not (is_nothing or verified.returncode in (0, 1)) or "Traceback" in verified.stderr:
@@ -192,6 +198,8 @@ def _judge(daemon: DaemonProcess, life: Life, said: list[dict[str, str]]) -> Non
     if answer.status != 200 or answer.headers["X-Memory-Status"].startswith("degraded"):
         life.complaints.append(f"after the restart: {answer.status}, {answer.headers['X-Memory-Status']}")
     daemon.wait_stored(*life.acknowledged)
+    if old is not None:
+        wait_until(lambda: old.is_complete(daemon.data_dir), lambda: f"what was missing is not made: {daemon!r}")
     daemon.terminate()
     copies = [entry["content"] for entry in daemon.export() if entry["live"]]
     audit = read_book(LocalDisk(), daemon.data_dir, lambda _: False)

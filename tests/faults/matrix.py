@@ -21,16 +21,15 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
-from faulty_daemon import ENDS, ERRORS, KINDS, SETTINGS, Fault, Life, OldLog, compiled, live  # noqa: E402  # needs the path
+from daemon_process import DaemonProcess  # noqa: E402  # needs the path
+from faulty_daemon import ENDS, ERRORS, KINDS, SETTINGS, Fault, Life, OldLog, compiled, live  # noqa: E402
+from recording_upstream import recording_upstream  # noqa: E402
 
 LASTING = ("write", "sync", "open", "read")
 
 
 def one_life(library: Path, fault: Fault, old: OldLog | None = None, keep: Path | None = None) -> Life:
     """A life in a folder of its own; `keep`: where its data directory is copied to."""
-    from daemon_process import DaemonProcess
-    from recording_upstream import recording_upstream
-
     with tempfile.TemporaryDirectory(prefix="memd-fault-") as folder, recording_upstream(window=2048) as upstream:
         daemon = DaemonProcess(Path(folder), upstream.url, SETTINGS)
         try:
@@ -59,6 +58,7 @@ def main() -> None:
     parser.add_argument("--old", action="store_true", help="begin on a log whose indexes and words are missing")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    DaemonProcess.forks = True  # but for the life on the failing disk, whose process is started with the injector
     with tempfile.TemporaryDirectory(prefix="memd-inject-") as folder:
         library = compiled(Path(folder))
         old = None

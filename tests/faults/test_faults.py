@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeDaemon
-from faulty_daemon import ENDS, SETTINGS, Fault, compiled, live
+from faulty_daemon import ENDS, SETTINGS, Fault, OldLog, compiled, live
 from recording_upstream import recording_upstream
 
 pytestmark = [pytest.mark.process, pytest.mark.linux]
@@ -36,3 +36,22 @@ def test_what_was_acknowledged_is_kept_whatever_call_fails(
         life = live(make_daemon(upstream.url, SETTINGS), library, fault)
     assert not life.complaints and not life.refused_start
     assert life.acknowledged or fault.lasts
+
+
+def test_an_old_log_is_filled_whatever_step_of_that_a_kill_ends(make_daemon: MakeDaemon, library: Path) -> None:
+    with recording_upstream(window=2048) as upstream:
+        written = make_daemon(upstream.url, SETTINGS)
+        old = OldLog(written.data_dir, tuple(live(written, library, Fault()).acknowledged))
+        under = "default/segments"
+        counts = live(make_daemon(upstream.url, SETTINGS), library, Fault(under=under), old).counts
+        steps = [(kind, nth) for kind in ("write", "sync", "rename") for nth in range(1, counts[kind] + 1)]
+        assert len(steps) >= 6, "it writes, syncs and names two files at least"
+        for kind, nth in steps:
+            fault = Fault(kind, nth, ENDS, under=under)
+            life = live(daemon := make_daemon(upstream.url, SETTINGS), library, fault, old)
+            assert life.counts[kind] == nth and not life.complaints, fault
+            assert _words_in(daemon.data_dir) == _words_in(old.folder), fault
+
+
+def _words_in(data_dir: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in data_dir.rglob("*.words")}
