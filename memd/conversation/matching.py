@@ -300,7 +300,10 @@ def match(index: ConversationIndex, history: History) -> Match:
     new = contents[known:]
     if known and (not new or (ending is not None and (len(new) <= LAST_EXCHANGE or not index.knows(new)))):
         return best
-    best = _by_runs(index, contents, session, best, holders)
+    compared = dict.fromkeys([*holders[:2], *index.likeliest(contents, session)])
+    explained = (_explained(index.contents(one), one, contents) for one in compared)
+    # Of equals the first, an edit being the simplest.
+    best = max([best, *(one for one in explained if one is not None)], key=lambda one: one.known)
     if best.conversation is None and newest is not None:
         return _newest_only(newest, contents)
     return best
@@ -335,84 +338,23 @@ def heard_again(found: Match, messages: Sequence[Message]) -> dict[int, Message]
     }
 
 
-def _by_runs(
-    index: ConversationIndex,
-    contents: list[bytes],
-    session: str | None,
-    prefix: Match,
-    holders: Sequence[Conversation],
-) -> Match:
-    """The best explanation of a history that is no continuation: of equals the first, an edit being the simplest."""
-    candidates = index.likeliest(contents, session)
-    pinned = (_rejoin_behind_head(index.contents(one), one, prefix.known, contents) for one in holders[:2])
-    trimmed = (_rejoin(index.contents(one), one, contents) for one in candidates)
-    options = [prefix, *(one for one in (*pinned, *trimmed) if one is not None)]
-    compared = dict.fromkeys([*holders[:1], *candidates])
-    options += [one for one in (_rewritten(index.contents(one), one, contents) for one in compared) if one is not None]
-    return max(options, key=lambda one: one.known)
+def _explained(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Match | None:
+    """Match a client that trims, edits, deletes or prunes its history: by all runs that agree, wherever they are.
 
-
-def _rewritten(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Match | None:
-    """Match a client that edits, deletes or prunes within its history: by all runs that agree, wherever they are."""
+    One that has kept nothing but its end, or its head and its end, goes on with the conversation; of its last exchange
+    it may lack something, or have something else (an edit, or a reply that it never got).
+    """
     runs = aligned(contents, known)
-    shared = total(runs)
     if not runs or runs[-1][0] == runs[-1][1] == 0:
         return None  # nothing but a prefix
-    if runs[0][:2] != (0, 0) and shared < max(SHARED_MIN, (len(contents) - 1) // 2):
+    shared, head = total(runs), runs[0][2] if runs[0][:2] == (0, 0) else 0
+    start, place, length = runs[-1]
+    reaches_end = length >= SHARED_MIN and place + length >= len(known) - LAST_EXCHANGE
+    if reaches_end and start == head <= HEAD_MAX and len(runs) == 1 + bool(head):
+        return Match(conversation, place - head, shared, head)
+    if not head and shared < max(SHARED_MIN, (len(contents) - 1) // 2):
         return None  # another conversation in which the same was said
     return Match(conversation, 0, shared, 0, tuple(runs))
-
-
-def _rejoin_behind_head(
-    known: list[bytes], conversation: Conversation, shared: int, contents: list[bytes]
-) -> Match | None:
-    """Match a client that keeps the beginning and the end of its history and drops the middle.
-
-    The kept end may begin with the same words that follow the kept beginning, so the true head may be a little shorter
-    than the `shared` prefix.
-    """
-    found: Match | None = None
-    for head in range(min(shared, HEAD_MAX), max(0, shared - LAST_EXCHANGE - 1), -1):
-        run = _rejoin(known, conversation, contents[head:], after=head)
-        if run is not None and (found is None or head + run.known > found.known):
-            found = Match(conversation, run.offset - head, head + run.known, head)
-    return found
-
-
-def _rejoin(known: list[bytes], conversation: Conversation, contents: list[bytes], *, after: int = -1) -> Match | None:
-    """Match a client that trims its own history: find the longest run from behind `after` to the conversation's end.
-
-    The last exchange may be missing or different (an edit, or a reply that the client never got), but two messages in a
-    row must agree.
-    """
-    end = len(known) - LAST_EXCHANGE
-    overlap = _overlap(known[after + 1 : max(0, end)], contents)
-    for offset in [end - overlap] if overlap >= SHARED_MIN else range(max(after + 1, end - 1), end + 1):
-        agreed = max(SHARED_MIN, end - offset)
-        if known[offset : offset + agreed] == contents[:agreed]:
-            more = common_length(contents, known, agreed, offset + agreed)
-            return Match(conversation, offset, agreed + more)
-    return None
-
-
-def _overlap(known: list[bytes], contents: list[bytes]) -> int:
-    """The length of the longest end of `known` that `contents` begins with, or 0.
-
-    In linear time, by the prefix function of Knuth, Morris and Pratt: where few words recur, each place begins like it.
-    """
-    if not contents or contents[0] not in known:
-        return 0
-    known = known[known.index(contents[0]) :]
-    if known == contents[: len(known)]:
-        return len(known)
-    joined = [*contents[: len(known)], b"", *known]  # nothing says b"": no match goes on beyond it
-    lengths = [0]  # for each place, of the longest run that ends there and begins the contents
-    for content in joined[1:]:
-        length = lengths[-1]
-        while length and content != joined[length]:
-            length = lengths[length - 1]
-        lengths.append(length + (content == joined[length]))
-    return lengths[-1]
 
 
 def _newest_only(conversation: Conversation, content_digests: Sequence[bytes]) -> Match:
