@@ -349,9 +349,12 @@ def _explained(known: list[bytes], conversation: Conversation, contents: list[by
         return None  # nothing but a prefix
     shared, head = total(runs), runs[0][2] if runs[0][:2] == (0, 0) else 0
     start, place, length = runs[-1]
-    reaches_end = length >= SHARED_MIN and place + length >= len(known) - LAST_EXCHANGE
-    if reaches_end and start == head <= HEAD_MAX and len(runs) == 1 + bool(head):
-        return Match(conversation, place - head, shared, head)
+    end = start + length
+    while len(runs) == 1 + bool(head) and 0 < start <= head and contents[start - 1] == known[place - 1]:
+        start, place = start - 1, place - 1  # the end that is kept may begin with the words that follow the head
+    reaches_end = end - start >= SHARED_MIN and place + end - start >= len(known) - LAST_EXCHANGE
+    if reaches_end and start <= min(head, HEAD_MAX) and len(runs) == 1 + bool(head):
+        return Match(conversation, place - start, shared, start)
     if not head and shared < max(SHARED_MIN, (len(contents) - 1) // 2):
         return None  # another conversation in which the same was said
     return Match(conversation, 0, shared, 0, tuple(runs))
