@@ -16,7 +16,7 @@ from recording_upstream import RecordingUpstream
 from reserved_port import reserved_port
 
 from memd.errors import MemdError
-from memd.proxy.addresses import addresses_of, bound, leading_back, own_port
+from memd.proxy.connections import addresses_of, bound, leading_back, own_port
 from memd.settings.model import AdminSettings, Config, ListenSettings, UpstreamSettings
 
 

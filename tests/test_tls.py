@@ -15,7 +15,7 @@ from daemon_process import DaemonProcess, ask, clean_environment
 from tls_files import TlsFiles, make_tls_files
 
 from memd.errors import MemdError
-from memd.proxy.addresses import tls_of
+from memd.proxy.connections import tls_of
 from memd.settings.model import Config, ListenSettings
 
 TOKEN = "a token of some length"

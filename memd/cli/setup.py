@@ -31,7 +31,7 @@ from memd.cli.flags import FOUND_SOMETHING, with_settings
 from memd.cli.running import RunningDaemon
 from memd.entries import checked_topic_id
 from memd.errors import BadQuestion, MemdError
-from memd.proxy.addresses import reached
+from memd.proxy.connections import reached
 from memd.settings.model import Config, base_of
 from memd.wording import for_terminal
 

@@ -63,8 +63,7 @@ from memd.ingest.sources.watch import SourceWatch
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
 from memd.messages import Speech
-from memd.proxy.addresses import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, tls_of
-from memd.proxy.connections import listen
+from memd.proxy.connections import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, listen, tls_of
 from memd.proxy.correct import Corrector
 from memd.proxy.headers import keep_header_bytes
 from memd.proxy.memory import Memory

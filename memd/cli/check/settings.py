@@ -30,7 +30,7 @@ from memd.errors import EmbeddingError, MemdError, RerankError, StoreError
 from memd.ingest.offline import stored_models
 from memd.ingest.sources.look import Chosen, Walk
 from memd.ingest.sources.watch import topic_of
-from memd.proxy.addresses import bound, own_port, tls_of
+from memd.proxy.connections import bound, own_port, tls_of
 from memd.recall.rerank import Reranker
 from memd.settings.model import AUTO_TOPIC, REMEDY_IF_SHORT, Config, SourceSettings, is_this_machine
 from memd.store.disk import DESCRIPTORS_REMEDY, LocalDisk, connections_room, descriptors_hard_limit

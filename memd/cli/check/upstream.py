@@ -30,7 +30,7 @@ from memd.cli.running import THE_RIGHT_ONE, RunningDaemon, unchecked_tls
 from memd.daemon.app import running
 from memd.errors import MemdError
 from memd.principals import TOKEN_HEADER
-from memd.proxy.addresses import IN_CIRCLES, leading_back
+from memd.proxy.connections import IN_CIRCLES, leading_back
 from memd.proxy.upstream.client import ASK_SECONDS, LOADING, NO_TEMPLATE, WANTS_KEY, Upstream
 from memd.proxy.upstream.windows import models_of
 from memd.recall import block
