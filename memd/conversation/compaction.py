@@ -38,8 +38,7 @@ from memd.settings.model import BufferSettings, InjectionSettings
 
 UNLIMITED = 1 << 60
 """The thresholds as long as no window is known: then nothing leaves the prompt."""
-SOFT_EIGHTHS = 7
-"""The soft threshold is 7/8 of the hard one."""
+SOFT_EIGHTHS = 7  # of the hard threshold
 REPLY_SHARE = 8
 """A reply of unknown length is given an eighth of the window."""
 REPLY_SHARE_MAX = 2
@@ -130,21 +129,15 @@ def keeps_earlier_blocks(limits: Thresholds, *, text: int, earlier: int, current
     most half, is kept for it; simulated at 8k over eight shapes of conversations: 28 to 98 changes in 200 turns instead
     of 74 to 140, read over new 1.06 to 1.52 instead of 1.06 to 1.85).
 
-    Args:
-        text: tokens of the visible history.
-        earlier: tokens of the blocks of earlier turns.
-        current: tokens of the block that this turn has already; 0 if it has none yet.
+    `text`, `earlier`, `current`: the tokens of visible history, earlier turns' blocks, and this turn's, if it has one.
     """
     wanted = min(limits.injection // 2, limits.injection_min)
     return earlier <= limits.sticky and text + earlier + max(current, wanted) <= limits.room
 
 
 def earlier_blocks(conversation: Conversation, current: bytes | None) -> dict[bytes, int]:
-    """The raw tokens of the visible blocks of earlier turns, by the digest of the message that each stands before.
-
-    Args:
-        current: the digest of the message that opened the present turn.
-    """
+    """The raw tokens of the visible blocks of earlier turns, by the digest of the message that each stands before;
+    `current` is that of the message that opened the present turn."""
     if not any(block.tokens and digest != current for digest, block in conversation.blocks.items()):
         return {}  # without a look at thousands of messages
     start, messages, blocks = conversation.left_out, conversation.messages, conversation.blocks
@@ -301,7 +294,7 @@ def shown_of(conversation: Conversation) -> Shown:
 
 
 def left_since(shown: Shown, conversation: Conversation) -> Left:
-    """The part that has left the prompt since it had these messages."""
+    """The part that has left the prompt since then."""
     if shown.changes == conversation.changes:
         return Left(0, 0, 0)
     messages = conversation.messages
@@ -325,12 +318,10 @@ class _Chosen:
 
     @property
     def is_short(self) -> bool:
-        """Whether more has to leave."""
         return self.freed < self.wanted
 
     @property
     def departure(self) -> Departure:
-        """The choice so far."""
         if self._left_out == self._conversation.left_out and not self._gone and not self._replaced:
             return Departure()
         return Departure(self._left_out, tuple(sorted(self._gone)), tuple(sorted(self._replaced)))
@@ -361,7 +352,6 @@ class _Chosen:
             self._replaced.difference_update(left)
 
     def replace_results(self, units: Iterable[range], longer_than: int = 2 * LINE_TOKENS) -> None:
-        """Put a line in place of each long result."""
         for unit in units:
             if unit.stop > self.limit:
                 return
@@ -398,8 +388,7 @@ class _Chosen:
 def cut_positions(conversation: Conversation, answered: Mapping[int, int] | None = None) -> list[int]:
     """Where the visible part may be cut, ascending: the positions of user messages that open a turn, the last included.
 
-    The message at a cut stays in the prompt, everything before it may leave. The start of the visible part is no cut.
-    `answered`: what `_answered` finds, where that is known.
+    The message at a cut stays in the prompt; the start of the visible part is no cut. `answered`: if it is known.
     """
     answered = _answered(conversation) if answered is None else answered
     start = conversation.left_out
@@ -472,11 +461,7 @@ def surplus_instructions(conversation: Conversation, tokens_max: int) -> list[in
 
 
 def finished_end(conversation: Conversation) -> int:
-    """The end of the last finished turn, up to which a conversation can be stored while it goes on.
-
-    That is the conversation's end if its last message is an assistant's without tool calls, else the start of the open
-    turn.
-    """
+    """The end of the last finished turn, up to which a conversation can be stored while it goes on."""
     if is_finished(conversation):
         return len(conversation)
     return max(cut_positions(conversation), default=conversation.left_out)
@@ -543,10 +528,8 @@ def part_starts(messages: Iterable[Message | None]) -> Iterator[int]:
 
 
 def contiguous(positions: Sequence[int], starts: Collection[int] = ()) -> list[list[int]]:
-    """Runs of neighbouring positions: text that did not stand together must not be joined in one chunk.
-
-    `starts`: positions at which a run begins in any case.
-    """
+    """Runs of neighbouring positions: text that did not stand together must not be joined in one chunk. `starts`: where
+    a run begins in any case."""
     starts = set(starts)
     runs: list[list[int]] = []
     for position in positions:

@@ -274,10 +274,8 @@ class Conversation:
         return None
 
     def mark_stored(self, position: int, instructions: Iterable[int] = (), repeats: Iterable[int] = ()) -> None:
-        """Note that everything before `position` is in the log, and the instructions at these positions are.
-
-        `repeats`: positions of what the log had already, see `Buffered.is_repeat`.
-        """
+        """Note that everything before `position` is in the log, and the instructions at these positions are; `repeats`:
+        see `Buffered.is_repeat`."""
         for index in repeats:
             self.messages[index] = msgspec.structs.replace(self.messages[index], is_repeat=True)
         done = self.settled
@@ -374,10 +372,7 @@ class Conversation:
             self.former_lines[position] = line
 
     def _drop_texts(self, positions: Iterable[int]) -> None:
-        """Drop the texts that neither a prompt nor the log needs from here.
-
-        Of a message that says nothing it stays known that there was nothing to store.
-        """
+        """Drop the texts that neither a prompt nor the log needs; that there was nothing to store stays known."""
         for index in positions:
             item = self.messages[index]
             if index < self.settled and index not in self.kept and index not in self.owed and not item.is_repeat:

@@ -255,20 +255,12 @@ class HotBuffer:
         instructions: Sequence[int] = (),
         repeats: Sequence[int] = (),
     ) -> None:
-        """Advance the marks; they never move back. What is left out must be durable, in the log or in the journal.
-
-        Args:
-            instructions: positions of instructions that were stored after they left.
-            repeats: positions of what the log had already, see `Buffered.is_repeat`.
-        """
+        """Advance the marks, see `Marked`; they never move back. What is left out must be durable."""
         marks = max(stored, conversation.stored), max(left_out, conversation.left_out)
         self.record(events.Marked(conversation.id, *marks, list(instructions), list(repeats)))
 
     def lower_marks(self, is_in_log: Callable[[bytes], bool]) -> None:
-        """Move all marks back to what the log has, which has lost some of what the journal vouches for.
-
-        `is_in_log`: whether the log has the message that it knows by this digest.
-        """
+        """Move all marks back to what the log has, which has lost some of what the journal vouches for."""
         for conversation in self.conversations():
             stored, left_out, lost = lowered_marks(conversation, is_in_log)
             if lost or (stored, left_out) != (conversation.stored, conversation.left_out):
@@ -313,11 +305,8 @@ class HotBuffer:
         return max(holders, key=lambda one: (not one.abandoned, one.used_at), default=None)
 
     def rejoined(self, arrival: Arrival, digest: bytes) -> Arrival | None:
-        """Where the reply to a request goes by now; None: its conversation was closed.
-
-        Args:
-            digest: of the last message of the request, in its place.
-        """
+        """Where the reply to a request goes by now, whose last message has this digest in its place; None: its
+        conversation was closed."""
         one, end = arrival.conversation, arrival.end
         if self.is_open(one) and (end > len(one) or not end or one.messages[end - 1].digest == digest):
             return arrival
@@ -402,10 +391,8 @@ class HotBuffer:
     def _continue(
         self, conversation: Conversation, beginning: Message, message: Message, tokens: int, now: float
     ) -> Conversation:
-        """Put an answer and its beginning, which the request ended with, together: clients send them back as one.
-
-        A beginning that is in the log already is not stored again.
-        """
+        """Put an answer and its beginning, which the request ended with, together: clients send them back as one. A
+        beginning that is in the log already is not stored again."""
         start = len(conversation) - 1
         whole = joined(beginning, message)
         text = message if conversation.stored > start else whole

@@ -175,12 +175,8 @@ class ConversationIndex:
         _drop_from(self._standing, [item.stored_as for item in conversation.messages if item.stored_as], conversation)
 
     def prefixes(self, contents: Sequence[bytes], session: str | None) -> tuple[int, list[Conversation]]:
-        """The longest known beginning of a request, and the conversations that have it, most recently used first.
-
-        Args:
-            contents: the request's content digests.
-            session: then only conversations of this session are considered.
-        """
+        """The longest known beginning of a request, and the conversations that have it, most recently used first; of a
+        session only its own."""
         known, digest, holders = 0, ROOT_DIGEST, Holders()
         while known < len(contents):
             # Whoever goes on like the request shows how far they go together; there the branches may part.
@@ -285,9 +281,6 @@ def match(index: ConversationIndex, history: History) -> Match:
 
     A session's own conversation alone is considered, and a request that shares nothing with it is appended. What a thin
     client sends is appended, however it begins.
-
-    Args:
-        index: the topic's open conversations.
     """
     contents, session, thin = list(history.contents), history.session, history.is_thin
     newest = index.newest(session) if thin or session is not None else None

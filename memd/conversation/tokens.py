@@ -53,14 +53,8 @@ _SPECIAL_TOKENS = {
 
 
 def cl100k_base(ranks: bytes) -> tiktoken.Encoding:
-    """Build the encoding from its published file (`assets.ranks_bytes`), as tiktoken_ext.openai_public does; 0.1 s.
-
-    Args:
-        ranks: lines of base64 token bytes, a space, the rank.
-
-    Raises:
-        ValueError: the bytes are not such a file.
-    """
+    """Build the encoding from its published file (`assets.ranks_bytes`: lines of base64 token bytes, a space, the rank)
+    as tiktoken_ext.openai_public does; 0.1 s. Raises ValueError: it is no such file."""
     words = ranks.split()  # all at once and by functions of C: half the time of line by line, at each start
     mergeable_ranks = dict(zip(map(binascii.a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
     encoding = tiktoken.Encoding(
@@ -132,11 +126,8 @@ class TokenCounter:
         return self._counts.use(map(_key, messages, content_digests))
 
     def message(self, message: Message, content_digest: bytes) -> int:
-        """Count the raw tokens of a message in a prompt: text, tool calls, attachments and the template around them.
-
-        Args:
-            content_digest: `message.content_digest`, which the caller has already: the cache's key.
-        """
+        """Count the raw tokens of a message in a prompt: text, tool calls, attachments and the template around them;
+        `content_digest` is its own, which the caller has already."""
         [known] = self.known([message], [content_digest])
         if known is not None:
             return known
@@ -196,12 +187,8 @@ class Drift:
         return math.ceil(raw_tokens * self.factor(model))
 
     def observe(self, model: str, raw_tokens: int, prompt_tokens: int) -> None:
-        """Learn from one answer.
-
-        Args:
-            raw_tokens: our count of the whole prompt as it was forwarded, without drift.
-            prompt_tokens: the model's, from `usage.prompt_tokens`, cached tokens included.
-        """
+        """Learn from one answer: our count of the whole prompt as it was forwarded, without drift, and the model's
+        (`usage.prompt_tokens`, cached ones included)."""
         if raw_tokens < self.TOKENS_MIN or prompt_tokens <= 0:
             return
         ratio = min(max(prompt_tokens / raw_tokens, self.FACTOR_MIN), self.FACTOR_MAX)

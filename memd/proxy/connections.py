@@ -71,11 +71,7 @@ class Addresses(NamedTuple):
 
 
 def bound(config: Config) -> Listeners:
-    """Take the addresses that the settings name.
-
-    Raises:
-        AddressUnusable: one of them cannot be used.
-    """
+    """Take the addresses that the settings name. Raises AddressUnusable: one of them cannot be used."""
     host, setting = config.listen.host, "--admin-port (or admin.port)"
     with contextlib.ExitStack() as on_error:
         model = _bound(host, config.listen.port, "--port (or listen.port)")
@@ -100,11 +96,8 @@ def addresses_of(config: Config, listeners: Listeners) -> Addresses:
 
 
 def tls_of(config: Config) -> ssl.SSLContext | None:
-    """Read the certificate with which both addresses speak TLS; None: they speak plain HTTP.
-
-    Raises:
-        MemdError: it cannot be used.
-    """
+    """Read the certificate with which both addresses speak TLS; None: they speak plain HTTP. Raises MemdError: it
+    cannot be used."""
     cert, key = config.listen.tls_cert, config.listen.tls_key
     if not cert:
         return None
@@ -181,7 +174,6 @@ _CHUNK_FRAMING = 8
 TLS_HANDSHAKE_SECONDS_MAX = 10.0
 """From the accept on."""
 BACKLOG = 128
-"""Connections that may wait to be accepted."""
 TOO_LARGE = "its first line, a header or all of them are too long; send less"
 SPEAKS_TLS = "a client speaks TLS, and memd does not: let its base URL begin with http://, or set listen.tls_cert"
 _TLS_SEEN = "HTTPS traffic"
@@ -320,7 +312,6 @@ class _Handshake(asyncio.Protocol):
         self._starting: Coroutine[Any, Any, asyncio.Transport | None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the handshake."""
         accepted = cast(asyncio.Transport, transport)
         if not self._connection.arrive(accepted):
             return

@@ -35,7 +35,6 @@ log = logging.getLogger("memd")
 FailedIds = tuple[str, ...]
 """The ids that could not be corrected."""
 Resolve = Callable[[str], BlockChunk | None]
-"""Finds the chunk that was shown as an id."""
 READONLY, AHEAD = "readonly", "said_at"
 NOT_READ = "memory_in is not read in a request that goes on with a conversation that the upstream keeps"
 
@@ -140,11 +139,7 @@ class Corrector:
     async def _apply(
         self, topic: Topic, asked: Sequence[Correction], mark: bytes, resolve: Resolve, by: str = ""
     ) -> FailedIds:
-        """Apply corrections once: the same request a moment ago, also before a restart, is told by the log.
-
-        Returns:
-            The ids that could not be corrected.
-        """
+        """Apply corrections once: the same request a moment ago, also before a restart, is told by the log."""
         named = dict.fromkeys(_named(asked))
         shown = {one: chunk for one in named if (chunk := resolve(one)) is not None}
         await self._store_pending(topic, shown.values())

@@ -27,11 +27,7 @@ def keep_header_bytes() -> None:
 
 
 def serialized(status_line: str, headers: CIMultiDict[str]) -> bytes:
-    """A head as bytes.
-
-    Raises:
-        ValueError: there is a control character in it, with which a header could end before its end.
-    """
+    """A head as bytes. Raises ValueError: there is a control character in it, with which a header could end early."""
     lines = [status_line, *(f"{name}: {value}" for name, value in headers.items())]
     if any(map(_CONTROL.search, lines)):
         raise ValueError("a control character in a header")

@@ -93,11 +93,7 @@ class Receiver:
         retry_seconds: float,
         global_topics: tuple[str, ...],
     ) -> None:
-        """
-        Args:
-            retry_seconds: how long the same request again counts as a retry.
-            global_topics: related to every topic.
-        """
+        """`retry_seconds`: how long the same request again counts as a retry. `global_topics`: related to each."""
         self._speech = speech
         self._topics = topics
         self._pool = pool
@@ -112,14 +108,8 @@ class Receiver:
         return [topic_id for topic_id in ids if topic_id == asked.topic_id or asked.who.may("read", topic_id)]
 
     async def receive(self, asked: Asked, topic: Topic, inquiry: Inquiry | None) -> Received:
-        """Find or open the conversation, and append what is new in it.
-
-        Args:
-            inquiry: see `Topic.follow`.
-
-        Raises:
-            MemdError: a topic cannot be opened.
-        """
+        """Find or open the conversation, and append what is new in it; `inquiry`: see `Topic.follow`. Raises MemdError:
+        a topic cannot be opened."""
         at, now = time.time_ns() // 1000, steady_now()
         if self._is_short(asked.request):
             request, stored_as = self._prepared(asked.request, topic)

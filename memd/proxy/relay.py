@@ -58,11 +58,8 @@ class BrokenAnswer(UpstreamError):
 
 
 async def parts_of(answer: aiohttp.ClientResponse, record: RequestRecord, read: bytes = b"") -> AsyncIterator[bytes]:
-    """Yield an answer's body as it arrives, after what has been `read` of it already.
-
-    Raises:
-        BrokenAnswer: the connection ended before the body did.
-    """
+    """Yield an answer's body as it arrives, after what has been `read` of it already. Raises BrokenAnswer: the
+    connection ended before the body did."""
     if read:
         record.note_answer_start()
         yield read
@@ -108,11 +105,7 @@ class Passing:
         self._needed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, parts: AsyncIterator[bytes]) -> None:
-        """Pass on `parts`, which read the answer.
-
-        Raises:
-            BrokenAnswer: as they do.
-        """
+        """Pass on `parts`, which read the answer. Raises BrokenAnswer: as they do."""
         if not self._answer.content.total_bytes and not self._answer.content.is_eof():
             await self._response.write(b"")  # the head goes alone, as it came
         async for part in parts:
@@ -193,11 +186,7 @@ async def pass_through(
     hints: Callable[[bytes | None], Hints],
     extra: list[tuple[str, str]] | None = None,
 ) -> web.StreamResponse:
-    """Forward a request unchanged and relay the answer.
-
-    Args:
-        hints: which server it should go to, by its body where that was read whole.
-    """
+    """Forward a request unchanged and relay the answer; `hints` are by its body, where that was read whole."""
     if not isinstance(body, bytes | None) and request.content_length is not None:
         headers["Content-Length"] = str(request.content_length)
     with pool.assign(lambda: hints(body if isinstance(body, bytes) else None)) as assignment:
@@ -277,12 +266,7 @@ class ModelRelay:
         read: bytes = b"",
         wants_stream: bool = False,
     ) -> None:
-        """
-        Args:
-            bytes_max: the most that is held of an answer.
-            read: the beginning of its body, where that has been read already.
-            wants_stream: the client asked for a stream.
-        """
+        """`bytes_max`: the most that is held of an answer. `read`: the beginning of its body, if that has been read."""
         self._read = read
         self._wants_stream = wants_stream
         self._keep: Callable[[Reply], Awaitable[None]] | None = None

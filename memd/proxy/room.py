@@ -74,15 +74,10 @@ class RoomMaker:
 
     async def make_room(self, received: Received) -> PromptRoom:
         """Let earlier blocks and the oldest turns leave until the prompt fits. May be called again for a request.
-
-        Raises:
-            MemdError: what leaves could not be written.
-        """
+        Raises MemdError: what leaves could not be written."""
         conversation = received.prompt.conversation
         limits = await self._limits(received)
-        await self._used_tokens(
-            received, limits, limits.hard
-        )  # may tell what the system prompt and the tools really take
+        await self._used_tokens(received, limits, limits.hard)  # may tell what system prompt and tools really take
         limits = await self._limits(received)
         self._bring_back(received, limits)
         await self._limit_instructions(received, limits.window)
@@ -138,10 +133,8 @@ class RoomMaker:
         )
 
     async def _let_blocks_leave(self, received: Received, limits: compaction.Thresholds) -> bool:
-        """Take the blocks of earlier turns out where their room is needed, or where the prompt has changed anyway.
-
-        True if nothing but want of room made them leave.
-        """
+        """Take the blocks of earlier turns out where their room is needed, or where the prompt has changed anyway; True
+        if nothing but want of room made them leave."""
         prompt, conversation = received.prompt, received.prompt.conversation
         earlier = compaction.earlier_blocks(conversation, prompt.turn_digest)
         if not earlier:

@@ -322,15 +322,9 @@ class Api:
         continues: list[bool] | None = None,
         goes_on_with: str = "",
     ) -> ModelRequest:
-        """Make a request of a body's top-level members; of one that appears twice the last counts, as in llama.cpp.
-
-        Args:
-            continues: whether each message is in the same element as the one before; None: each is its own.
-            goes_on_with: see `ModelRequest`. Such a request is forwarded as it is, and its sideband is not read.
-
-        Raises:
-            BadRequestBody: a message is unreadable or nested too deeply.
-        """
+        """Make a request of a body's top-level members; of one that appears twice the last counts, as in llama.cpp. One
+        that `goes_on_with` something is forwarded as it is, and its sideband is not read. Raises BadRequestBody: a
+        message is unreadable or nested too deeply."""
         try:
             try:
                 parsed, known = (MessageCache() if cache is None else cache).parse(raw_messages, self.parse_one)
@@ -423,10 +417,7 @@ class Api:
     def new_stream(
         self, bytes_max: int, out: MemoryOut | None, *, codings: Sequence[str] = (), reads_late: bool = False
     ) -> ReplyStream:
-        """Return a reader for a streamed reply that captures at most `bytes_max` of it and adds `out` to the stream.
-
-        `codings`, `reads_late`: see `ReplyStream`.
-        """
+        """Return a reader for a streamed reply that captures at most `bytes_max` of it; see `ReplyStream`."""
         unread = bytes_max if reads_late else 0
         capture, parser = self.capture(bytes_max), self.parser()
         return ReplyStream(capture, out, parser=parser, codings=codings, bytes_max=bytes_max, unread_bytes_max=unread)

@@ -118,10 +118,7 @@ def parse_message(raw: Raw | bytes) -> Message:
 
 def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") -> Raw:
     """Put `text` and an empty line in front of the content of the message `raw`; all else keeps its bytes and order.
-
-    String content is lengthened, a list of parts gets a first part of `part_type`, null or absent content becomes
-    `text`. Content of another type, which no upstream accepts, stays as it is.
-    """
+    Content that is neither string, list of parts nor null, which no upstream accepts, stays as it is."""
     members = OBJECT.decode(raw)
     content = bytes(members.get("content", b"null"))
     if is_string(content):

@@ -177,12 +177,8 @@ def memory_headers(
     timings_ms: Mapping[str, float] | None = None,
     problem: str = "",
 ) -> list[tuple[str, str]]:
-    """Return the response headers of a memory request.
-
-    `problem`: why nothing of its MemoryIn was done.
-    `timings_ms` are milliseconds by name (`embed`, `search`, `inject`), sent as `Server-Timing` in the order given.
-    `X-Memory-Injected` is cut at a whole id to `INJECTED_HEADER_BYTES_MAX`.
-    """
+    """Return the response headers of a memory request. `timings_ms` (`embed`, `search`, `inject`) are sent as
+    `Server-Timing`; `X-Memory-Injected` is cut at a whole id to `INJECTED_HEADER_BYTES_MAX`."""
     headers = [
         ("X-Memory-Status", status),
         ("X-Memory-Injected", _injected_value(injected_ids)),

@@ -266,12 +266,8 @@ class Upstream(UpstreamSession):
     async def refresh(
         self, *, wait: bool, model: str = "", credentials: CIMultiDict[str] | None = None
     ) -> UpstreamFacts:
-        """Return the known facts. Old ones start a new probe; it is waited for if `wait`, or if nothing is known.
-
-        Args:
-            model: the one that a request names; where models differ, it is asked for.
-            credentials: those of that request.
-        """
+        """Return the known facts. Old ones start a new probe; it is waited for if `wait`, or if nothing is known. Where
+        models differ, the one that a request names is asked for, with its credentials."""
         deadline = time.monotonic() + ASK_SECONDS
         while True:
             asked_for = "" if self.windows.is_told_for_all() else model
@@ -408,11 +404,7 @@ class Upstream(UpstreamSession):
 
 
 async def _json_of(answer: aiohttp.ClientResponse) -> Any:
-    """The JSON value of a body; None if it is none, or without an end.
-
-    Raises:
-        aiohttp.ClientError, TimeoutError: it broke off.
-    """
+    """The JSON value of a body; None if it is none, or without an end."""
     body = bytearray()
     while part := await answer.content.readany():
         body += part

@@ -265,16 +265,11 @@ class UpstreamSession:
         body: bytes | AsyncIterable[bytes] | None,
         on_interim: Interim | None = None,
     ) -> aiohttp.ClientResponse:
-        """Send one request. The caller reads the answer's body and closes it.
+        """Send one request. The caller reads the answer's body and closes it. Raises aiohttp.ClientError, TimeoutError:
+        no answer came.
 
         The other side may have closed a pooled connection in the meantime. So a request whose connection was used
         before and breaks before any byte of an answer is sent once more, on a new one, if its body can be sent again.
-
-        Args:
-            on_interim: called with what comes before the answer.
-
-        Raises:
-            aiohttp.ClientError, TimeoutError: no answer came.
         """
         # The target as it is: all of it counts as path, or an empty query would be lost.
         base, wants_new, large = self._base, False, b""

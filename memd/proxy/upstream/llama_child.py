@@ -36,11 +36,8 @@ class LlamaChild:
     @staticmethod
     @asynccontextmanager
     async def started(model: Path) -> AsyncIterator[LlamaChild]:
-        """Start llama.cpp with a model and wait until it is ready; it ends when the block is left.
-
-        Raises:
-            UpstreamError: the `llama` extra is missing, or the model could not be loaded.
-        """
+        """Start llama.cpp with a model and wait until it is ready; it ends when the block is left. Raises
+        UpstreamError: the `llama` extra is missing, or the model could not be loaded."""
         if find_spec("xllamacpp") is None:
             needed = pip_install("memd-proxy[llama]")
             raise UpstreamError(f"--model needs llama.cpp: {needed} (or start llama-server and use --upstream)")

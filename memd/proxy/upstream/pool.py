@@ -61,13 +61,7 @@ class Trail(msgspec.Struct, frozen=True):
 def trail_of(
     request: ModelRequest, names: Sequence[str] = (), digests: Sequence[bytes] | None = None, *, goes_on: bool = False
 ) -> Trail:
-    """Return the trail of a request.
-
-    Args:
-        names: of its conversation, and of the one that it is a branch of; the client's or memd's own.
-        digests: of its messages, chained, where they are known.
-        goes_on: it does, though the client sends only what is new.
-    """
+    """Return the trail of a request, see `Trail`: `goes_on` if it does though the client sends only what is new."""
     lead = leading_count(request.messages)
     if digests is None:
         digests = chain_all(request.digests[lead:])
@@ -139,7 +133,6 @@ def merged_lists(answers: Iterable[Any]) -> dict[str, Any] | None:
 
 
 def _model_name(card: Any) -> str | None:
-    """The name of a model; None if it has none."""
     names = (card.get(field) for field in _NAME_FIELDS) if isinstance(card, dict) else ()
     return next((name for name in names if isinstance(name, str)), None)
 
@@ -239,11 +232,7 @@ class Assignment:
         body: bytes | AsyncIterable[bytes] | None,
         on_interim: Interim | None = None,
     ) -> aiohttp.ClientResponse:
-        """Send the request to the present server; see `Upstream.send`.
-
-        Raises:
-            aiohttp.ClientError, TimeoutError: no answer came.
-        """
+        """Send the request to the present server; see `Upstream.send`."""
         server, pool = self.server, self._pool
         pool.metrics.upstream_requests.add(server.url)
         if not pool.has_several:
@@ -310,11 +299,7 @@ class Assignment:
         body: bytes | AsyncIterable[bytes] | None,
         on_interim: Interim | None = None,
     ) -> aiohttp.ClientResponse:
-        """Send the request to one server after another until one takes it; if none does, the first answer counts.
-
-        Raises:
-            aiohttp.ClientError, TimeoutError: no answer came.
-        """
+        """Send the request to one server after another, see `taken`."""
         asking = partial(self.ask, method, target, headers, body, on_interim)
         return await self.taken(asking, may_repeat=not isinstance(body, AsyncIterable))
 
@@ -326,14 +311,8 @@ class Assignment:
         may_repeat: bool = True,
     ) -> Taken:
         """Offer a request to one server after another until one takes it; if none does, the first answer counts.
-
-        Args:
-            offer: to the present one.
-            on_moved: awaited before it is offered to another one.
-
-        Raises:
-            aiohttp.ClientError, TimeoutError: no answer came.
-        """
+        `on_moved` is awaited before it is offered to another one. Raises aiohttp.ClientError, TimeoutError: no answer
+        came."""
         first: Taken | None = None
         try:
             while True:

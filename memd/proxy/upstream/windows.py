@@ -209,9 +209,8 @@ class LengthRefusal(msgspec.Struct, frozen=True):
     """The content of a refusal for length."""
 
     window: int | None = None
-    """None: it names none."""
     prompt_tokens: int | None = None
-    """The server's own count of the prompt."""
+    """The server's own count."""
     counts_reply: bool = False
     """Prompt and `max_tokens` together have to fit: it says so, or comes from a server that is known for it."""
     is_exact: bool = False
@@ -409,12 +408,8 @@ class KnownWindows:
 
 
 async def ask_windows(ask: Ask, props: Mapping[str, Any], model: str) -> dict[str, ModelWindow]:
-    """Ask the server for its windows; nothing if it does not tell.
-
-    Args:
-        props: its answer to `/props`, empty if there was none.
-        model: the one that matters now, as its client calls it; empty if no request came yet.
-    """
+    """Ask the server for its windows; nothing if it does not tell. `model`: the one that matters now, if any; `props`:
+    its answer to `/props`, if there was one."""
     if tokens := of_props(props):
         return {"": ModelWindow(tokens, source="/props")}
     windows = of_list("/v1/models", await ask("GET", "/v1/models", None))
