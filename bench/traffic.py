@@ -15,7 +15,6 @@ import memd  # noqa: F401 - before numpy: it keeps BLAS at one thread, as in the
 # isort: split
 import asyncio
 import itertools
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,15 +22,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
-
-sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))  # the questions are shared with the tests
-from asked_again import SIMILAR, USELESS
 from asking import StandIn, config_of, serving
 from rich.console import Console
 from rich.table import Table
 
 from memd.daemon.app import Daemon
 
+_OPENINGS = ["", "Hi! ", "Short question. ", "Me again. ", "Sorry to bother you. "]
+USELESS = [
+    "I don't know.",
+    "I'm sorry, I don't have any information about that in our conversation.",
+    "I could not find that, could you tell me?",
+    "Unfortunately I have no record of that.",
+]
+ASKED = [
+    "On which port does the staging database listen?",
+    "Which port does the staging database listen on?",
+    "Do you remember the port of the staging database?",
+    "What is the staging database's port?",
+    "Port of the staging database, please?",
+    "Could you tell me on which port our staging database listens?",
+    "I forgot the port of the staging database, which one is it?",
+    "Quick one: staging database, which port?",
+]
+SIMILAR = [f"{opening}{asked}" for asked in ASKED for opening in _OPENINGS]
 BUDGET_TOKENS = 300
 FACTS = {
     "Where does the spare key of the workshop hang?": "The spare key of the workshop hangs behind the blue bicycle.",

@@ -28,7 +28,6 @@ from memd.settings.model import Config
 
 if TYPE_CHECKING:
     from archiver_stage import Stage
-    from bucket_server import S3Server
     from daemon_in_process import Client, House
     from page_browser import OpenPage, Watched
     from playwright.sync_api import Browser
@@ -234,15 +233,6 @@ def postgres() -> Iterator[PostgresServer]:
     from postgres_server import running_postgres
 
     with running_postgres() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    """A bucket server, one for all tests of a file."""
-    from bucket_server import s3_server
-
-    with s3_server() as running:
         yield running
 
 

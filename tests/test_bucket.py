@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
 import shutil
 import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import closing, suppress
+import urllib.request
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from bucket_server import Clock, FaultyBucket, S3Server, Source, writer_for
 from click.testing import CliRunner, Result
 from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, wait_until
 from drafts import DISK, contents, draft, live_contents, open_journal, open_store, seal_all, uuid_of
 from effort import steps
+from moto.server import ThreadedMotoServer
+from obstore.store import MemoryStore
 from recording_upstream import RecordingUpstream
 
 from memd.cli.main import main
 from memd.errors import BadQuestion, BucketError, DiskFull, NotOurBucket, StoreError
 from memd.selection import until as time_of
-from memd.settings.model import EncryptionSettings
+from memd.settings.model import BackupSettings, EncryptionSettings
 from memd.store.bucket.objects import FILES, ROUNDS, Bucket
 from memd.store.bucket.restoring import RestoreReport, restore
 from memd.store.bucket.writing import BucketTender, BucketWriter, MovedMeanwhile, NotingDisk
@@ -35,8 +38,134 @@ from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.layout import RESTORING_NAME
 from memd.store.log.format import HEADER_BYTES
 from memd.store.tools.verify import verify
+from memd.store.topic import TopicLog
+
+_numbers = itertools.count(1)
+
+
+class S3Server:
+    """The server; keys are not checked."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def settings(self) -> BackupSettings:
+        """The settings of a backup into a new bucket."""
+        name = f"bucket-{next(_numbers)}"
+        urllib.request.urlopen(urllib.request.Request(f"{self.url}/{name}", method="PUT")).close()
+        return self.settings_of(f"s3://{name}/memd")
+
+    def settings_of(self, url: str) -> BackupSettings:
+        return BackupSettings(bucket=url, endpoint=self.url, region="us-east-1", access_key="any", secret_key="any")
+
+    def keep_versions(self, settings: BackupSettings) -> None:
+        """Let the bucket of these settings keep what is overwritten."""
+        name, kind = settings.bucket.split("/")[2], {"Content-Type": "application/xml"}
+        on = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+        url = f"{self.url}/{name}?versioning"
+        urllib.request.urlopen(urllib.request.Request(url, on, kind, method="PUT")).close()
+
+    def bucket(self) -> Bucket:
+        return Bucket.of(self.settings(), {})
+
+
+class FaultyBucket(Bucket):
+    """A bucket in memory whose requests fail as `fails` says of their number, before or after they were carried out."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(), "s3://faulty/memd")
+        self.calls = 0
+        self.fails: Callable[[int], bool] = lambda call: False
+        self.fails_after = False
+        """Whether a request that fails was carried out, and only its answer was lost."""
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        self.calls += 1
+        is_failing = self.fails(self.calls)
+        if is_failing and not self.fails_after:
+            raise BucketError("s3://faulty/memd: SlowDown: it is tried again later")
+        yield
+        if is_failing:
+            raise BucketError("s3://faulty/memd: the answer was lost")
+
+    def put(self, key: str, data: bytes | Iterable[bytes]) -> None:
+        with self._call():
+            super().put(key, data)
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
+        with self._call():
+            return super().get(key, start, end)
+
+    def delete(self, keys: list[str]) -> None:
+        with self._call():
+            super().delete(keys)
+
+
+def writer_for(bucket: Bucket, disk: NotingDisk, data_dir: Path, now_us: Callable[[], int]) -> BucketWriter:
+    """A writer whose generations have names that can be foretold."""
+    numbers = itertools.count(1)
+    return BucketWriter(bucket, disk, data_dir, 7, now_us, lambda length: next(numbers).to_bytes(length, "big"))
+
+
+class Clock:
+    """A time that a test sets."""
+
+    now = 1_800_000_000_000_000
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+class Source:
+    """A data directory, and the writer that backs it up."""
+
+    def __init__(self, folder: Path, bucket: Bucket) -> None:
+        self.folder, self.bucket = folder, bucket
+        self.clock = Clock()
+        self.restart()
+
+    def restart(self) -> None:
+        self.restart_writer()
+        self.store = open_store(self.disk, self.folder, segment_entries_max=5)
+
+    def restart_writer(self) -> None:
+        """Begin another generation."""
+        self.disk = NotingDisk(self.folder)
+        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock)
+
+    def topic(self, name: str = "talk") -> TopicLog:
+        return self.store.topic(name)
+
+    def say(self, *numbers: int, topic: str = "talk") -> None:
+        for number in numbers:
+            self.topic(topic).append([draft(number)])
+            seal_all(self.topic(topic))
+
+    def back_up(self) -> int:
+        """Begin, if necessary, and write all; the time afterwards."""
+        if not self.writer.is_begun:
+            self.writer.begin()
+        while not self.writer.round():
+            pass
+        self.writer.tidy()
+        return self.clock()
+
 
 DAY_US = 86_400_000_000
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield S3Server(f"http://{host}:{port}")
+    finally:
+        server.stop()
 
 
 @pytest.fixture
@@ -169,9 +298,6 @@ def test_a_large_file_is_sent_in_parts_and_restored(source: Source, monkeypatch:
     assert files_of(restored(source)[0]) == files_of(source.folder)
 
 
-# whose it is
-
-
 def test_a_folder_that_begins_anew_does_not_replace_the_backup_of_a_lost_one(source: Source, tmp_path: Path) -> None:
     source.say(1)
     source.back_up()
@@ -227,9 +353,6 @@ def test_a_backup_from_before_encryption_is_not_mixed_with_one_from_after(source
     assert contents(restored(source)[0]) == chunks(1)
 
 
-# times
-
-
 def test_every_time_that_is_kept_can_be_restored(source: Source) -> None:
     times = {}
     for number in range(12):
@@ -271,9 +394,6 @@ def test_a_gap_in_a_listing_is_an_error_and_no_older_state(source: Source) -> No
     source.restart()
     source.back_up()
     assert contents(restored(source, "anew")[0]) == chunks(*range(4))
-
-
-# erasing
 
 
 def _erasure_of(source: Source, *numbers: int) -> Erasure:
@@ -340,9 +460,6 @@ def test_an_erased_topic_leaves_the_bucket(source: Source) -> None:
     assert keys(source.bucket, f"{FILES}other/") == []
     for name, until in (("now", None), ("before", before)):
         assert sorted(contents(restored(source, name, until)[0])) == chunks(1, 2)
-
-
-# encryption
 
 
 def test_of_an_encrypted_folder_the_bucket_gets_no_plain_text(tmp_path: Path, bucket: Bucket) -> None:
@@ -732,12 +849,6 @@ def restored_by_command(daemon: DaemonProcess, source: str, folder: Path, *flags
     return CliRunner().invoke(main, ["restore", source, str(folder), "--config", str(daemon.config), *flags])
 
 
-def texts(daemon: DaemonProcess, folder: Path) -> str:
-    told = daemon.run("export", "--data-dir", str(folder))
-    assert told.returncode == 0, told.stderr
-    return told.stdout
-
-
 def has(bucket: Bucket, words: str) -> bool:
     every = [one.key for prefix in ("rounds/", "files/") for one in bucket.listed(prefix)]
     return any(words.encode() in (bucket.get(key) or b"") for key in every)
@@ -795,8 +906,7 @@ def test_erasing_says_that_the_bucket_has_it_until_it_has_not(serving: Serving, 
     remember(daemon, 1)
     remember(daemon, 2)
     wait_until(lambda: has(bucket, "lighthouse number 2 "), lambda: f"{health(daemon)}")
-    found = [json.loads(line) for line in texts(daemon, daemon.data_dir).splitlines()]
-    chunk = next(one["id"] for one in found if "number 1 " in one["content"])
+    chunk = next(one["id"] for one in daemon.export() if "number 1 " in one["content"])
     told = daemon.run("erase", "--chunk", chunk, "--yes", "--data-dir", str(daemon.data_dir))
     assert f"the backup in {settings['backup']['bucket']}, until one of its next rounds" in told.stdout, told.stderr
     wait_until(lambda: not has(bucket, "lighthouse number 1 "), lambda: f"{health(daemon)}")

@@ -125,9 +125,9 @@ def test_whatever_leaves_the_prompt_stays_valid(
     conversation = weighed(*history)
     stay = taken(conversation, departure(conversation, fraction=fraction, excess_tokens=excess, forced=forced))
     positions = conversation.visible_positions()
-    calls = {one for position in positions for one in call_ids(conversation, position)}
-    results = [conversation.messages[p].message for p in positions if history[p].startswith("t:")]
-    answered = {result.tool_call_id for result in results if result is not None}
+    shown = [(history[p], message) for p in positions if (message := conversation.messages[p].message) is not None]
+    calls = {call.id for _, message in shown for call in message.tool_calls}
+    answered = {message.tool_call_id for text, message in shown if text.startswith("t:")}
     has_result = {one.partition("#")[2] for one in history if one.startswith("t:")}
     assert stay[0] == "u:q" and conversation.last_user_position() in positions
     assert answered <= calls and calls & has_result <= answered
@@ -137,11 +137,6 @@ def test_whatever_leaves_the_prompt_stays_valid(
 def doubled(texts: Sequence[str]) -> int:
     """How often two user messages stand side by side."""
     return sum(one[0] == other[0] == "u" for one, other in itertools.pairwise(texts))
-
-
-def call_ids(conversation: Conversation, position: int) -> list[str]:
-    message = conversation.messages[position].message
-    return [] if message is None else [call.id for call in message.tool_calls]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 from archiver_stage import HashEmbedder
 from conftest import Serving
 from crash_files import CrashFiles
-from daemon_process import Answer, DaemonProcess, ask, user, wait_until
+from daemon_process import DaemonProcess, ask, user, wait_until
 from drafts import DIMENSION, draft, open_store, seal_all, unit_vector, uuid_of
 from effort import SECONDS_MAX
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
@@ -41,131 +41,66 @@ from memd.recall import corrections
 from memd.store.log.segment import NOTHING_UNSTORED
 from memd.store.store import ModelId, Snapshot, Store, StoreShared, TopicLog
 
-# A request with corrections that is sent again after a kill: they are applied, and once
-
-
 FACT = "The spare key hangs behind the blue bicycle."
 MOVED = "The spare key hangs in the shed."
-QUESTION = "Where does the spare key hang?"
-EMBEDDER = HashEmbedder()
 
 
-class Gate:
-    """Holds up the requests that have a text in them, once it is closed."""
+@pytest.mark.parametrize(
+    ("correction", "held_up", "after_the_kill", "at_last"),
+    [
+        ({"action": "Update", "content": MOVED}, MOVED, (FACT, 1.0), (MOVED, 1.0)),
+        ({"action": "Helpful"}, "that will do", (FACT, 1.5), (FACT, 1.5)),
+    ],
+    ids=["while its text is embedded", "while the model answers"],
+)
+def test_a_correction_that_is_sent_again_after_a_kill_is_applied_once(
+    serving: Serving,
+    upstream: RecordingUpstream,
+    correction: dict[str, str],
+    held_up: str,
+    after_the_kill: tuple[str, float],
+    at_last: tuple[str, float],
+) -> None:
+    gate, embedder = threading.Event(), HashEmbedder()
 
-    def __init__(self) -> None:
-        self._text: bytes | None = None
-        self._opened = threading.Event()
-        self.reached = threading.Event()
-
-    def close(self, text: str) -> None:
-        self._text = text.encode()
-
-    def open(self) -> None:
-        self._text = None
-        self._opened.set()
-
-    def pass_through(self, request: Request) -> None:
-        if self._text is not None and self._text in request.body:
-            self.reached.set()
-            self._opened.wait()
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.open()
-
-
-@pytest.fixture
-def daemon(serving: Serving, upstream: RecordingUpstream, gate: Gate) -> Iterator[DaemonProcess]:
-    """A daemon that is about to be killed, with an embedding server and a model that can be held up."""
+    def held(request: Request, answer: Response) -> Response:
+        return answer._replace(gate=gate) if held_up.encode() in request.body else answer
 
     def embedded(request: Request) -> Response:
-        gate.pass_through(request)
-        vectors = EMBEDDER.embed_many(json.loads(request.body)["input"]).tolist()
-        return Response((json.dumps({"data": [{"index": i, "embedding": v} for i, v in enumerate(vectors)]}).encode(),))
+        vectors = embedder.embed_many(json.loads(request.body)["input"]).tolist()
+        data = [{"index": number, "embedding": vector} for number, vector in enumerate(vectors)]
+        return held(request, Response((json.dumps({"data": data}).encode(),)))
 
-    def answered(request: Request) -> Response:
-        gate.pass_through(request)
-        return chat_answer(request)
+    def known() -> list[tuple[str, float]]:
+        live = (one for one in daemon.export() if one["live"])
+        found = ((one["content"].split("\n")[0], one["utility_multiplier"]) for one in live)
+        return [one for one in found if "spare key hangs" in one[0]]
 
-    upstream.answer = answered
+    upstream.answer = lambda request: held(request, chat_answer(request))
     with recording_upstream() as server:
         server.answers_all, server.answer = True, embedded
         embedding = {"model": "http", "url": f"{server.url}/v1", "name": "hash"}
         daemon = serving({"buffer": {"store_after_seconds": 0}, "embedding": embedding})
-        daemon.chat([{"role": "user", "content": FACT}])
-        daemon.wait_stored("blue bicycle")
-        yield daemon
-        gate.open()
-        daemon.kill()
-
-
-class Correcting:
-    """A chat that was shown the chunk, and its next request, which corrects it."""
-
-    def __init__(self, daemon: DaemonProcess, **correction: str) -> None:
-        self._daemon = daemon
-        history = [{"role": "user", "content": QUESTION}]
+        daemon.tell(FACT)
+        history = [user("Where does the spare key hang?")]
         answer = daemon.chat(history, memory_in={})
-        shown = [chunk["id"] for chunk in answer.json["memory_out"]["injected_chunks"]]
-        assert len(shown) == 1
-        history += [
-            {"role": "assistant", "content": answer.reply},
-            {"role": "user", "content": "Thanks, that will do."},
-        ]
-        self._history = history
-        self._memory_in: dict[str, Any] = {"corrections": [{"chunk_ids": shown, "reason": "checked", **correction}]}
-
-    def send(self) -> Answer:
-        return self._daemon.chat(self._history, memory_in=self._memory_in)
-
-    def send_and_kill(self, gate: Gate) -> None:
-        """Kill the daemon when the request has come to the gate and into the journal."""
-
-        def send() -> None:
-            with contextlib.suppress(OSError):
-                self.send()
-
-        sending = threading.Thread(target=send)
-        sending.start()
-        assert gate.reached.wait(60)
-        journal = self._daemon.data_dir / "default" / "hot.log"
-        wait_until(lambda: b"that will do" in journal.read_bytes(), lambda: "not in the journal")
-        self._daemon.kill()
-        sending.join()
-        gate.open()
-        self._daemon.start()
-
-
-def newest(daemon: DaemonProcess) -> list[tuple[str, float]]:
-    """The first lines of the live chunks about the key, with their multipliers."""
-    live = (
-        (entry["content"].split("\n")[0], entry["utility_multiplier"]) for entry in daemon.export() if entry["live"]
-    )
-    return [one for one in live if "spare key hangs" in one[0]]
-
-
-def test_a_correction_that_a_kill_prevented_is_applied_when_asked_again(daemon: DaemonProcess, gate: Gate) -> None:
-    correcting = Correcting(daemon, action="Update", content=MOVED)
-    gate.close(MOVED)  # the embedding server has it, and nothing is in the log yet
-    correcting.send_and_kill(gate)
-    assert [content for content, _ in newest(daemon)] == [FACT]
-    answer = correcting.send()
-    assert answer.json["memory_out"].get("signals", []) == []
-    assert [content for content, _ in newest(daemon)] == [MOVED]
-
-
-def test_what_was_corrected_before_a_kill_is_not_corrected_twice(daemon: DaemonProcess, gate: Gate) -> None:
-    correcting = Correcting(daemon, action="Helpful")
-    gate.close("that will do")  # the model has the request, and the log the correction
-    correcting.send_and_kill(gate)
-    assert newest(daemon) == [(FACT, 1.5)]
-    answer = correcting.send()
-    assert answer.json["memory_out"].get("signals", []) == []
-    assert newest(daemon) == [(FACT, 1.5)]
+        [shown] = [chunk["id"] for chunk in answer.json["memory_out"]["injected_chunks"]]
+        history += [{"role": "assistant", "content": answer.reply}, user("Thanks, that will do.")]
+        asked = {"corrections": [{"chunk_ids": [shown], "reason": "checked", **correction}]}
+        journal = daemon.data_dir / "default" / "hot.log"
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(daemon.chat, history, memory_in=asked)
+            seen = (upstream.requests, server.requests)
+            wait_until(lambda: any(held_up.encode() in one.body for each in seen for one in each), lambda: repr(daemon))
+            wait_until(lambda: b"that will do" in journal.read_bytes(), lambda: "not in the journal")
+            daemon.kill()
+            gate.set()
+            assert isinstance(sending.exception(), OSError)
+        daemon.start()
+        assert known() == [after_the_kill]
+        assert daemon.chat(history, memory_in=asked).json["memory_out"].get("signals", []) == []
+        assert known() == [at_last]
+        daemon.kill()
 
 
 # Applying corrections to a real log, without a daemon: which chunks can be reached, how it is appended, and undo

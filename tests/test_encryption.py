@@ -611,13 +611,9 @@ def test_a_key_is_the_same_in_each_form(tmp_path: Path) -> None:
     for wrong in (b"", raw[:-1], raw.hex()[:-2].encode(), b"z" * 64, b"\xff" * 64, b"a passphrase, which is no key"):
         with pytest.raises(WrongKey, match="x: holds no key"):
             MasterKey.parsed(wrong, "x")
+    (empty := tmp_path / "empty").touch(0o600)
     with pytest.raises(WrongKey):
-        MasterKey.in_file(_written(tmp_path / "empty"))
-
-
-def _written(path: Path) -> Path:
-    path.touch(0o600)
-    return path
+        MasterKey.in_file(empty)
 
 
 def test_a_key_file_that_is_gone_is_named_with_what_to_do(tmp_path: Path) -> None:

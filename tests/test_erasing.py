@@ -209,7 +209,8 @@ def test_what_a_client_sends_again_is_stored_again_unless_it_is_forbidden(servin
     assert daemon.run("erase", "--chunk", chunk, "--yes", *flags).returncode == 0
     daemon.chat([user("Something else, so that the former chat is closed.")])
     daemon.wait_stored("the former chat is closed")
-    wait_until(lambda: len(open_conversations(daemon)) == 1, lambda: repr(daemon))
+    buffer = f"{daemon.base_url}/memd/buffer?topic=default"
+    wait_until(lambda: len(ask(buffer).json["conversations"]) == 1, lambda: repr(daemon))
     elsewhere = [user("Another beginning of it all."), {"role": "assistant", "content": "Yes."}, *history]
     daemon.chat([*elsewhere, user("Tell me about the slates.")])
     daemon.wait_stored("about the slates")
@@ -266,30 +267,17 @@ def test_an_erasure_that_was_interrupted_is_finished_by_the_next_start(daemon: D
     daemon.wait_stored(*OTHERS, SECRET)
     entry = entry_of(daemon, id_of(daemon, "vermilion"))
     daemon.kill()
-    write_intent(daemon, entry)
+    of: dict[str, Any] = {"by": "ann", "chunks": 1, "uuids": entry.uuid, "digests": b"".join(entry.digests)}
+    at = 1_900_000_000_000_000
+    erasure = Erasure(id=4_000_000_000_000_000, kind="chunks", topic_id="default", at=at, **of)
+    ErasureLedger(LocalDisk(), daemon.data_dir).write(erasure)  # first of all, and then the power failed
     told = daemon.run("verify")
     assert told.returncode == 1 and "is being erased on" in told.stdout
     daemon.start()
-    wait_until(lambda: "done_at" in intent(daemon), lambda: repr(daemon))
+    [intent] = (daemon.data_dir / "memd.erasures").glob("*.json")
+    wait_until(lambda: "done_at" in json.loads(intent.read_text()), lambda: repr(daemon))
     daemon.terminate()
     assert found_in(daemon.data_dir) == [] and daemon.run("verify").returncode == 0
-
-
-def open_conversations(daemon: DaemonProcess) -> list[Any]:
-    return list(ask(f"{daemon.base_url}/memd/buffer?topic=default").json["conversations"])
-
-
-def write_intent(daemon: DaemonProcess, entry: Entry) -> None:
-    """What an erasure writes first, and then the power failed."""
-    told: dict[str, Any] = {"by": "ann", "chunks": 1, "uuids": entry.uuid, "digests": b"".join(entry.digests)}
-    at = 1_900_000_000_000_000
-    erasure = Erasure(id=4_000_000_000_000_000, kind="chunks", topic_id="default", at=at, **told)
-    ErasureLedger(LocalDisk(), daemon.data_dir).write(erasure)
-
-
-def intent(daemon: DaemonProcess) -> dict[str, Any]:
-    [path] = (daemon.data_dir / "memd.erasures").glob("*.json")
-    return dict(json.loads(path.read_text()))
 
 
 @pytest.mark.parametrize(("is_running", "whole_topic"), [(True, False), (False, True)])

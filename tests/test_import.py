@@ -123,9 +123,6 @@ def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(import_parts, "GROUP_ENTRIES", request.param)
 
 
-# Exports
-
-
 def test_an_export_comes_back_once_with_all_but_canonical_ids(tmp_path: Path, grown: Path, export_file: Path) -> None:
     new = tmp_path / "new"
     before = exported(grown)
@@ -246,9 +243,6 @@ def test_an_export_from_a_machine_whose_clock_is_ahead_keeps_its_order(tmp_path:
     after = exported(tmp_path / "new")
     assert [entry["origin_id"] for entry in after] == [line["origin_id"] for line in lines]
     assert all(entry["canonical_id"] >= entry["origin_id"] for entry in after) and memd(tmp_path / "new", "verify")
-
-
-# Conversations
 
 
 def long_conversation(turns: int) -> list[dict[str, Any]]:
@@ -553,9 +547,6 @@ def test_times_that_cannot_be_are_told_and_the_message_is_dated_as_if_it_had_non
     years = [entry.get("said_at", entry["created_at"])[:4] for entry in exported(tmp_path / "new")]
     now = f"{datetime.now(UTC):%Y}"
     assert years[:5] == ["2024", now, now, now, now] and set(years[5:]) == {"2024"}
-
-
-# And back
 
 
 @pytest.mark.parametrize("form", list(FORMS))

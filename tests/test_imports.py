@@ -200,9 +200,6 @@ def test_a_folder_and_a_zip_have_what_their_files_have(tmp_path: Path) -> None:
     assert programs == set(NAMES) - {"aider", "memd"}, "Aider's file has another name in a folder"
 
 
-# What is wrong
-
-
 def test_a_file_that_was_cut_off_gives_what_stands_before(tmp_path: Path) -> None:
     whole = (EXPORTS / "chatgpt.json").read_bytes()
     cut = tmp_path / "conversations.json"

@@ -133,10 +133,6 @@ async def in_the_log_then_lost(files: CrashFiles, kept: Sequence[str], more: Seq
     return stage, topic
 
 
-def stored_questions(topic: Topic) -> list[str]:
-    return sorted(entry.content.partition("\n")[0] for entry in live_entries(topic))
-
-
 NOTHING = "u:", "a:"
 REMINDER = "p:Remember the list of tasks."
 
@@ -150,7 +146,8 @@ async def test_what_is_never_stored_is_not_taken_for_lost(files: CrashFiles, uns
     receive(topic.buffer, *kept, *OIL, "u:And the wick?", "a:He cuts it himself.", "u:When?")
     assert again.visible_positions() == [*range(len(kept), len(kept) + 5)]
     await stage.archiver.store(topic, again, len(kept) + 4)
-    assert stored_questions(topic) == sorted(one[2:] for one in (LAMP[0], FERRY[0], OIL[0], "u:And the wick?"))
+    questions = sorted(entry.content.partition("\n")[0] for entry in live_entries(topic))
+    assert questions == sorted(one[2:] for one in (LAMP[0], FERRY[0], OIL[0], "u:And the wick?"))
     await stage.close()
 
 

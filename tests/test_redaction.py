@@ -40,8 +40,6 @@ def own(**patterns: str) -> Redactor:
     return Redactor.of(IngestSettings(redact=True, redact_builtin=(), redact_patterns=patterns))
 
 
-# What is found
-
 FOUND = {
     "My key is sk-proj-Ab12Cd34Ef56Gh78Ij90, keep it.": "My key is [redacted:api_key], keep it.",
     "sk-0123456789abcdefABCDEF": "[redacted:api_key]",
@@ -360,10 +358,6 @@ def test_what_was_redacted_is_not_redacted_again(text: str) -> None:
     assert REDACTOR.text(once) == once
 
 
-# Secrets of every shape, wherever they stand
-
-
-# With dots it may also be settings.oauth2.key.
 WRAPPED = st.sampled_from([0, 1, 2])
 
 
@@ -453,9 +447,6 @@ def test_secrets_in_a_megabyte_of_anything_are_all_found() -> None:
     assert not [secret for secret in secrets if secret in redacted]
 
 
-# Own patterns
-
-
 def test_an_own_pattern_replaces_what_it_matches_or_its_group_alone() -> None:
     redactor = own(customer=r"\bC-\d{6}\b", spoken=r"(?i)password is (?P<secret>\S+)")
     assert redactor.text("Customer C-123456: the password is swordfish today.") == (
@@ -465,9 +456,6 @@ def test_an_own_pattern_replaces_what_it_matches_or_its_group_alone() -> None:
 
 def test_the_settings_name_the_patterns_that_there_are() -> None:
     assert tuple(BUILT_IN) == get_args(RedactionName)
-
-
-# Whole values
 
 
 def test_the_arguments_of_a_call_stay_json() -> None:
@@ -615,9 +603,6 @@ def test_a_number_at_which_its_library_fails_is_taken_for_one() -> None:
     with pytest.raises(KeyError):
         import_module("stdnum.cn.ric").is_valid("110001194912310029")
     assert redactor("national_id").text("110001194912310029") == "[redacted:national_id]"
-
-
-# Work
 
 
 @pytest.mark.parametrize(

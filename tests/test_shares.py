@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import memd.receipts
 from memd.conversation.conversation import Conversation
 from memd.conversation.events import Injected
-from memd.conversation.hot_buffer import Arrival, HotBuffer
+from memd.conversation.hot_buffer import HotBuffer
 from memd.ingest.erasing import Concern
 from memd.ingest.redaction import Redactor
 from memd.messages import BlockChunk
@@ -64,12 +64,8 @@ def test_of_too_many_who_listen_the_oldest_of_whoever_has_the_most_is_told_to_le
         assert his.get_nowait()[0] == hers.get_nowait()[0] == "stored"
 
 
-def asked_by(buffer: HotBuffer, author: str, *history: str, now: float = 0.0) -> Arrival:
-    return buffer.receive(history_of(map(said, history)), now, 1, author)
-
-
 def answered(buffer: HotBuffer, author: str, question: str) -> Conversation:
-    arrival = asked_by(buffer, author, f"u:{question}")
+    arrival = buffer.receive(history_of([said(f"u:{question}")]), 0.0, 1, author)
     message = msgspec.structs.replace(said(f"a:It is so: {question}"), author=author)
     return buffer.reply(arrival, message, 10, 0.0)
 

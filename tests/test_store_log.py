@@ -75,9 +75,6 @@ def with_uuid(start: str, public_id: str | None = None) -> Draft:
     return msgspec.structs.replace(draft(start), uuid=bytes.fromhex(digits), public_id=public_id)
 
 
-# Public ids
-
-
 def test_a_public_id_is_the_shortest_prefix_that_no_other_chunk_of_the_topic_has() -> None:
     topic = open_store(CrashFiles()).topic("talk")
     drafts = [with_uuid("abcd"), with_uuid("abcd77"), with_uuid("abce"), with_uuid("abcd78")]
@@ -95,9 +92,6 @@ def test_an_adopted_chunk_keeps_its_id_unless_a_chunk_here_has_it() -> None:
     again, both = topic.append([with_uuid("bbbb8", public_id="bbbb8"), with_uuid("bbbb9", public_id="bbbb")])
     assert again.public_id == "bbbb8"
     assert both.public_id != "bbbb"
-
-
-# Snapshots and sealing
 
 
 @pytest.mark.thorough
@@ -136,9 +130,6 @@ def test_readers_search_while_the_writer_appends_and_seals(tmp_path: Path) -> No
     for thread in threads:
         thread.join()
     assert problems == []
-
-
-# The directory
 
 
 @pytest.mark.parametrize("topic_id", ["", "..", ".", "a/b", "/etc", "a\0b", "-a", "ä", "a" * 129, "memd.lock", "a\n"])
@@ -653,23 +644,13 @@ def entry(**changes: object) -> Entry:
     return msgspec.structs.replace(made, public_id=made.uuid.hex()[:4], **changes)
 
 
-def spoken(content: str, *speakers: Speaker) -> Entry:
-    return entry(content=content, speakers=speakers)
-
-
-# Who speaks
-
-
 @pytest.mark.parametrize("offsets", [(-1,), (0, 0), (5, 3), (0, 9)])
 def test_offsets_that_do_not_ascend_within_the_text_do_not_fit(offsets: tuple[int, ...]) -> None:
-    said = spoken("8 chars.", *(Speaker(offset, "user") for offset in offsets))
+    said = entry(content="8 chars.", speakers=tuple(Speaker(offset, "user") for offset in offsets))
     assert not said.speakers_fit
     line = json.dumps(as_line(said, "talk", live=True)).encode()
     with pytest.raises(ValueError, match="offset"):
         decode_line(line)
-
-
-# One definition
 
 
 speakers = st.just(UNSET) | st.lists(st.sampled_from(["user", "tool"]), max_size=3).map(

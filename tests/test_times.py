@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 import pytest
@@ -208,9 +208,6 @@ def times(arrival: Arrival) -> list[int | None]:
     return [None if one is None or one.said_at is msgspec.UNSET else one.said_at - NOON for one in messages]
 
 
-# From arrival on
-
-
 def test_a_restart_keeps_the_times_and_a_journal_from_before_them_reads_on() -> None:
     buffer = new_buffer()
     receive(buffer, "u:one", "a:two", "u:three", at=NOON)
@@ -224,8 +221,6 @@ def test_a_restart_keeps_the_times_and_a_journal_from_before_them_reads_on() -> 
     assert isinstance(read, Appended)
     assert [one.message.said_at for one in read.messages if one.message is not None] == [msgspec.UNSET] * 3
 
-
-# Through the daemon
 
 FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, on the brass plate."
 LATER = "Where was it that the release word is written, again?"
@@ -252,9 +247,6 @@ def test_what_waits_for_days_has_the_time_of_its_arrival(make_daemon: MakeDaemon
     assert 2.9 < days_ago(dates[FACT]["said_at"]) < 3.1
     assert 0.9 < days_ago(dates[LATER]["said_at"]) < 1.1
     assert days_ago(dates[LATER]["created_at"]) < 0.1
-
-
-# Imports
 
 
 @pytest.mark.parametrize(
@@ -352,118 +344,66 @@ def test_a_question_about_a_time_favours_what_was_then(make_daemon: MakeDaemon, 
 # A clock that is set back while the daemon runs: what is timed goes on, and people see the times that they saw
 
 
-HOUR = 3600.0
-ANSWER_SECONDS = 120.0
-FREEZE_SECONDS = 0.3
-
-
-class ClockedDaemon:
-    """A daemon whose clock the test sets."""
-
-    def __init__(self, daemon: DaemonProcess) -> None:
-        self.daemon = daemon
-        self._behind_seconds = 0.0
-        self.set_back(0.0)
-
-    @property
-    def now(self) -> datetime:
-        """What its clock shows."""
-        return datetime.now(UTC) - timedelta(seconds=self._behind_seconds)
-
-    def set_back(self, seconds: float) -> None:
-        at_time(self.daemon, days_ago=seconds / 86_400)
-        self._behind_seconds = seconds
-
-    def say(self, text: str, topic_id: str) -> Any:
-        message = {"role": "user", "content": text}
-        return self.daemon.chat([message], memory_in={"topic_id": topic_id})
-
-    def told(self, path: str, **query: str) -> Any:
-        given = "&".join(f"{name}={value.replace(' ', '+').replace('+00:00', 'Z')}" for name, value in query.items())
-        return ask(f"{self.daemon.base_url}/memd/{path}?{given}").json
-
-    def events(self) -> list[dict[str, Any]]:
-        events: list[dict[str, Any]] = self.told("log")["events"]
-        return events
-
-    def wait_in_log(self, text: str) -> None:
-        wait_until(
-            lambda: any(text in event["content"] for event in self.events()),
-            lambda: f"{text!r} is not in the log: {self.events()}",
-            ANSWER_SECONDS,
-        )
+HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def clocked(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> Callable[[], ClockedDaemon]:
-    def start() -> ClockedDaemon:
-        daemon = make_daemon(upstream.url, {"injection": {"freeze_seconds": FREEZE_SECONDS}})
-        made = ClockedDaemon(daemon)
-        daemon.start()
-        return made
-
-    return start
+def clocked(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> DaemonProcess:
+    """A daemon whose clock is set by `at_time`."""
+    daemon = make_daemon(upstream.url, {"injection": {"freeze_seconds": 0.3}})
+    at_time(daemon, days_ago=0)
+    return daemon.start()
 
 
-def test_what_was_said_before_is_stored_and_dated_and_found_as_of_then(clocked: Callable[[], ClockedDaemon]) -> None:
-    memd = clocked()
-    memd.say("The roof of the hall is grey.", "one")
-    memd.wait_in_log("roof")
-    memd.say("The lamp in the hall is green.", "one")
-    memd.set_back(HOUR)
-    memd.wait_in_log("lamp")
-    memd.say("The door of the hall is red.", "two")
-    memd.wait_in_log("door")
-    later, told = memd.now + timedelta(seconds=1), memd.events()
-    assert "door" in told[0]["content"], "the newest is first"
-    [door] = [event for event in told if "door" in event["content"]]
-    assert abs(door["at"] / 1e6 - memd.now.timestamp()) < ANSWER_SECONDS, "the time that people saw"
-    assert door["canonical_id"] > door["at"] + HOUR / 2 * 1e6
-    found = memd.told("search", q="What colour is the door?", as_of=later.isoformat())
-    assert any("door" in chunk["content"] for chunk in found["chunks"])
-    before = memd.told("log", before=later.isoformat())["events"]
-    assert [event["canonical_id"] for event in before] == [event["canonical_id"] for event in told]
-    earlier = memd.told("log", before=(memd.now - timedelta(seconds=2 * HOUR)).isoformat())
-    assert earlier["events"] == []
+def told(daemon: DaemonProcess, path: str, **query: str) -> list[dict[str, Any]]:
+    answer = ask(f"{daemon.own_url}/memd/{path}?{urlencode(query)}").json
+    found: list[dict[str, Any]] = answer["events" if path == "log" else "chunks"]
+    return found
 
 
-def test_the_same_request_after_the_time_of_a_retry_recalls_afresh(clocked: Callable[[], ClockedDaemon]) -> None:
-    memd = clocked()
-    memd.say("The lamp in the hall is green.", "one")
-    memd.wait_in_log("lamp")
-    question = "Which things are in the hall, and of what colour?"
-    first = memd.say(question, "one").headers["X-Memory-Injected"].split(",")
-    memd.set_back(HOUR)
-    memd.say("The door of the hall is red.", "one")
-    memd.wait_in_log("door")
-    [door] = [event["id"] for event in memd.events() if "door" in event["content"]]
-    assert first == [event["id"] for event in memd.events() if "lamp" in event["content"]]
-    told: list[str] = []
-
-    def is_recalled_afresh() -> bool:
-        told[:] = memd.say(question, "one").headers["X-Memory-Injected"].split(",")
-        return door in told
-
-    wait_until(is_recalled_afresh, lambda: f"as a retry it gets the block of its first arrival: {told}")
+def test_what_was_said_before_is_stored_and_dated_and_found_as_of_then(clocked: DaemonProcess) -> None:
+    clocked.tell("The roof of the hall is grey.")
+    clocked.chat([user("The lamp in the hall is green.")])
+    at_time(clocked, days_ago=HOUR / timedelta(days=1))
+    clocked.wait_stored("lamp")
+    clocked.tell("The door of the hall is red.", topic="two")
+    now, (door, *others) = datetime.now(UTC) - HOUR, told(clocked, "log")
+    assert "door" in door["content"] and len(others) == 2, "the newest is first"
+    assert abs(door["at"] / 1e6 - now.timestamp()) < 120, "the time that people saw"
+    assert door["canonical_id"] > door["at"] + 1.8e9
+    later = (now + timedelta(seconds=1)).isoformat()
+    assert any("door" in one["content"] for one in told(clocked, "search", q="What colour is the door?", as_of=later))
+    assert told(clocked, "log", before=later) == [door, *others]
+    assert told(clocked, "log", before=(now - 2 * HOUR).isoformat()) == []
 
 
-def test_a_clock_that_jumps_over_400_days_and_back_costs_nothing(clocked: Callable[[], ClockedDaemon]) -> None:
-    memd = clocked()
-    told = []
-    for word, ahead in (("lamp", 0.0), ("door", 400 * 24 * HOUR), ("roof", 0.0), ("mast", 7 * 24 * HOUR)):
-        memd.set_back(-ahead)
-        memd.say(f"The {word} of the hall is green.", "one")
-        memd.wait_in_log(word)
-        told.append((word, f"{memd.now:%A %Y-%m-%d}"))
-    memd.set_back(0.0)
-    events = {event["canonical_id"]: event["content"] for event in memd.events()}
-    ascending = [next(word for word, _ in told if word in events[one]) for one in sorted(events)]
-    assert ascending == [word for word, _ in told], "in the order in which they were stored"
-    found = memd.told("search", q="What colour are the lamp, the door, the roof and the mast of the hall?")
-    days = {
-        word: f"{datetime.fromtimestamp(one['said_at'] / 1e6):%A %Y-%m-%d}"
-        for one in found["chunks"]
-        for word, _ in told
-        if word in one["content"]
+def test_the_same_request_after_the_time_of_a_retry_recalls_afresh(clocked: DaemonProcess) -> None:
+    def shown() -> list[str]:
+        answer = clocked.chat([user("Which things are in the hall, and of what colour?")])
+        return str(answer.headers["X-Memory-Injected"]).split(",")
+
+    clocked.tell("The lamp in the hall is green.")
+    first = shown()
+    at_time(clocked, days_ago=HOUR / timedelta(days=1))
+    clocked.tell("The door of the hall is red.")
+    ids = {
+        word: one["id"] for one in told(clocked, "log") for word in ("door", "lamp") if f"The {word}" in one["content"]
     }
-    assert days == dict(told), "each on the day that people saw, and none thrown out as old"
+    assert first == [ids["lamp"]]
+    wait_until(lambda: ids["door"] in shown(), lambda: "as a retry it gets the block of its first arrival")
+
+
+def test_a_clock_that_jumps_over_400_days_and_back_costs_nothing(clocked: DaemonProcess) -> None:
+    days = {}
+    for word, ahead in (("lamp", 0), ("door", 400), ("roof", 0), ("mast", 7)):
+        at_time(clocked, days_ago=-ahead)
+        clocked.tell(f"The {word} of the hall is green.")
+        days[word] = f"{datetime.now() + timedelta(days=ahead):%A %Y-%m-%d}"
+    at_time(clocked, days_ago=0)
+    ids = {one["canonical_id"]: one["content"] for one in told(clocked, "log")}
+    ascending = [next(word for word in days if word in ids[one]) for one in sorted(ids)]
+    assert ascending == [*days], "in the order in which they were stored"
+    found = told(clocked, "search", q="What colour are the lamp, the door, the roof and the mast of the hall?")
+    said = ((one["content"], datetime.fromtimestamp(one["said_at"] / 1e6)) for one in found)
+    seen = {word: f"{day:%A %Y-%m-%d}" for text, day in said for word in days if word in text}
+    assert seen == days, "each on the day that people saw, and none thrown out as old"

@@ -35,11 +35,6 @@ def is_in_trouble(topic: Topic) -> bool:
     return topic.write_trouble is not None
 
 
-async def restarted(stage: Stage, config: Config | None = None) -> Stage:
-    await stage.close()
-    return Stage(config or stage.config, stage.files)
-
-
 async def test_what_a_failed_write_has_cost_is_made_good_by_the_next_save(stage: Stage) -> None:
     topic = await stage.topics.get("talk")
     talk(topic.buffer, *LAMP)
@@ -50,7 +45,8 @@ async def test_what_a_failed_write_has_cost_is_made_good_by_the_next_save(stage:
     talk(topic.buffer, *FERRY)
     await topic.save(sync=True)
     assert not is_in_trouble(topic)
-    again = await restarted(stage)
+    await stage.close()
+    again = Stage(stage.config, stage.files)
     assert len((await again.topics.get("talk")).buffer.conversations()) == 2
     await again.close()
 
