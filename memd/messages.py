@@ -233,10 +233,7 @@ def chain_all(content_digests: Iterable[bytes], previous: bytes = ROOT_DIGEST) -
 
 def leading_count(messages: Sequence[Message]) -> int:
     """The number of messages at the front that are standing instructions (system or developer)."""
-    for position, message in enumerate(messages):
-        if message.role not in LEADING_ROLES:
-            return position
-    return len(messages)
+    return next((place for place, one in enumerate(messages) if one.role not in LEADING_ROLES), len(messages))
 
 
 def stored_text(message: Message) -> str:

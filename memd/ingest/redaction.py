@@ -691,12 +691,8 @@ def _words_of(names: tuple[str, ...]) -> tuple[list[str], re.Pattern[str]]:
 def _passes(checks: Sequence[str], number: str) -> bool:
     """Whether one of the checks finds the number right, as it stands or without the signs between its groups."""
     forms = {re.sub("[ \u00a0]", "", number).upper(), re.sub("[ \u00a0./-]", "", number).upper()}
-    return any(_is_right(check, form) for check in checks for form in forms)
-
-
-def _is_right(check: str, number: str) -> bool:
     try:
-        return bool(import_module(f"stdnum.{check}").is_valid(number))
+        return any(import_module(f"stdnum.{check}").is_valid(form) for check in checks for form in forms)
     except Exception:  # `stdnum.cn.ric` has a KeyError for counties that are no more; its check digit was right
         return True
 

@@ -94,7 +94,8 @@ class Topics:
         """Close topics that have been idle for long, and sooner while they are too many or take too much memory; what
         they took goes back to the system."""
         if await self._let_some_go():  # whose locals name the topics
-            await asyncio.to_thread(_give_back)
+            await asyncio.to_thread(gc.collect)  # a topic and its log know each other
+            await asyncio.to_thread(give_back_memory)
 
     async def _let_some_go(self) -> bool:
         settings, gone = self._config.store, []
@@ -280,11 +281,6 @@ class Topics:
         has_stored_work = self._store.has_unsealed(topic_id) or self._store.has_other_model(topic_id)
         waiting = buffer.unstored_count
         return used_at, waiting, has_stored_work or waiting > 0 or not is_as_kept
-
-
-def _give_back() -> None:
-    gc.collect()  # a topic and its log know each other
-    give_back_memory()
 
 
 @lru_cache

@@ -45,7 +45,6 @@ _EARLIEST_US, _LATEST_US = 315_532_800_000_000, 4_102_444_800_000_000
 them is a counter, or that of a machine without a clock."""
 _SCALES_US = (1e6, 1e3, 1, 1e-3)
 """Microseconds to one second, millisecond, microsecond, nanosecond."""
-_SECONDS_MAX = 1e11
 _DATE_DIGITS = len("20251103")
 
 
@@ -84,8 +83,7 @@ def _microseconds(value: Any) -> int | None:
 
 
 def _scaled(number: float) -> int:
-    place = next((place for place in range(len(_SCALES_US)) if number < _SECONDS_MAX * 1000**place), 0)
-    return round(number * _SCALES_US[place])
+    return round(number * next((scale for scale in _SCALES_US if number * scale < _LATEST_US), 1e6))
 
 
 # Trees

@@ -13,6 +13,7 @@ tried and does neither: it ends at the first value that is broken, and holds a s
 
 from __future__ import annotations
 
+import json
 import lzma
 import os
 import re
@@ -50,6 +51,7 @@ _BOM = b"\xef\xbb\xbf"
 _SIGN = re.compile(rb'["\[\]{},]')
 _STRING = re.compile(rb'(?:[^"\\]|\\.)*+("?)', re.DOTALL)
 """The rest of a string, and whether its end is there."""
+_MEMBER = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*+")\s*:\s*', re.DOTALL)
 _lines_decoder = msgspec.json.Decoder(Raw)
 
 
@@ -179,26 +181,17 @@ def _values(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
         yield Item(f"element {count + 1:,} (byte {begun:,})", problem=reason)
 
 
-def closed(text: bytes) -> bytes:
-    """The first object of a JSON text that was cut off, as far as its members go, with its brackets closed."""
-    text = text[text.find(b"{") :]
-    at = end = 0
-    opened = closing = b""  # the brackets that end what is open: here, and at the end of what is whole
-    while found := _SIGN.search(text, at):
-        sign, at = found[0], found.end()
-        if sign == b'"':
-            rest = _STRING.match(text, at)
-            if rest is None or not rest[1]:
-                break
-            at = rest.end()
-        elif sign == b",":
-            end, closing = found.start(), opened
-        elif sign in b"[{":
-            opened = (b"}" if sign == b"{" else b"]") + opened
-            end, closing = at, opened
-        elif not (opened := opened[1:]):
-            return text[:at]
-    return text[:end] + closing
+def begun_members(text: str) -> dict[str, Raw]:
+    """The members of the first object of a JSON text that was cut off, each as far as it is there."""
+    members: dict[str, Raw] = {}
+    at = text.find("{") + 1
+    while found := _MEMBER.match(text, at):
+        try:
+            members[json.loads(found[1])] = Raw(text[found.end() :].encode())
+            _, at = json.JSONDecoder().raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            break
+    return members
 
 
 def _too_long(bytes_max: int) -> str:
@@ -393,17 +386,9 @@ def format_in(path: Path, dating: Dating) -> str | None:
     for _, found in read(ImportedFile(path, 0), dating, None, lambda _: None):
         if not found.problem:
             return found.thread.program if found.thread is not None else MEMD if found.entry else ""
-        if found.is_broken and (cut_off := _begun_format(beginning)) is not None:
-            return cut_off
+        if found.is_broken and (begun := _export_of(begun_members(beginning.decode(errors="replace")))) is not None:
+            return begun.name
     return None
-
-
-def _begun_format(beginning: bytes) -> str | None:
-    try:
-        members = OBJECT.decode(closed(beginning))
-    except UNREADABLE:
-        return None
-    return None if (export := _export_of(members)) is None else export.name
 
 
 def is_unpacked_export(folder: Path, name: str, program: str) -> bool:

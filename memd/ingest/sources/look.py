@@ -28,6 +28,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +38,7 @@ from memd.errors import BadDocument, BadQuestion, BadSource
 from memd.ingest.readers.files import FileReader, checked
 from memd.ingest.readers.text import GivenDocument, is_readable, suffix_of
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
+from memd.wire.lenient_json import decode_or_none
 from memd.wording import counted
 
 if TYPE_CHECKING:
@@ -263,6 +265,9 @@ class _SaidWhere(msgspec.Struct):
     cwd: str = ""
 
 
+_SAID_WHERE = msgspec.json.Decoder(_SaidWhere)
+
+
 def claude_code_folders(env: Mapping[str, str]) -> list[AgentFolder]:
     """Return the folders in which Claude Code has noted something, in the order of their projects' names."""
     projects = Path(env.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude") / "projects"
@@ -290,20 +295,13 @@ def _project(folder: Path) -> Path:
     for session in sorted(folder.glob("*.jsonl")):
         try:
             with session.open("rb") as lines:
-                for line, _ in zip(lines, range(LINES_READ_MAX), strict=False):
-                    where = _where(line)
-                    if where and project_name(where) == folder.name[:NAME_CHARACTERS_MAX]:
-                        return Path(where)
+                for line in islice(lines, LINES_READ_MAX):
+                    said = decode_or_none(_SAID_WHERE, line)
+                    if said is not None and project_name(said.cwd) == folder.name[:NAME_CHARACTERS_MAX]:
+                        return Path(said.cwd)
         except OSError:
             continue
     return folder
-
-
-def _where(line: bytes) -> str:
-    try:
-        return msgspec.json.decode(line, type=_SaidWhere).cwd
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return ""
 
 
 FILES_MAX = 200_000
@@ -405,10 +403,12 @@ def look(
     try:
         root = source.path.resolve(strict=True)
         walk = Walk(root, source.chosen)
-        files = list(_bounded(walk.files(), source.path))
+        files = list(islice(walk.files(), FILES_MAX + 1))
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadSource(f"{source.path}: cannot be read ({reason}); what is known of it stays") from None
+    if len(files) > FILES_MAX:
+        raise BadSource(f"{source.path}: has more than {FILES_MAX:,} files; exclude some, or name its subfolders")
     documents = keeper.known()
     told.name, digits = _place(source, root, documents)
     own = {one.source: one for one in documents if one.root in (digits, "") and is_below(one.source, told.name)}
@@ -550,13 +550,6 @@ def _opened(path: str, root: str) -> int:
 
 def _stamp(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _bounded(files: Iterator[FoundFile], path: Path) -> Iterator[FoundFile]:
-    for number, file in enumerate(files):
-        if number >= FILES_MAX:
-            raise BadSource(f"{path}: has more than {FILES_MAX:,} files; exclude some, or name its subfolders")
-        yield file
 
 
 def _place(source: Source, root: Path, documents: Sequence[KnownDocument]) -> tuple[str, str]:
