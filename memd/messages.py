@@ -281,12 +281,9 @@ def without_memory_blocks(text: str, is_own: Callable[[str], bool] = lambda _: T
 
 
 def rebuilt(value: Any, change: Callable[[Any, str], Any], field: str = "") -> Any:
-    """A value with all that is in it as `change` has it; where nothing changes, the very same object.
-
-    Args:
-        change: takes a part and the name of the field that it stands in, and returns what takes its place; None: what
-            is within it is looked at.
-    """
+    """A value with all that is in it as `change` has it; where nothing changes, the very same object. `change` takes a
+    part and the name of the field that it stands in, and returns what takes its place; None: what is within it is
+    looked at."""
     if (changed := change(value, field)) is not None:
         return changed
     if isinstance(value, msgspec.Struct):
@@ -320,13 +317,9 @@ class Speech:
         reply: Iterable[str] = (),
         result: Iterable[str] = (),
     ) -> None:
-        """
-        Args:
-            patterns: regular expressions of text that was not said (`ingest.strip`).
-            message: of whole messages that a program wrote in the user's name.
-            reply: of those that it wrote in the model's.
-            result: of those in the user's name in which it gives the model results.
-        """
+        """`patterns`: regular expressions of text that was not said (`ingest.strip`); `message`: of whole messages that
+        a program wrote in the user's name; `reply`: of those that it wrote in the model's; `result`: of those in the
+        user's name in which it gives the model results."""
         self._patterns = [re.compile(pattern) for pattern in patterns]
         self._whole = {
             role: [re.compile(one) for one in ones] for role, ones in (("user", message), ("assistant", reply))

@@ -127,14 +127,9 @@ class Archiver:
     async def compact(
         self, topic: Topic, conversation: Conversation, excess_tokens: int = 0, *, forced: bool = False
     ) -> bool:
-        """Take the oldest part of a conversation out of its prompt; False if nothing may leave.
-
-        It is forced to disk first and stored in the background: nobody waits for its embedding.
-
-        Args:
-            excess_tokens: the least that must go, in raw tokens, where that may go at all; 0 if no request waits.
-            forced: see `compaction.departure`.
-        """
+        """Take the oldest part of a conversation out of its prompt; False if nothing may leave. It is forced to disk
+        first and stored in the background: nobody waits for its embedding. `excess_tokens`: the least that must go, in
+        raw tokens, where that may go at all; 0 if no request waits. `forced`: see `compaction.departure`."""
         started = time.perf_counter()
         choose = partial(compaction.departure, conversation, fraction=FRACTION, excess_tokens=excess_tokens)
         chosen = choose(forced=forced)
@@ -173,15 +168,8 @@ class Archiver:
         return is_stored
 
     async def store_named(self, topic: Topic, uuids: Iterable[bytes], *, whole: bool = False) -> None:
-        """Store pending chunks at once, before all else: somebody corrects them.
-
-        Args:
-            uuids: those of chunks that are not pending are ignored.
-            whole: all that was said with them is stored, too.
-
-        Raises:
-            EmbeddingError, StoreError: not all were stored.
-        """
+        """Store pending chunks at once, before all else: somebody corrects them. `uuids`: those of others are ignored.
+        `whole`: all that was said with them is stored, too. Raises EmbeddingError, StoreError: not all were stored."""
         wanted = frozenset(uuids)
         for uuid in wanted:
             # Looked for twice, so that what the log has already does not wait for what is being stored.
@@ -214,15 +202,9 @@ class Archiver:
             self._encoder.ingestion.submit(self._encoder.embedder.embed_many, ())  # it is loaded, if it was not
 
     async def append_drafts(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
-        """Append what is no conversation's (a document), durably and as one group; return the entries.
-
-        Args:
-            make: returns the drafts, redacted and embedded; called in the ingesting thread, while nothing but
-                corrections is appended to the topic.
-
-        Raises:
-            EmbeddingError, StoreError: nothing was written.
-        """
+        """Append what is no conversation's (a document), durably and as one group; return the entries. `make` returns
+        the drafts, redacted and embedded; it is called in the ingesting thread, while nothing but corrections is
+        appended to the topic. Raises EmbeddingError, StoreError: nothing was written."""
         with topic.used():
             async with topic.storing_in_turn():
                 entries = await self._append(topic, partial(make, self._drafter))
@@ -669,15 +651,9 @@ class TakenNote(msgspec.Struct, frozen=True, omit_defaults=True):
 async def take_note(
     topic: Topic, note: Note, archiver: Archiver, author: str = "", *, mark: bytes | None = None
 ) -> TakenNote:
-    """Take one note of a principal's (`Principal.author`), durably; it is stored in the background.
-
-    Args:
-        mark: one that was taken with the same mark before is not taken again, also where it was corrected since.
-
-    Raises:
-        BadNote: it is said to be from the future.
-        StoreError: it cannot be made durable, and was not taken.
-    """
+    """Take one note of a principal's (`Principal.author`), durably; it is stored in the background. `mark`: one that
+    was taken with the same mark before is not taken again, also where it was corrected since. Raises BadNote: it is
+    said to be from the future; StoreError: it cannot be made durable, and was not taken."""
     now_us = time.time_ns() // 1000
     check_not_ahead(note, now_us)
     note = msgspec.structs.replace(note, author=author, said_at=now_us if note.said_at is UNSET else note.said_at)

@@ -106,17 +106,11 @@ def split(
     """Split consecutive messages of one conversation, or consecutive texts without a speaker, into chunks.
 
     They are drafts without identity, vector and time; their `speakers` and `digests` are parallel, and empty for text
-    without a speaker.
-
-    A chunk takes piece after piece until it has `min_tokens`, does not end between a call and the beginning of its
-    result, and ends in any case before `max_tokens`. A chunk that is
-    short because its neighbour cannot be taken in is joined to the one before it, if the two fit.
-
-    Args:
-        step: called between two pieces; it may wait, or raise what ends the cutting.
-
-    Raises:
-        ValueError: some of `messages` have a speaker and some have none, which `speakers` could not tell apart.
+    without a speaker. A chunk takes piece after piece until it has `min_tokens`, does not end between a call and the
+    beginning of its result, and ends in any case before `max_tokens`. A chunk that is short because its neighbour
+    cannot be taken in is joined to the one before it, if the two fit. `step` is called between two pieces; it may wait,
+    or raise what ends the cutting. Raises ValueError: some of `messages` have a speaker and some have none, which
+    `speakers` could not tell apart.
     """
     if len({message.role is None for message in messages}) > 1:
         raise ValueError("messages and texts without a speaker are mixed: put them into runs of their own")

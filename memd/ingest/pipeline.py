@@ -174,14 +174,12 @@ class Drafter:
         is_new: Callable[[bytes], bool] = lambda digest: True,
     ) -> list[Draft]:
         """Embed one batch, but for what repeats the topic's chunks or earlier ones of the batch (see `standing_for`).
+        Raises EmbeddingError: the model failed on a text.
 
         Args:
             digests: of the messages that the log has whole with this batch.
             is_shown: whether a prompt has shown the chunk with this uuid: then it is kept, for it may be corrected.
             is_new: whether the message with this digest is said now, and not a client's history sent again.
-
-        Raises:
-            EmbeddingError: the model failed on a text.
         """
         batch = self._batch(topic, drafts, is_shown, is_new)
         vectors = self._vectors(batch)
@@ -350,11 +348,8 @@ def is_outdated(copy: ChunkState, again: ChunkState, since: Iterable[ChunkState]
 
     That is one that is alike, was said between the two in the same stream (kind and source) and by another message than
     they were. It must not be said again itself behind this: who sends "Monday" and "Tuesday" again, in this order,
-    changes nothing.
-
-    Args:
-        since: what is alike and came after the copy.
-        to_come: the words (see `words_of`) of what follows.
+    changes nothing. `since`: what is alike and came after the copy. `to_come`: the words (see `words_of`) of what
+    follows.
     """
     digests, words = {*copy.digests, *again.digests}, words_of(again.embedded_text)
     between = (

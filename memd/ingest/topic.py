@@ -197,15 +197,9 @@ class Topic:
         return await self._write("log", append)
 
     async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int | None = None) -> list[Entry]:
-        """Append what a request asks for, of whose entries all have its mark (`ChunkState.asked_by`).
-
-        Args:
-            log_: the topic's, in which nothing has the mark.
-
-        Raises:
-            InDoubt: nobody knows yet whether they are written.
-            StoreError: nothing was written.
-        """
+        """Append what a request asks for, of whose entries all have its mark (`ChunkState.asked_by`). `log_`: the
+        topic's, in which nothing has the mark. Raises InDoubt: nobody knows yet whether they are written; StoreError:
+        nothing was written."""
         if log_ is not self.log:
             raise Fenced(f"topic {self.id}: it was opened anew meanwhile; nothing was stored, send it again")
         return await self.append(drafts, made_at)
@@ -306,14 +300,8 @@ class Topic:
         self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper, blocks: Collection[bytes] = ()
     ) -> None:
         """Drop the text of erased messages, and the blocks that show one of these chunks, here and in `hot.log`, and
-        overwrite what that was.
-
-        Args:
-            blocks: further blocks, by the digests of the messages before which they stand.
-
-        Raises:
-            StoreError: the journal cannot be written, or what it was may still be there.
-        """
+        overwrite what that was. `blocks`: further blocks, by the digests of the messages before which they stand.
+        Raises StoreError: the journal cannot be written, or what it was may still be there."""
         self._drop(digests, uuids, blocks)
         await self._rewrite(wiper)
 

@@ -147,14 +147,8 @@ class Topics:
 
     async def get(self, topic_id: str, inquiry: Inquiry | None = None) -> Topic:
         """The topic, opened or created, with what other daemons have appended. Concurrent callers share one opening.
-
-        Args:
-            inquiry: see `Topic.follow`.
-
-        Raises:
-            BadTopicId: not a topic name.
-            StoreError: its files cannot be read or created.
-        """
+        `inquiry`: see `Topic.follow`. Raises BadTopicId: not a topic name; StoreError: its files cannot be read or
+        created."""
         topic = self._open.get(topic_id)
         if topic is None:
             return await asyncio.shield(self._opening_of(topic_id))

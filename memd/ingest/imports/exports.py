@@ -193,17 +193,10 @@ def thread_of(
     folder: str = "",
     problems: Sequence[str] = (),
 ) -> Thread:
-    """Order the tree.
-
-    Args:
-        thread_id: the program's own; empty: one that the same first message gives.
-        leaf: the last message of the branch that the program shows; None: that of the last node.
-        begun: the time of messages in front of the first that has one, in microseconds since the epoch.
-
-    Raises:
-        BadImport: no message of it can be read.
-        EmptyImport: it has none.
-    """
+    """Order the tree. `thread_id`: the program's own; empty: one that the same first message gives. `leaf`: the last
+    message of the branch that the program shows; None: that of the last node. `begun`: the time of messages in front of
+    the first that has one, in microseconds since the epoch. Raises BadImport: no message of it can be read;
+    EmptyImport: it has none."""
     by_id, found = _by_id(nodes)
     followed = {node.parent for node in by_id.values()}
     leaves = [name for name in by_id if name not in followed]

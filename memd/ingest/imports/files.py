@@ -373,11 +373,8 @@ def files_of(paths: Iterable[Path]) -> Iterator[ImportedFile]:
 
 def format_in(path: Path, dating: Dating) -> str | None:
     """The format of a file: that of its first value that can be read, or of one that was cut off. Empty: it has only
-    conversations without a word, or is a zip, of which nothing but exports is read; None: it is no export.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    conversations without a word, or is a zip, of which nothing but exports is read; None: it is no export. Raises
+    OSError: it cannot be read."""
     if path.suffix.lower() == ".zip":
         return ""
     with path.open("rb") as file:

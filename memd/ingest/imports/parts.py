@@ -112,14 +112,8 @@ def part_drafts(
     topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Speech, author: str = "", *, is_apart: bool = False
 ) -> tuple[list[Draft], PartTaken]:
     """The chunks of a part that the topic does not have, as those of the principal that imports it, and the answer.
-
-    Args:
-        is_apart: he may not know what others have said: only what he himself has imported is known, and the digests
-            are his own.
-
-    Raises:
-        EmbeddingError: the model failed on a text.
-    """
+    `is_apart`: he may not know what others have said: only what he himself has imported is known, and the digests are
+    his own. Raises EmbeddingError: the model failed on a text."""
     messages = [speech.heard(one.message(author)) for one in part.messages]
     previous = ROOT_DIGEST if part.after is None else bytes.fromhex(part.after)
     leading = leading_count(messages) if part.after is None else 0
@@ -143,15 +137,9 @@ def line_drafts(
     topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter, signed_by: str | None = None
 ) -> tuple[list[Draft], LinesTaken]:
     """The entries of an export that the topic does not have, and the answer. What they were called before is not looked
-    at. Those of a chunk that was erased are left out.
-
-    Args:
-        signed_by: the principal that imports them, in place of those whom they name; None: those are believed.
-
-    Raises:
-        EmbeddingError: the model failed on a text.
-        ValueError, BadTopicId: a line is none.
-    """
+    at. Those of a chunk that was erased are left out. `signed_by`: the principal that imports them, in place of those
+    whom they name; None: those are believed. Raises EmbeddingError: the model failed on a text; ValueError, BadTopicId:
+    a line is none."""
     redactor, snapshot = drafter.cutter.redactor, topic.snapshot()
     histories: dict[bytes, tuple[list[bytes], int]] = {}
 

@@ -220,16 +220,13 @@ class DocumentTaker:
         *,
         is_apart: bool = False,
     ) -> TakenDocument:
-        """Remember a document as it is now; of one that was known only what changed is embedded and written.
+        """Remember a document as it is now; of one that was known only what changed is embedded and written. Raises
+        BadDocument: it is too large; EmbeddingError, StoreError: nothing was written.
 
         Args:
             author: the principal that handed it over (`Principal.author`).
             check: is asked about the entries before they are appended, and may refuse them.
             is_apart: he may not know what others have, and what he hands over takes no place of theirs.
-
-        Raises:
-            BadDocument: it is too large.
-            EmbeddingError, StoreError: nothing was written.
         """
         redactor, forbidden = self._cutter.redactor, topic.log.forbidden
         own, source = redactor.identifier(author), redactor.text(document.source)

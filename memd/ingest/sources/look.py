@@ -506,12 +506,8 @@ def look(
 
 def read_at_one_moment(found: FoundFile, root: str) -> tuple[str, tuple[int, int, int], bytes | None]:
     """Return a file that others may write to as it was at one moment: its SHA-256, its stamp as in `Seen`, and its
-    content if it is text.
-
-    Raises:
-        BadDocument: it is not read (see `checked`), no file, or written to all the time.
-        OSError: it cannot be read.
-    """
+    content if it is text. Raises BadDocument: it is not read (see `checked`), no file, or written to all the time;
+    OSError: it cannot be read."""
     for _ in range(ATTEMPTS):
         with open(_opened(found.path, root), "rb") as file:
             before = os.fstat(file.fileno())
@@ -554,11 +550,8 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
 
 def _place(source: Source, root: Path, documents: Sequence[KnownDocument]) -> tuple[str, str]:
     """The source's name and the digits of its root. The name is its folder's, and where another one has that, with the
-    name of a folder around it. A file of a folder that was added is what it is called there.
-
-    Raises:
-        BadSource: another one has the name that it was given.
-    """
+    name of a folder around it. A file of a folder that was added is what it is called there. Raises BadSource: another
+    one has the name that it was given."""
     digits = root_digits(root)
     by_name: dict[str, set[str]] = {}  # the roots of documents by their source and all folders around it
     for one in documents:
