@@ -323,6 +323,17 @@ def test_a_number_that_only_python_writes_costs_a_message_its_date_alone(tmp_pat
     assert (days(thread), [one.text for one in thread.messages], problems_of(found)) == ([""], [said], [])
 
 
+@pytest.mark.parametrize("half", [r"\ud83d", r"\uDE00"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_half_an_emoji_costs_no_more_than_itself(tmp_path: Path, half: str, indent: int | None) -> None:
+    """JavaScript leaves it where it cuts a string, such as a title."""
+    chats = [{"messages": [{"role": "user", "content": "Cut HALF here."}], "title": "HALF"}] * 2
+    file = tmp_path / "chats.json"
+    file.write_text(json.dumps(chats, indent=indent).replace("HALF", half))
+    threads = threads_of(found := found_at(file))
+    assert [thread.messages[0].text for thread in threads] == ["Cut \ufffd here."] * 2 and problems_of(found) == []
+
+
 # Trees and bytes of any kind
 
 

@@ -43,7 +43,7 @@ from memd.ingest.imports.exports import (
     thread_in,
     thread_of_elements,
 )
-from memd.wire.lenient_json import LIST, OBJECT, UNREADABLE, is_list
+from memd.wire.lenient_json import LIST, OBJECT, UNREADABLE, Decoded, is_list, without_surrogates
 
 HEAD_BYTES = 1 << 20
 """Of a file's beginning, which tells its layout: a first line that is longer is taken for a whole document."""
@@ -106,9 +106,19 @@ def _lines(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
 
 def _elements(line: bytes) -> list[Raw] | None:
     try:
-        return LIST.decode(line)
+        return _decoded(LIST, line)[1]
     except UNREADABLE:
         return None
+
+
+def _decoded(decoder: msgspec.json.Decoder[Decoded], data: bytes) -> tuple[bytes, Decoded]:
+    """A value, and its text in JSON proper: without the NaN that Python's `json` may write, and half an emoji, which
+    JavaScript leaves where it cuts a string."""
+    try:
+        return data, decoder.decode(data)
+    except msgspec.DecodeError:
+        data = without_surrogates(_IN_PYTHON_ONLY.sub(lambda found: found[1] or b"null", data))
+        return data, decoder.decode(data)
 
 
 def bounded_lines(blocks: Iterable[bytes], bytes_max: int) -> Iterator[bytes]:
@@ -288,15 +298,12 @@ def _export_of(members: Mapping[str, Raw], wanted: str | None = None) -> Export 
 
 
 def _members(item: Item) -> tuple[Item, dict[str, Raw]]:
-    """The members of a value, and the value in JSON proper, without the NaN that Python's `json` may write."""
+    """The members of a value, and the value in JSON proper."""
     if item.problem:
         raise BadImport(item.problem)
     try:
-        try:
-            return item, OBJECT.decode(item.data)
-        except msgspec.MsgspecError:
-            item = msgspec.structs.replace(item, data=_IN_PYTHON_ONLY.sub(lambda found: found[1] or b"null", item.data))
-            return item, OBJECT.decode(item.data)
+        data, members = _decoded(OBJECT, item.data)
+        return msgspec.structs.replace(item, data=data), members
     except RecursionError:
         raise BadImport("it is nested too deep to be read; export it flat (LibreChat: not recursive)") from None
     except UNREADABLE as error:
