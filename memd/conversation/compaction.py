@@ -387,9 +387,7 @@ class _Chosen:
 
 def cut_positions(conversation: Conversation, answered: Mapping[int, int] | None = None) -> list[int]:
     """Where the visible part may be cut, ascending: the positions of user messages that open a turn, the last included.
-
-    The message at a cut stays in the prompt; the start of the visible part is no cut. `answered`: if it is known.
-    """
+    The message at a cut stays in the prompt; the start of the visible part is no cut. `answered`: if it is known."""
     answered = _answered(conversation) if answered is None else answered
     start = conversation.left_out
     cuts: list[int] = []
@@ -402,10 +400,8 @@ def cut_positions(conversation: Conversation, answered: Mapping[int, int] | None
 
 
 def _answered(conversation: Conversation) -> dict[int, int]:
-    """By the position of each visible result: that of the message that called for it.
-
-    Models use an id again in later turns, so the latest call counts. There may be many calls that nothing answers.
-    """
+    """By the position of each visible result: that of the message that called for it. Models use an id again in later
+    turns, so the latest call counts. There may be many calls that nothing answers."""
     start = conversation.left_out
     visible = [(at, item.message) for at, item in enumerate(conversation.messages[start:], start) if item.message]
     ids = {message.tool_call_id for _, message in visible if message.role in RESULT_ROLES}

@@ -315,11 +315,9 @@ class Conversation:
         self.lines.update((position, line) for position, line in lines.items() if position < len(self))
 
     def mark_lost(self, stored: int, left_out: int, lost: Iterable[int]) -> None:
-        """Move the marks back, to before what is not in the log after all.
-
-        What has its text here is visible again; what has none is `gone` until its client sends it again. Those in
-        `lost` are awaited even when the conversation has gone on without them.
-        """
+        """Move the marks back, to before what is not in the log after all. What has its text here is visible again;
+        what has none is `gone` until its client sends it again. Those in `lost` are awaited even when the conversation
+        has gone on without them."""
         self.lost.update(lost)
         self.gone |= {p for p in range(left_out, self.left_out) if self.messages[p].message is None}
         self.kept = {position for position in self.kept if position < left_out}
@@ -345,10 +343,8 @@ class Conversation:
         self.stored = min([self.stored, *messages])
 
     def forget(self, digests: Collection[bytes], uuids: Collection[bytes]) -> None:
-        """Drop the text of these messages, and the blocks that show one of these chunks.
-
-        Marks and places stay as they are, so a client that sends the messages again is known, and nothing is stored.
-        """
+        """Drop the text of these messages, and the blocks that show one of these chunks. Marks and places stay as they
+        are, so a client that sends the messages again is known, and nothing is stored."""
         self.changes += 1
         for position, item in enumerate(self.messages):
             if item.identity in digests:
@@ -380,11 +376,9 @@ class Conversation:
                 self.messages[index] = msgspec.structs.replace(item, message=left)
 
     def fork(self, conversation_id: str, at: int) -> Conversation:
-        """A new conversation with the first `at` messages of this one.
-
-        A question that was answered before the fork is to be stored once more, together with its new answer. Where a
-        journal is damaged, there may be fewer messages than that.
-        """
+        """A new conversation with the first `at` messages of this one. A question that was answered before the fork is
+        to be stored once more, together with its new answer. Where a journal is damaged, there may be fewer messages
+        than that."""
         at = min(at, len(self))
         branch = self.copied()  # with its arrivals: a retry is one wherever it ends up
         branch.id, branch.origin = conversation_id, (self.id, at)

@@ -213,10 +213,8 @@ class HotBuffer:
             self._touched[conversation.id] = None
 
     def note_arrival(self, conversation: Conversation, key: TurnKey, now: float, freeze_seconds: float) -> bool:
-        """Record the arrival of a request; True if the same one arrived less than `freeze_seconds` ago, a retry.
-
-        One from before a restart that would be later than `now` (a clock was set back) is none.
-        """
+        """Record the arrival of a request; True if the same one arrived less than `freeze_seconds` ago, a retry. One
+        from before a restart that would be later than `now` (a clock was set back) is none."""
         first = conversation.arrivals.get(key)
         if first is not None and 0 <= now - first <= freeze_seconds:
             return True
@@ -379,11 +377,9 @@ class HotBuffer:
         return self._conversations[name]
 
     def _abandon(self, conversation: Conversation, position: int, *, answered: bool = False) -> None:
-        """Abandon the branch behind `position`, where the client goes on, or the model has `answered`, otherwise.
-
-        Not if it may be another client's: a conversation that began with the same few words and has gone on for more
-        than an answer.
-        """
+        """Abandon the branch behind `position`, where the client goes on, or the model has `answered`, otherwise. Not
+        if it may be another client's: a conversation that began with the same few words and has gone on for more than
+        an answer."""
         if position >= SHARED_MIN or len(conversation) == position + 1:
             dropped_from = answer_start(conversation, position) if answered else None
             self.record(events.Abandoned(conversation.id, dropped_from))

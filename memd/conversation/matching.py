@@ -31,10 +31,8 @@ from memd.messages import RESULT_ROLES, ROOT_DIGEST, Message, chain
 
 
 def common_length(ours: Sequence[Hashable], theirs: Sequence[Hashable], one: int = 0, other: int = 0) -> int:
-    """The number of equal contents from `one` in ours and `other` in theirs on.
-
-    Slices are compared, which is quick, of doubling and then of halving length.
-    """
+    """The number of equal contents from `one` in ours and `other` in theirs on. Slices are compared, which is quick, of
+    doubling and then of halving length."""
     end = min(len(ours) - one, len(theirs) - other)
     known, step = 0, 4
     while step:
@@ -260,10 +258,8 @@ long as it sends them, so where it keeps more, its history is taken for a rewrit
 
 
 class Match(msgspec.Struct, frozen=True):
-    """The place of a request in a conversation: its message `i` is the conversation's message `offset + i`.
-
-    Its first `head` messages are the conversation's first: a client that trims its history may keep them.
-    """
+    """The place of a request in a conversation: its message `i` is the conversation's message `offset + i`. Its first
+    `head` messages are the conversation's first: a client that trims its history may keep them."""
 
     conversation: Conversation | None
     """None: no conversation matches."""
@@ -277,11 +273,8 @@ class Match(msgspec.Struct, frozen=True):
 
 
 def match(index: ConversationIndex, history: History) -> Match:
-    """Find the conversation that a request continues.
-
-    A session's own conversation alone is considered, and a request that shares nothing with it is appended. What a thin
-    client sends is appended, however it begins.
-    """
+    """Find the conversation that a request continues. A session's own conversation alone is considered, and a request
+    that shares nothing with it is appended. What a thin client sends is appended, however it begins."""
     contents, session, thin = list(history.contents), history.session, history.is_thin
     newest = index.newest(session) if thin or session is not None else None
     if thin:
@@ -303,11 +296,9 @@ def match(index: ConversationIndex, history: History) -> Match:
 
 
 def kept_count(found: Match, messages: Sequence[Message]) -> int:
-    """How many of a request's messages stay where the conversation has them: all that it knows, with one exception.
-
-    The request's open turn must be visible, so a request that goes back behind `left_out` brings that turn along as
-    new. (A head that the client keeps stays in the prompt as long as the client sends it.)
-    """
+    """How many of a request's messages stay where the conversation has them: all that it knows, with one exception. The
+    request's open turn must be visible, so a request that goes back behind `left_out` brings that turn along as new. (A
+    head that the client keeps stays in the prompt as long as the client sends it.)"""
     if found.conversation is None:
         return 0
     visible_from = found.conversation.left_out - found.offset
@@ -332,11 +323,9 @@ def heard_again(found: Match, messages: Sequence[Message]) -> dict[int, Message]
 
 
 def _explained(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Match | None:
-    """Match a client that trims, edits, deletes or prunes its history: by all runs that agree, wherever they are.
-
-    One that has kept nothing but its end, or its head and its end, goes on with the conversation; of its last exchange
-    it may lack something, or have something else (an edit, or a reply that it never got).
-    """
+    """Match a client that trims, edits, deletes or prunes its history: by all runs that agree, wherever they are. One
+    that has kept nothing but its end, or its head and its end, goes on with the conversation; of its last exchange it
+    may lack something, or have something else (an edit, or a reply that it never got)."""
     runs = aligned(contents, known)
     if not runs or runs[-1][0] == runs[-1][1] == 0:
         return None  # nothing but a prefix
@@ -375,10 +364,8 @@ def answer_start(conversation: Conversation, position: int) -> int | None:
 
 
 def is_sent_in_parts(conversation: Conversation, position: int, messages: Sequence[Message]) -> bool:
-    """Whether these messages, with which a client goes on at `position`, have all that the answer there says.
-
-    Some clients send each of an answer's calls with its result behind it, as a message of its own.
-    """
+    """Whether these messages, with which a client goes on at `position`, have all that the answer there says. Some
+    clients send each of an answer's calls with its result behind it, as a message of its own."""
     if len(conversation) != position + 1 or (answer := conversation.messages[position].message) is None:
         return False
     parts = [one for one in takewhile(lambda one: not one.opens_turn, messages) if one.role == answer.role]
@@ -388,10 +375,8 @@ def is_sent_in_parts(conversation: Conversation, position: int, messages: Sequen
 
 
 def prefill(conversation: Conversation, position: int, message: Message) -> Message | None:
-    """The beginning of an answer that a request ended with: a prefill, or an answer that is to be continued.
-
-    llama.cpp goes on from a last message of the assistant's; Open WebUI's and LibreChat's "continue" send it so.
-    """
+    """The beginning of an answer that a request ended with: a prefill, or an answer that is to be continued. llama.cpp
+    goes on from a last message of the assistant's; Open WebUI's and LibreChat's "continue" send it so."""
     last = conversation.messages[position - 1].message if position else None
     if last is None or last.role != "assistant" or last.tool_calls or message.role != "assistant":
         return None
@@ -466,10 +451,8 @@ def _places(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]
 
 
 def shortened_answer(parent: Conversation, start: int, message: Message | None) -> int | None:
-    """The place of an answer, in the turn that is under way at `start`, of which a client kept this beginning.
-
-    It stopped the answer, or cuts old ones short; it may have left out the calls before it.
-    """
+    """The place of an answer, in the turn that is under way at `start`, of which a client kept this beginning. It
+    stopped the answer, or cuts old ones short; it may have left out the calls before it."""
     for place in range(start, len(parent)):
         former = parent.messages[place].message
         if former is None or message is None or former.opens_turn:
@@ -518,11 +501,9 @@ def _gone(parent: Conversation, places: dict[int, int], items: Sequence[Buffered
 
 
 def _left_out(parent: Conversation, places: dict[int, int], items: Sequence[Buffered]) -> int:
-    """The mark of what is out of the prompt: behind the last message that is out of the parent's.
-
-    It stands before a user message, as everywhere, and never behind the one that opened the turn. A history most of
-    which the parent did not have stays visible.
-    """
+    """The mark of what is out of the prompt: behind the last message that is out of the parent's. It stands before a
+    user message, as everywhere, and never behind the one that opened the turn. A history most of which the parent did
+    not have stays visible."""
     if not parent.left_out:
         return 0
     out = [position for position, place in places.items() if place < parent.left_out]

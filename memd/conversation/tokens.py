@@ -108,10 +108,8 @@ class TokenCounter:
         return found
 
     def estimate(self, text: str) -> int:
-        """The raw tokens of `text`; of a long one estimated from samples, rather too many: 2 ms, 30 ms at worst.
-
-        It depends on the text alone, so a restart or another request finds the same.
-        """
+        """The raw tokens of `text`; of a long one estimated from samples, rather too many: 2 ms, 30 ms at worst. It
+        depends on the text alone, so a restart or another request finds the same."""
         if len(text) <= _EXACT_CHARACTERS_MAX:
             return self.count(text)
         step = (len(text) - _SAMPLE_CHARACTERS) / (_SAMPLES - 1)
@@ -151,10 +149,8 @@ class TokenCounter:
 
 
 class Drift:
-    """A factor per model from raw tokens to the model's own, learned from the `usage.prompt_tokens` of its answers.
-
-    It rises fast and falls slowly: too low a factor makes prompts overflow, too high a one only shortens them.
-    """
+    """A factor per model from raw tokens to the model's own, learned from the `usage.prompt_tokens` of its answers. It
+    rises fast and falls slowly: too low a factor makes prompts overflow, too high a one only shortens them."""
 
     FACTOR_MIN = 0.5
     FACTOR_MAX = 6.0

@@ -187,11 +187,9 @@ class HeadersTooLarge(BadHttpMessage):
 
 
 class Connection(ProvableConnection):
-    """One client's connection, from its accept on.
-
-    aiohttp bounds a header and their number; the bytes of all together are counted here, as they arrive, and so are
-    those around the chunks of a body. Between them at most what is read at once is not counted.
-    """
+    """One client's connection, from its accept on. aiohttp bounds a header and their number; the bytes of all together
+    are counted here, as they arrive, and so are those around the chunks of a body. Between them at most what is read at
+    once is not counted."""
 
     def __init__(self, server: web.Server, house: House, *, header_bytes_max: int, **settings: Any) -> None:
         super().__init__(server, max_line_size=header_bytes_max, max_field_size=header_bytes_max, **settings)
@@ -299,11 +297,8 @@ class Connection(ProvableConnection):
 
 
 class _Handshake(asyncio.Protocol):
-    """A connection that begins with TLS: that speaks for itself once the handshake is done.
-
-    `create_server` can do the same, but tells nobody of a connection before its handshake is done: it could be neither
-    counted nor closed.
-    """
+    """A connection that begins with TLS: that speaks for itself once the handshake is done. `create_server` can do the
+    same, but tells nobody of a connection before its handshake is done: it could be neither counted nor closed."""
 
     def __init__(self, connection: Connection, tls: ssl.SSLContext, seconds_max: float) -> None:
         self._connection = connection
@@ -342,11 +337,9 @@ class _Handshake(asyncio.Protocol):
 async def listen(
     served: Sequence[tuple[web.Server, socket.socket]], limits: LimitsSettings, tls: ssl.SSLContext | None
 ) -> House:
-    """Accept connections on each socket and hand their requests to its server, until what is returned is closed.
-
-    All together have no more than the limit of descriptors has room for: one that no descriptor is left for would be
-    reset before anything could be said about it, and so would be all others, and nothing could be stored.
-    """
+    """Accept connections on each socket and hand their requests to its server, until what is returned is closed. All
+    together have no more than the limit of descriptors has room for: one that no descriptor is left for would be reset
+    before anything could be said about it, and so would be all others, and nothing could be stored."""
     loop = asyncio.get_running_loop()
     allowed = descriptors_limit()
     room = connections_room(allowed)

@@ -117,10 +117,8 @@ def _mended(conversation: Conversation, live: range, messages: Sequence[Message]
 
 
 def _broken_calls(shown: Sequence[tuple[int, Message]], live_end: int) -> tuple[set[int], set[int]]:
-    """The positions of what a strict template refuses: messages to leave out, and messages to show without calls.
-
-    Calls at the very end may still get their results.
-    """
+    """The positions of what a strict template refuses: messages to leave out, and messages to show without calls. Calls
+    at the very end may still get their results."""
     hidden: set[int] = set()
     bare: set[int] = set()
     at = 0
@@ -188,10 +186,8 @@ class Prompt:
         return (message.said for message in self._newest_first() if message.opens_turn and message.said.strip())
 
     def asks_erased(self, forbidden: ForbiddenText, texts: int) -> bool:
-        """Whether something among the latest messages, up to so many of the user's, was erased here or is forbidden.
-
-        A prompt has what the client sends; what is kept of it must not bring erased words back.
-        """
+        """Whether something among the latest messages, up to so many of the user's, was erased here or is forbidden. A
+        prompt has what the client sends; what is kept of it must not bring erased words back."""
         for position in reversed(self._visible()):
             item, sent = self.conversation.messages[position], self._message(position)
             is_gone = item.message is not None and not item.message.said.strip() and bool(sent.said.strip())
@@ -249,10 +245,8 @@ class Prompt:
         return {item.digest for item in shown}.union(stored)
 
     def blocks(self) -> list[tuple[int, Block]]:
-        """The blocks in the prompt, each with the position of the message that it stands before.
-
-        Found anew only where that may have changed: a request asks nine times.
-        """
+        """The blocks in the prompt, each with the position of the message that it stands before. Found anew only where
+        that may have changed: a request asks nine times."""
         present = self.conversation.changes, tuple(self.conversation.blocks.items())
         if self._placed[0] != present:
             blocks = {digest: block for digest, block in present[1] if block.chunks and self._may_be_shown(block)}
@@ -308,10 +302,8 @@ class Prompt:
         return bool(topic_ids) and is_own and all(self._who.may("read", one) for one in topic_ids)
 
     def _visible(self) -> list[int]:
-        """The positions of the visible messages: a head that the client keeps, and those that did not leave.
-
-        Listed, with their tokens, only where that may have changed: there are thousands, and a request asks ten times.
-        """
+        """The positions of the visible messages: a head that the client keeps, and those that did not leave. Listed,
+        with their tokens, only where that may have changed: there are thousands, and a request asks ten times."""
         conversation, head = self.conversation, self._arrival.head
         if self._listed[0] != conversation.changes:
             first, hidden = self._arrival.offset + head, self._mended.hidden

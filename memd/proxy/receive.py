@@ -214,10 +214,8 @@ def _stored_as(topic: Topic, messages: Sequence[Message], digests: Sequence[byte
 
 def _still_counts(block: Block | None, topics: Sequence[Topic]) -> bool:
     """Whether the block shows something, and no correction has taken a chunk of it out since, as far as these topics,
-    the own one first, tell. An empty one keeps nothing: what was told since may answer the same question.
-
-    What none of them has an entry of is still to be stored, or another topic's.
-    """
+    the own one first, tell. An empty one keeps nothing: what was told since may answer the same question. What none of
+    them has an entry of is still to be stored, or another topic's."""
     if block is None or not block.chunks:
         return False
     snapshots = [topic.log.snapshot() for topic in topics]

@@ -292,10 +292,8 @@ class ModelRelay:
         extra: list[tuple[str, str]],
         keep: Callable[[Reply], Awaitable[None]] | None = None,
     ) -> web.StreamResponse:
-        """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off.
-
-        `keep`: awaited with the whole reply before the end of it goes to the client.
-        """
+        """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off. `keep`: awaited
+        with the whole reply before the end of it goes to the client."""
         self._keep = keep
         if self._streams():
             return await self._run_stream(out, extra)
@@ -420,10 +418,8 @@ def _unbuffered(answer: aiohttp.ClientResponse) -> list[tuple[str, str]]:
 
 
 class Relayed(web.StreamResponse):
-    """A relayed answer: its headers are the upstream's and memd's, none of aiohttp's.
-
-    They are sent with the first bytes that are written, which may be none.
-    """
+    """A relayed answer: its headers are the upstream's and memd's, none of aiohttp's. They are sent with the first
+    bytes that are written, which may be none."""
 
     _send_headers_immediately = False
 

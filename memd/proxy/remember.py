@@ -118,20 +118,16 @@ class Rememberer:
         return msgspec.structs.replace(shown, status="degraded:store" if trouble is None else degraded(trouble))
 
     async def save_asked(self, topic: Topic) -> bool:
-        """Write what was asked into the journal; False if it is not durable where it has to be.
-
-        Others may have taken it along into a write of theirs that is under way: `make_durable` waits for that too.
-        """
+        """Write what was asked into the journal; False if it is not durable where it has to be. Others may have taken
+        it along into a write of theirs that is under way: `make_durable` waits for that too."""
         if self.is_shared:
             return await topic.make_durable()
         await topic.save()
         return True
 
     async def save(self, received: Received) -> None:
-        """Write the reply into the journal, to the disk itself where that is asked for; a failure is tried again.
-
-        A database that is silent holds up the end of an answer no longer than a disk, if the client keeps the reply.
-        """
+        """Write the reply into the journal, to the disk itself where that is asked for; a failure is tried again. A
+        database that is silent holds up the end of an answer no longer than a disk, if the client keeps the reply."""
         topic = received.topic
         work = topic.make_durable() if self._is_synced else topic.save()
         if not self.is_shared or received.asked.is_thin:

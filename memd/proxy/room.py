@@ -101,10 +101,8 @@ class RoomMaker:
         return PromptRoom(limits, max(0, min(most, free)), fits or free >= 0, free < SHORT_SHARE * most)
 
     def learn(self, received: Received, refusal: LengthRefusal) -> bool:
-        """Learn from the upstream's refusal of the prompt as it is now; then room can be made again.
-
-        False if the refusal is not believed (`KnownWindows.refused`).
-        """
+        """Learn from the upstream's refusal of the prompt as it is now; then room can be made again. False if the
+        refusal is not believed (`KnownWindows.refused`)."""
         drift, request, prompt = self._counter.drift, received.request, received.prompt
         raw = prompt.tokens()
         doubt = COUNT_DOUBT if drift.is_known(request.model) else COUNT_MARGIN_UNKNOWN
@@ -164,9 +162,7 @@ class RoomMaker:
 
     def _bring_back(self, received: Received, limits: compaction.Thresholds) -> None:
         """Show what another branch left out and this prompt has room for: all of it, or as much as compaction leaves.
-
-        Only where a branch begins: else the beginning of the prompt would move whenever an estimate changes.
-        """
+        Only where a branch begins: else the beginning of the prompt would move whenever an estimate changes."""
         prompt, factor = received.prompt, self._counter.drift.factor(received.request.model)
         position = prompt.return_position(whole_max=limits.soft / factor, part_max=limits.hard / 2 / factor)
         if position is None:
@@ -174,10 +170,8 @@ class RoomMaker:
         received.record(Returned(prompt.conversation.id, position, prompt.texts_from(position)))
 
     async def _fit(self, received: Received, limits: compaction.Thresholds, hard: int) -> bool:
-        """Compact if the prompt takes more than `hard`, until it does not; False if that cannot be reached.
-
-        What the upstream would refuse, because it takes more than the room, loses of the open turn's last unit too.
-        """
+        """Compact if the prompt takes more than `hard`, until it does not; False if that cannot be reached. What the
+        upstream would refuse, because it takes more than the room, loses of the open turn's last unit too."""
         used = await self._used_tokens(received, limits, hard)
         coming = 0 if self._current_tokens(received) or not received.prompt.has_results else limits.injection
         kept = max(limits.hard // 2, min(hard, limits.hard, limits.room - coming))

@@ -174,9 +174,7 @@ def without_sideband(
     members: Mapping[str, Raw], list_name: str, *, reads: bool
 ) -> tuple[dict[str, Raw], int, list[Raw]]:
     """Return the other members, the number of them before the list, and every `memory_in` in order of precedence.
-
-    Without `reads` a `memory_in` is one of the others.
-    """
+    Without `reads` a `memory_in` is one of the others."""
     fields: dict[str, Raw] = {}
     messages_at = 0
     in_metadata: list[Raw] = []

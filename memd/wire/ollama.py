@@ -111,10 +111,8 @@ _FIELD = b"data:"
 
 
 class LineParser(SseParser):
-    """A line is an event; one that grows beyond the bound is skipped.
-
-    The field name of a server-sent event in front of a line is no part of it: llama-server answers its `/api/chat` so.
-    """
+    """A line is an event; one that grows beyond the bound is skipped. The field name of a server-sent event in front of
+    a line is no part of it: llama-server answers its `/api/chat` so."""
 
     def _end_line(self, line: bytes, end: int) -> SseEvent | None:
         text, self._skipping = b"" if self._skipping else line.rstrip(), False

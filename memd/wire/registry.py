@@ -16,9 +16,7 @@ APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC, OLLAMA)
 
 
 def api_of(method: str, path: str) -> Api | None:
-    """Return the API of a request to `path` (without its query); None if it is a request without memory.
-
-    Slashes at its end do not count: HTTP libraries add one where a base URL and a path are joined.
-    """
+    """Return the API of a request to `path` (without its query); None if it is a request without memory. Slashes at its
+    end do not count: HTTP libraries add one where a base URL and a path are joined."""
     path = path.rstrip("/")
     return next((api for api in APIS if method == "POST" and path.endswith(api.path)), None)

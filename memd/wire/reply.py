@@ -44,11 +44,8 @@ class SseEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class SseParser:
-    """Parses the events of one stream.
-
-    An event that grows beyond `event_bytes_max` is skipped and counted in `skipped`. Bytes after the last empty line of
-    a stream are no event.
-    """
+    """Parses the events of one stream. An event that grows beyond `event_bytes_max` is skipped and counted in
+    `skipped`. Bytes after the last empty line of a stream are no event."""
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.event_bytes_max = event_bytes_max

@@ -317,10 +317,8 @@ class Upstream(UpstreamSession):
     async def ask(
         self, method: str, path: str, body: bytes | None, headers: CIMultiDict[str], seconds: float = ASK_SECONDS
     ) -> ServerAnswer:
-        """Ask a question of memd's own; the answer is waited for so long.
-
-        Whether a server is there is told by any answer to `/health`, which model servers give while they work.
-        """
+        """Ask a question of memd's own; the answer is waited for so long. Whether a server is there is told by any
+        answer to `/health`, which model servers give while they work."""
         sent = CIMultiDict(headers)
         if body is not None:
             sent["Content-Type"] = "application/json"
@@ -376,11 +374,9 @@ class Upstream(UpstreamSession):
             self._asking = None
 
     async def _read_props(self, headers: CIMultiDict[str]) -> tuple[UpstreamFacts, dict[str, Any] | None]:
-        """Ask `/props`; the second value is what it says, empty if it is not llama-server's, None without an answer.
-
-        An upstream that is away, busy or still loading its model most likely comes back unchanged, so its window stays
-        known: without a window, prompts could outgrow it.
-        """
+        """Ask `/props`; the second value is what it says, empty if it is not llama-server's, None without an answer. An
+        upstream that is away, busy or still loading its model most likely comes back unchanged, so its window stays
+        known: without a window, prompts could outgrow it."""
         told = await self.ask("GET", "/props", None, headers, PROBE_SECONDS)
         if told.is_late:
             return msgspec.structs.replace(self._facts, is_slow=True), None

@@ -87,10 +87,8 @@ class Affinity:
         return len(self._known)
 
     def home(self, trail: Trail) -> str | None:
-        """The server that answered last in the conversation; None if it is not known.
-
-        What was asked before the first answer binds nobody: many conversations may begin alike.
-        """
+        """The server that answered last in the conversation; None if it is not known. What was asked before the first
+        answer binds nobody: many conversations may begin alike."""
         if not trail.goes_on:
             return None
         keys = chain(trail.names, reversed(trail.digests))

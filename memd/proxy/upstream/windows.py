@@ -85,10 +85,8 @@ def models_of(answer: Any) -> frozenset[str]:
 
 
 def of_ollama_model(answer: Any) -> ModelWindow | None:
-    """The window of one model from Ollama's `/api/show`: its Modelfile's `num_ctx`, with which it is loaded.
-
-    Where there is none, the server's own default counts, and that is told only once the model is loaded.
-    """
+    """The window of one model from Ollama's `/api/show`: its Modelfile's `num_ctx`, with which it is loaded. Where
+    there is none, the server's own default counts, and that is told only once the model is loaded."""
     parameters = answer.get("parameters") if isinstance(answer, dict) else None
     found = _NUM_CTX.search(parameters) if isinstance(parameters, str) else None
     return ModelWindow(int(found[1]), source="/api/show") if found and int(found[1]) > 0 else None
