@@ -129,15 +129,6 @@ class TokenCounter:
         [known] = self.known([message], [content_digest])
         if known is not None:
             return known
-        tokens = self._count_message(message)
-        self._counts.put(_key(message, content_digest), tokens, ENTRY_BYTES + _KEY_BYTES)
-        return tokens
-
-    def messages(self, messages: Sequence[Message], content_digests: Sequence[bytes]) -> list[int]:
-        """See `message`; the sequences run in parallel."""
-        return list(map(self.message, messages, content_digests))
-
-    def _count_message(self, message: Message) -> int:
         texts = [message.text, message.name, message.tool_call_id]
         for call in message.tool_calls:
             texts += [call.id, call.name, call.arguments]
@@ -145,7 +136,13 @@ class TokenCounter:
             texts = ["\n".join(texts)]  # so that it is estimated: a call of ten words takes 30 µs
         attached = ATTACHMENT_TOKENS * len(message.attachments)
         overhead = MESSAGE_OVERHEAD * (1 + len(message.tool_calls))
-        return sum(self.estimate(text) for text in texts) + attached + overhead
+        tokens = sum(self.estimate(text) for text in texts) + attached + overhead
+        self._counts.put(_key(message, content_digest), tokens, ENTRY_BYTES + _KEY_BYTES)
+        return tokens
+
+    def messages(self, messages: Sequence[Message], content_digests: Sequence[bytes]) -> list[int]:
+        """See `message`; the sequences run in parallel."""
+        return list(map(self.message, messages, content_digests))
 
 
 class Drift:

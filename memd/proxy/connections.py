@@ -125,19 +125,16 @@ def own_port(config: Config) -> int:
 
 def leading_back(config: Config) -> str | None:
     """The address of a model server that is where clients reach memd: a request would go round for ever."""
-    return next((one.address for one in config.upstream.each() if _leads_back(one.url, config)), None)
-
-
-def _leads_back(upstream: str, config: Config) -> bool:
-    url = urlsplit(upstream)
-    host, listens = url.hostname or "", config.listen.host
-    if (url.port or {"http": 80, "https": 443}[url.scheme]) != config.listen.port:
-        return False
-    if host == listens:
-        return True
-    # `localhost` may mean either loopback address, and whoever listens everywhere listens there too.
-    named = {host, listens} & {"localhost", *EVERYWHERE}
-    return bool(named) and is_this_machine(host) and (listens in EVERYWHERE or is_this_machine(listens))
+    listens = config.listen.host
+    for one in config.upstream.each():
+        url = urlsplit(one.url)
+        host, port = url.hostname or "", url.port or {"http": 80, "https": 443}[url.scheme]
+        # `localhost` may mean either loopback address, and whoever listens everywhere listens there too.
+        may_be_it = not {host, listens}.isdisjoint({"localhost", *EVERYWHERE}) and port == config.listen.port
+        is_it = may_be_it and is_this_machine(host) and (listens in EVERYWHERE or is_this_machine(listens))
+        if is_it or (host, port) == (listens, config.listen.port):
+            return one.address
+    return None
 
 
 def _bound(host: str, port: int, setting: str) -> socket.socket:

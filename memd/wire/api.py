@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -197,18 +197,6 @@ def without_sideband(
     return fields, messages_at, in_metadata + on_top
 
 
-def memory_in_of(sidebands: Iterable[Raw]) -> tuple[MemoryIn | None, str | None]:
-    """Decode the first MemoryIn that is not null; its fault if it is malformed."""
-    for raw in sidebands:
-        if bytes(raw) == b"null":
-            continue
-        try:
-            return decode_memory_in(raw), None
-        except BadMemoryIn as error:
-            return None, str(error)
-    return None, None
-
-
 def _deep_at(body: bytes) -> int:
     """Where the brackets in a body become too many: the place of the first that is `_DEPTH_TOLD` deep."""
     depth = 0
@@ -331,7 +319,12 @@ class Api:
                 raise
             messages = [one.message for one in parsed]
             fields, messages_at, sidebands = without_sideband(members, self.list_name, reads=not goes_on_with)
-            memory_in, memory_in_error = memory_in_of(sidebands)
+            memory_in, memory_in_error = None, None
+            try:
+                given = next((raw for raw in sidebands if bytes(raw) != b"null"), None)
+                memory_in = None if given is None else decode_memory_in(given)
+            except BadMemoryIn as error:
+                memory_in_error = str(error)
             standing = (bytes(fields[name]).decode(errors="replace") for name in self.standing if name in fields)
             return ModelRequest(
                 original=None if sidebands else body,

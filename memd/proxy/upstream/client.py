@@ -380,23 +380,18 @@ class Upstream(UpstreamSession):
         told = await self.ask("GET", "/props", None, headers, PROBE_SECONDS)
         if told.is_late:
             return msgspec.structs.replace(self._facts, is_slow=True), None
-        if told.problem:
-            self.windows.forget_refusals()
-            self._tell_away(told.problem)
-            return msgspec.structs.replace(self._facts, reachable=False, is_slow=False), None
-        if told.status == LOADING:
-            self._tell_away("it is loading its model")
-            return msgspec.structs.replace(self._facts, reachable=True, is_slow=False), None
+        known = msgspec.structs.replace(self._facts, reachable=not told.problem, is_slow=False)
+        if told.problem or told.status == LOADING:
+            if told.problem:
+                self.windows.forget_refusals()
+            if self._on_away is not None:
+                self._on_away(told.problem or "it is loading its model")
+            return known, None
         if told.status in WANTS_KEY:
             refused = any(name in headers for name in ("Authorization", "X-Api-Key"))
-            known = msgspec.structs.replace(self._facts, reachable=True, is_slow=False)
             return msgspec.structs.replace(known, wants_key=True, key_refused=refused), {}
         props = told.json if isinstance(told.json, dict) else {}
         return facts_from(props), props
-
-    def _tell_away(self, reason: str) -> None:
-        if self._on_away is not None:
-            self._on_away(reason)
 
 
 async def _json_of(answer: aiohttp.ClientResponse) -> Any:

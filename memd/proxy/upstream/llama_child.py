@@ -55,7 +55,13 @@ class LlamaChild:
             await asyncio.wait_for(_ready(url, process, model), READY_SECONDS_MAX)
             yield LlamaChild(process, url)
         finally:
-            await _ended(process)
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), END_SECONDS)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
 
 
 async def _listening(process: asyncio.subprocess.Process, model: Path) -> str:
@@ -79,16 +85,6 @@ async def _ready(url: str, process: asyncio.subprocess.Process, model: Path) -> 
                 pass  # not listening yet
             await asyncio.sleep(0.1)
     raise UpstreamError(f"llama.cpp ended while loading {model}; its own message stands above")
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        await asyncio.wait_for(process.wait(), END_SECONDS)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 def _serve(model: str) -> None:

@@ -21,7 +21,7 @@ import hashlib
 import logging
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any, Protocol, TypeVar
@@ -184,7 +184,7 @@ class OfferedAnswer(Protocol):
 Taken = TypeVar("Taken", bound=OfferedAnswer)
 
 
-class Assignment:
+class Assignment(AbstractContextManager["Assignment"]):
     """The server that one request goes to, and those that are left if it does not answer."""
 
     def __init__(self, pool: UpstreamPool, hints: Hints, servers: Sequence[Upstream]) -> None:
@@ -199,9 +199,6 @@ class Assignment:
         self._is_held = True
         self.server = servers[0]
         self.server.in_flight += 1
-
-    def __enter__(self) -> Assignment:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -267,10 +264,9 @@ class Assignment:
 
     def _moves_from(self, status: int) -> bool:
         """Go to the next server after this one answered so; False if that is an answer for the client."""
-        if status not in ELSEWHERE and not (status in GATEWAYS and self._hints.only_computes):
-            return False
-        self._tried.append(f"{self.server.url} (it answered {status})")
-        return self._moves()
+        is_elsewhere = status in ELSEWHERE or (status in GATEWAYS and self._hints.only_computes)
+        self._tried += [f"{self.server.url} (it answered {status})"] if is_elsewhere else []
+        return is_elsewhere and self._moves()
 
     def _moves(self) -> bool:
         if self.is_last:
