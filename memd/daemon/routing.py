@@ -206,7 +206,8 @@ class Router:
             if request.content_length is not None and request.content_length <= READ_WHOLE_BYTES_MAX:
                 take(request.content_length)
                 parts = b"".join([part async for part in parts])
-        return await pass_through(request, headers, self._pool, target, body=parts, hints=hints, extra=extra)
+        with self._pool.assign(partial(hints, parts if isinstance(parts, bytes) else None)) as assignment:
+            return await pass_through(request, headers, assignment, target, parts, extra or [])
 
     def _unanswered(
         self, request: web.Request, error: Exception, api: Api, record: RequestRecord

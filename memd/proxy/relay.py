@@ -41,7 +41,7 @@ from memd.principals import Principals
 from memd.proxy.headers import decoded, let_page_read_own_headers, printable, serialized
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED
 from memd.proxy.upstream.connection import Interim, UpstreamConnection
-from memd.proxy.upstream.pool import Assignment, Hints, UpstreamPool
+from memd.proxy.upstream.pool import Assignment
 from memd.proxy.upstream.windows import BODY_BYTES_MAX
 from memd.telemetry.metrics import RequestRecord, record_of
 from memd.wire.api import Api
@@ -179,21 +179,18 @@ def forwarded_headers(request: web.BaseRequest, principals: Principals) -> CIMul
 async def pass_through(
     request: web.Request,
     headers: CIMultiDict[str],
-    pool: UpstreamPool,
+    assignment: Assignment,
     target: str,
-    *,
     body: AsyncIterator[bytes] | bytes | None,
-    hints: Callable[[bytes | None], Hints],
-    extra: list[tuple[str, str]] | None = None,
+    extra: list[tuple[str, str]],
 ) -> web.StreamResponse:
-    """Forward a request unchanged and relay the answer; `hints` are by its body, where that was read whole."""
+    """Forward a request unchanged and relay the answer."""
     if not isinstance(body, bytes | None) and request.content_length is not None:
         headers["Content-Length"] = str(request.content_length)
-    with pool.assign(lambda: hints(body if isinstance(body, bytes) else None)) as assignment:
-        answer = await assignment.send(request.method, target, headers, body, interim_to(request))
-        record_of(request).server = assignment.shown
-        async with answer:
-            return await relay(request, answer, extra or [])
+    answer = await assignment.send(request.method, target, headers, body, interim_to(request))
+    record_of(request).server = assignment.shown
+    async with answer:
+        return await relay(request, answer, extra)
 
 
 async def relay(
