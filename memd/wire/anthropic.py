@@ -239,8 +239,8 @@ class AnthropicCapture(Capture):
         piece = text_or_empty(delta.get({"text_delta": "text", "input_json_delta": "partial_json"}.get(kind, "")))
         if not piece or not isinstance(index, int):
             return
-        if kind == "text_delta":
-            self._begin(index, {"type": "text"})  # if the server sent no `content_block_start`
+        if kind == "text_delta" and index not in self._parts:
+            self._begin(index, {"type": "text"})  # the server sent no `content_block_start`
         part = self._parts.get(index)
         if part is not None and (part.is_call or part.whole is None):
             part.whole = None  # the input that a call begins with is empty
