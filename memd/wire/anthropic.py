@@ -229,7 +229,7 @@ class AnthropicCapture(Capture):
         size_bytes = 0 if kind == "text" else len(msgspec.json.encode(block))
         part = self._part(index, is_call=kind == "tool_use", size_bytes=size_bytes)
         if part is not None and kind == "text":
-            self._lengthen(part, text_or_empty(block.get("text")))
+            self._append(part.text, text_or_empty(block.get("text")))
         elif part is not None:
             part.whole = _message([block])
             part.call_id, part.name = text_or_empty(block.get("id")), text_or_empty(block.get("name"))
@@ -244,7 +244,7 @@ class AnthropicCapture(Capture):
         part = self._parts.get(index)
         if part is not None and (part.is_call or part.whole is None):
             part.whole = None  # the input that a call begins with is empty
-            self._lengthen(part, piece)
+            self._append(part.text, piece)
 
 
 def _message(content: list[Any]) -> Message | None:

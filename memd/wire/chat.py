@@ -261,7 +261,8 @@ class ChatCapture(Capture):
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         super().__init__(bytes_max)
-        self._text = self._parts[_TEXT] = ReplyPart()
+        self._parts[_TEXT] = ReplyPart()
+        self._content = self._parts[_TEXT].text
 
     def take(self, event: SseEvent) -> bool:
         """See `Capture.take`: `memory_out` belongs in a chunk that has a choice; in others it breaks clients."""
@@ -285,11 +286,11 @@ class ChatCapture(Capture):
 
     def _take_delta(self, delta: dict[str, Any]) -> None:
         self._begun = True
-        self._lengthen(self._text, _text(delta.get("content")))
+        self._append(self._content, _text(delta.get("content")))
         if len(delta) == 1 and "content" in delta:  # nearly every delta of a stream
             return
         if refusal := _text(delta.get("refusal")):
-            self._lengthen(self._parts.setdefault(_REFUSAL, ReplyPart()), refusal)
+            self._append(self._parts.setdefault(_REFUSAL, ReplyPart()).text, refusal)
         calls = delta.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             if isinstance(call, dict):
@@ -320,7 +321,7 @@ class ChatCapture(Capture):
         arguments = function.get("arguments", function.get("input"))
         if isinstance(arguments, dict):
             arguments = msgspec.json.encode(arguments).decode()
-        self._lengthen(call, _text(arguments))
+        self._append(call.text, _text(arguments))
 
 
 def assistant_message(raw: Raw, parse: Callable[[Raw], Message] = parse_message) -> Message | None:

@@ -206,8 +206,8 @@ class Capture:
             part = self._parts[key] = ReplyPart(is_call)
         return part
 
-    def _lengthen(self, part: ReplyPart, piece: str) -> None:
-        part.text += self._cut(piece)
+    def _append(self, kept: bytearray, piece: str) -> None:
+        kept += self._cut(piece)
 
     def _name(self, part: ReplyPart, call_id: str, name: str) -> None:
         """Note whose call it is, as far as that is not known yet."""

@@ -237,7 +237,7 @@ class ResponsesCapture(Capture):
             key = _key(decoded.output_index, decoded.item_id)
             item = self._last if key is None else self._parts.get(key)
             if kind in _DELTAS and item is not None and item.whole is None:
-                self._lengthen(item, decoded.delta)
+                self._append(item.text, decoded.delta)
         else:
             self.error = self.error or error_text(decoded.error)
         return kind in CONCLUSIONS
