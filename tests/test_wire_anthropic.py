@@ -145,6 +145,21 @@ def test_parallel_calls_and_text_around_them_are_kept_apart() -> None:
     assert message == Message("assistant", "I read\nboth", calls)
 
 
+def test_what_a_servers_own_tool_did_is_recognised_in_what_clients_send_next() -> None:
+    searched = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
+    results = [{"type": "web_search_result", "url": "https://e.org", "title": "Tides", "encrypted_content": "x"}]
+    found = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": results}
+    asked = [{"type": "input_json_delta", "partial_json": piece} for piece in ('{"query"', ': "tides"}')]
+    said = block(2, {"type": "text", "text": ""}, *text_deltas("High at noon."))
+    events = [start(), *block(0, searched, *asked), *block(1, found), *said, *end()]
+    message = captured(ANTHROPIC, events_stream(*events)).reply().message
+    assert message is not None and message.text == "[file]\n[file]\nHigh at noon."
+    content = [searched | {"input": {"query": "tides"}}, found, {"type": "text", "text": "High at noon."}]
+    for order in (list, sorted):
+        blocks = [{name: one[name] for name in order(one)} for one in content]
+        assert echoed({"role": "assistant", "content": blocks}).content_digest == message.content_digest
+
+
 def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
     error = {"type": "error", "error": {"type": "api_error", "message": "slot died"}}
     begun = block(0, {"type": "text", "text": ""}, *text_deltas("He"))

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Raw
 
 from memd.errors import BadRequestBody
-from memd.messages import Message, ToolCall
+from memd.messages import Message, ToolCall, canonical_arguments
 from memd.wire import chat
 from memd.wire.api import Api, MessageCache, ModelRequest, objects_in, top_level
 from memd.wire.chat import with_text_in_front
@@ -160,7 +160,10 @@ def _part(raw: Raw, block: _ContentBlock) -> Raw:
         return raw
     members = OBJECT.decode(raw)
     members.pop("cache_control", None)
-    return Raw(msgspec.json.encode(members))
+    encoded = msgspec.json.encode(members)
+    if kind.endswith((b'_tool_use"', b'_tool_result"')):  # of a server's own: clients order the members as they like
+        return Raw(canonical_arguments(encoded.decode()).encode())
+    return Raw(encoded)
 
 
 def _image_url(source: Raw) -> str:
@@ -189,6 +192,7 @@ class _AnthropicTold(msgspec.Struct, frozen=True):
 
 
 _told_decoder = msgspec.json.Decoder(_AnthropicTold)
+_any_decoder = msgspec.json.Decoder(Any)
 
 
 class AnthropicCapture(Capture):
@@ -197,6 +201,8 @@ class AnthropicCapture(Capture):
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         super().__init__(bytes_max)
         self._counts: dict[str, int] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        """Those of a server's own tools, as they began."""
 
     def take(self, event: SseEvent) -> bool:
         """See `Capture.take`: `memory_out` belongs in the first event, `message_start`."""
@@ -210,6 +216,8 @@ class AnthropicCapture(Capture):
             self._begin(told.index, told.content_block)
         elif told.type == "content_block_delta" and isinstance(told.delta, dict):
             self._grow(told.index, told.delta)
+        elif told.type == "content_block_stop":
+            self._end(told.index)
         elif told.type == "message_delta" and isinstance(told.delta, dict):
             self.finish_reason = text_or_empty(told.delta.get("stop_reason")) or self.finish_reason
             self._count(told.usage)
@@ -232,6 +240,8 @@ class AnthropicCapture(Capture):
             self._append(part.text, text_or_empty(block.get("text")))
         elif part is not None:
             part.whole = _message([block])
+            if not part.is_call:
+                self._blocks[index] = block
             part.call_id, part.name = text_or_empty(block.get("id")), text_or_empty(block.get("name"))
 
     def _grow(self, index: Any, delta: dict[str, Any]) -> None:
@@ -241,10 +251,14 @@ class AnthropicCapture(Capture):
             return
         if kind == "text_delta" and index not in self._parts:
             self._begin(index, {"type": "text"})  # the server sent no `content_block_start`
-        part = self._parts.get(index)
-        if part is not None and (part.is_call or part.whole is None):
-            part.whole = None  # the input that a call begins with is empty
+        if (part := self._parts.get(index)) is not None:
+            part.whole = None if part.is_call else part.whole  # the input that a call begins with is empty
             self._append(part.text, piece)
+
+    def _end(self, index: Any) -> None:
+        block = self._blocks.pop(index, None) if isinstance(index, int) else None
+        if block is not None and (text := self._parts[index].text):
+            self._parts[index].whole = _message([{**block, "input": decode_or_none(_any_decoder, bytes(text))}])
 
 
 def _message(content: list[Any]) -> Message | None:
