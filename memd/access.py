@@ -49,7 +49,6 @@ IDEMPOTENCY_HEADER = "Idempotency-Key"
 (draft-ietf-httpapi-idempotency-key-header)."""
 JOINED_AT_ONCE_BYTES = 4 << 20
 """A body whose parts are joined on the event loop: 3 ms."""
-_KEY = web.RequestKey("key", str)
 RETRY_SECONDS = 5
 """The wait that a client is told for which there is no room."""
 OWN_HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
@@ -69,11 +68,8 @@ def prove(request: web.BaseRequest) -> None:
 
 
 def key_of(request: web.BaseRequest) -> str:
-    """The key by which a request is known when it is sent again: its client's, else one of its own, which goes with it
-    where it is passed on: whoever answers after the first is gone knows it."""
-    if _KEY not in request:
-        request[_KEY] = request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
-    return request[_KEY]
+    """The key by which a request is known when it is sent again: its client's, else one of its own."""
+    return request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
 
 
 def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:

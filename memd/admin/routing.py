@@ -20,7 +20,7 @@ import inspect
 import re
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -283,6 +283,7 @@ def routes_of(module: ModuleType) -> Iterator[Route]:
     return (route_of(handler) for handler in own if _DECLARED in getattr(handler, "__dict__", {}))
 
 
+@cache
 def route_of(handler: Callable[..., Any]) -> Route:
     """The operation that a handler declares."""
     types = typing.get_type_hints(handler)

@@ -261,17 +261,16 @@ async def events(parts: DaemonParts, who: Principal) -> AsyncIterator[bytes]:
     its token is taken back."""
     with parts.events.subscription(who.author) as queue:
         yield b": memd\n\n"
-        while not parts.events.have_ended():
+        while True:
             try:
                 kind, value = await asyncio.wait_for(queue.get(), PING_SECONDS)
             except TimeoutError:
                 yield b": ping\n\n"
                 continue
-            if parts.events.have_ended():
-                break
-            if kind == "end":  # it makes room; a browser would be back at once
-                told = msgspec.json.encode(value)
-                yield b"retry: %d\nevent: end\ndata: %s\n\n" % (1_000 * RETRY_SECONDS, told)
+            if kind == "end":
+                if value is not None:  # it makes room; a browser would be back at once
+                    told = msgspec.json.encode(value)
+                    yield b"retry: %d\nevent: end\ndata: %s\n\n" % (1_000 * RETRY_SECONDS, told)
                 break
             if who.may("read", value["topic_id"]):
                 yield b"event: %s\ndata: %s\n\n" % (kind.encode(), msgspec.json.encode(_told(value, who)))

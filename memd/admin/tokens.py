@@ -198,13 +198,10 @@ class TokenWatch:
             if before[1] != self._seen[1]:
                 await asyncio.sleep(SETTLED_SECONDS)
             auth, kept, problems = await asyncio.to_thread(self._read, before[1])
-            before_names = set(self.principals.names)
             if changes := self._take(auth, kept):
                 noted(changes)
-            names = set(self.principals.names)
-            changed = {"new": sorted(names - before_names), "gone": sorted(before_names - names)}
-            told = {word: some for word, some in changed.items() if some}
-            log.info("the tokens were read again", extra={"tokens": len(auth.tokens) + len(kept), **told})
+            told = {"tokens": len(auth.tokens) + len(kept), "changes": changes or None}
+            log.info("the tokens were read again", extra=told)
             if problems:
                 raise problems[0]
             return changes

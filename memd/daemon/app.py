@@ -177,6 +177,8 @@ QUESTION_SHARE = 0.4
 is time for the search by words."""
 SAY_WHERE_SECONDS = 5.0
 """The interval at which the file with the address is tried again, where the disk was full."""
+SAID_SECONDS = 1.0
+"""The longest that a start waits for that file."""
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -351,14 +353,12 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     tending.append(tasks.spawn(daemon.sources.tend(), "sources"))  # it may ask this daemon's routes
     files, data_dir = daemon.store.files, config.data_dir
     told = {data_dir / SECRET_NAME: daemon.token_watch.secret, data_dir / ADDRESS_NAME: daemon.local_url}
-    telling = None
+    telling = tasks.spawn(_say_where(files, told), "telling the address")
     try:
-        if not await loop.run_in_executor(None, _say_where, files, told):
-            telling = tasks.spawn(_say_where_later(files, told), "telling the address")
+        await asyncio.wait([telling], timeout=SAID_SECONDS)
         yield
     finally:
-        if telling is not None:
-            telling.cancel()
+        telling.cancel()
         with contextlib.suppress(StoreError):  # who reads a stale one finds nobody there
             for path in told:
                 await loop.run_in_executor(None, files.remove, path)
@@ -375,24 +375,21 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         await daemon.auditor.end()
 
 
-def _say_where(files: LocalDisk, told: Mapping[Path, str], *, again: bool = False) -> bool:
-    """Write where the daemon listens into its folder; whether that worked."""
-    try:
-        for path, text in told.items():
-            replace_file(files, path, text.encode())
-    except StoreError as error:
-        if not again:
-            log.warning("commands cannot find this daemon by its folder yet", extra={"error": error})
-        return False
-    return True
-
-
-async def _say_where_later(files: LocalDisk, told: Mapping[Path, str]) -> None:
+async def _say_where(files: LocalDisk, told: Mapping[Path, str]) -> None:
+    """Write where the daemon listens into its folder; again and again where the disk is full."""
+    has_failed = False
     while True:
-        await asyncio.sleep(SAY_WHERE_SECONDS)
-        if await asyncio.to_thread(_say_where, files, told, again=True):
-            log.info("commands find this daemon by its folder")
-            return
+        try:
+            for path, text in told.items():
+                await asyncio.to_thread(replace_file, files, path, text.encode())
+            break
+        except StoreError as error:
+            if not has_failed:
+                log.warning("commands cannot find this daemon by its folder yet", extra={"error": error})
+            has_failed = True
+            await asyncio.sleep(SAY_WHERE_SECONDS)
+    if has_failed:
+        log.info("commands find this daemon by its folder")
 
 
 async def _wake(topics: Topics, retriever: Retriever, embedder: Embedder) -> None:

@@ -51,13 +51,15 @@ class Events:
     def subscription(self, author: str = "") -> Iterator[asyncio.Queue[tuple[str, Any]]]:
         """Subscribe while the block runs; the queue has (event, value).
 
-        Who has to make room for others is told so by the event `end`, with the reason, and is to leave.
+        Who is to leave is told so by the event `end`, with the reason where it makes room for others.
 
         Args:
             author: the principal who subscribes.
         """
         queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(QUEUED_EVENTS_MAX)
         self._queues[queue] = author
+        if self._ended:
+            put(queue, "end", None)
         queues = list(self._queues)
         for leaving in surplus(map(Held, self._queues.values()), SUBSCRIBERS_MAX):
             left = queues[leaving.place]
@@ -72,10 +74,6 @@ class Events:
         """End all subscriptions, because the daemon ends."""
         self._ended = True
         self.publish("end", None)
-
-    def have_ended(self) -> bool:
-        """Tell whether subscribers are to leave."""
-        return self._ended
 
 
 def put(queue: asyncio.Queue[tuple[str, Any]], event: str, value: Any) -> None:
