@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Serving
+from conftest import Connect, Serving
 from daemon_process import Answer, DaemonProcess, ask, user, wait_until
 from facts import FACTS, NO_NEIGHBOURS, POSTGRES, QUESTION
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
+from raw_wire import request
 from recording_upstream import RecordingUpstream
 
 from memd.admin.routes import ROUTES
@@ -234,6 +235,17 @@ def test_a_chunk_s_story_has_its_neighbours_and_the_turns_it_was_in(told: Daemon
     told.receipt(turn_id)
     story = admin.get(f"chunks/{chunk_of(admin, 'exclusion constraints')['id']}")
     assert turn_id in story["turns"] and story["before"] is None and "ERR_7421" in story["after"]["content"]
+
+
+@pytest.mark.parametrize("path", [b"/memd/export", b"/memd/events"])
+def test_head_of_what_is_streamed_is_answered_by_its_head_alone(
+    told: DaemonProcess, connect: Connect, path: bytes
+) -> None:
+    both = request(b"HEAD", path) + request(b"GET", b"/memd/health")
+    client = connect(told.own_url, both.replace(b"Host: memd", b"Host: localhost"))
+    assert client.read_head().split(b" ")[1] == b"200" and client.header(b"Content-Type")
+    assert client.read(8) == b"HTTP/1.1", "of the next answer"
+    assert client.read_head().startswith(b" 200") and b'"status"' in client.read_body()
 
 
 def test_topics_buffer_export_and_backup(told: DaemonProcess, admin: Admin, tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ async def _streamed(
         response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-store"})
         await response.prepare(request)
         with suppress(ConnectionError):
-            while piece:
+            while piece and request.method != "HEAD":  # that is answered by the head alone
                 if not access.is_let_in_still(request):
                     if content_type != ENDLESS and request.transport is not None:
                         request.transport.abort()
