@@ -271,7 +271,8 @@ async def test_in_mid_turn_what_the_model_says_it_looks_for_stands_behind_the_re
         [
             _draft(embedder, 1, mention, roles=tuple(one.role for one in speakers), speakers=tuple(speakers)),
             _draft(embedder, 2, result, roles=("assistant", "tool")),
-            *(_draft(embedder, number, text) for number, text in enumerate(TALK, 3)),
+            _draft(embedder, 3, "A crane is painted each spring.", speakers=()),  # as what takes the place of others
+            *(_draft(embedder, number, text) for number, text in enumerate(TALK, 4)),
         ]
     )
     question = "When all is done, report the release code of the copper crane."

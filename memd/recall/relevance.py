@@ -481,7 +481,8 @@ def _is_models(entry: Entry, asked: set[str]) -> bool:
     if entry.speakers is UNSET:
         return entry.roles == ("assistant",)
     said = ["", ""]
-    for one, end in zip(entry.speakers, [*(one.offset for one in entry.speakers[1:]), None], strict=True):
+    ends = [*(one.offset for one in entry.speakers[1:]), len(entry.content)]
+    for one, end in zip(entry.speakers, ends, strict=False):  # what took the place of others has no speakers
         said[one.role == "assistant"] += entry.content[one.offset : end] + " "
     others, models = ((len(asked.intersection(_WORD.findall(text.lower()))), len(text)) for text in said)
     return models > others
