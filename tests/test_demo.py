@@ -18,7 +18,7 @@ import pytest
 from daemon_process import DaemonProcess, clean_environment
 from recording_upstream import RecordingUpstream, Response
 
-from memd.demo.play import (
+from memd.demo import (
     CHANGED,
     QUESTION_IN_NEW_CHAT,
     QUESTIONS,
@@ -75,7 +75,7 @@ async def test_a_model_that_refuses_is_told_with_its_own_words(upstream: Recordi
 
 
 async def test_a_model_that_never_ends_is_asked_for_an_answer_of_some_length(upstream: RecordingUpstream) -> None:
-    upstream.answer = lambda _: Response((b'data: {"choices": [{"delta": {"content": "In Bergen."}}]}\n\n',))
+    upstream.answer = lambda _: Response((b'{"choices": [{"message": {"content": "In Bergen."}}]}',))
     async with aiohttp.ClientSession() as session:
         answer = await ChatClient(session, upstream.url, "demo", "Answer briefly.").say("Where is it?")
     assert answer.text == "In Bergen."

@@ -104,9 +104,9 @@ def test_no_package_of_an_extra_is_imported_before_somebody_wants_what_it_is_for
     program = """
 import importlib, pkgutil, sys
 sys.modules.update(dict.fromkeys(sys.argv[1:]))  # importing one of these raises ModuleNotFoundError
-for package in map(importlib.import_module, ("memd.cli", "memd.demo")):
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        importlib.import_module(module.name)  # the daemon's parts among them
+cli = importlib.import_module("memd.cli")
+for name in ("memd.demo", *(one.name for one in pkgutil.walk_packages(cli.__path__, "memd.cli."))):
+    importlib.import_module(name)  # the daemon's parts among them
 """
     done = subprocess.run([sys.executable, "-c", program, *names], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -36,6 +36,11 @@ def calibration_pairs() -> bytes:
     return (_HERE / "calibration_pairs.json").read_bytes()
 
 
+def bike_workshop() -> str:
+    """The conversation of the demo: `> ` opens a message of the developer, `< ` one of the assistant."""
+    return (_HERE / "bike_workshop.txt").read_text("utf-8")
+
+
 def words_of(subject: str) -> dict[str, Any]:
     """The words that a subject goes by: `times`, `instructions`, `programs`, `redaction`, `agents`, `exports`,
     `formats`, `consent`, `english`."""

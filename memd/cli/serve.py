@@ -85,7 +85,7 @@ def demo(fast: bool, model: Path | None, stay: bool) -> int:
 
     Example: memd demo --fast
     """
-    from memd.demo.play import main as play
+    from memd.demo import main as play
 
     return play(fast, model, stay)
 

@@ -13,7 +13,6 @@ the question, or says that it does not know. It keeps every prompt, so that the 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import re
@@ -22,12 +21,11 @@ import sys
 import tempfile
 import textwrap
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -43,47 +41,39 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from memd.assets import ranks_bytes
+from memd.assets import bike_workshop, ranks_bytes
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.daemon.app import running
 from memd.messages import without_memory_blocks
 from memd.settings.model import Config, ListenSettings, LogSettings, RetrievalSettings, UpstreamSettings
 from memd.store.disk import LocalDisk
+from memd.store.lexical.analyzer import analyze_query
 from memd.store.tools.export import export, shown_text
 from memd.wording import counted
 
-STAND_IN = "stand-in"
 UNKNOWN = "I don't know. Nothing in what I was shown answers that."
 SHARE_MIN = 0.4
 """The share of a question's significant words, by weight, that an answer must contain."""
-_COMMON = """
-a about again all an and any are as at be been but by can could did do does exactly for from get had has have he her his
-how i if in is it its me my no not now of on or our out she should so that the their them then there they this to up us
-was we were what when where which who why will with would you your
-"""
-COMMON_WORDS = frozenset(_COMMON.split())
-
-_WORD = re.compile(r"[a-z0-9_]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
 _DAY_LINE = re.compile(r"-- \w+ \d{4}-\d\d-\d\d --")
-_MEMORY_LINE = re.compile(r"\[mem:(?P<id>[0-9a-f]+)\] ")
+_MEMORY_LINE = re.compile(r"(\[mem:[0-9a-f]+\]) ")
+_SPEAKER = re.compile(r"(user|assistant|system|developer|tool): ")
+_BLOCK = re.compile(r"\[memory\].*?\[/memory\]", re.DOTALL)
+
+Messages = Sequence[Mapping[str, str]]
 
 
-class ShownPrompt(msgspec.Struct, frozen=True):
+class ShownPrompt(NamedTuple):
     """A prompt that the model received."""
 
-    messages: tuple[Mapping[str, str], ...]
+    messages: Messages
     tokens: int
 
     @property
     def blocks(self) -> list[str]:
         """The memory blocks in the prompt, in order."""
-        found = []
-        for message in self.messages:
-            start, end = message["content"].find("[memory]"), message["content"].find("[/memory]")
-            if message["role"] != "assistant" and -1 < start < end:
-                found.append(message["content"][start : end + len("[/memory]")])
-        return found
+        texts = (one["content"] for one in self.messages if one["role"] != "assistant")
+        return [found[0] for text in texts if (found := _BLOCK.search(text))]
 
 
 class FakeModel:
@@ -99,7 +89,7 @@ class FakeModel:
         self.window = window
         self.shown: list[ShownPrompt] = []
         self.base_url = ""
-        self._count = count
+        self.count = count
         self._lines = lines
 
     @asynccontextmanager
@@ -112,14 +102,13 @@ class FakeModel:
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
             self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
             yield self
         finally:
             await runner.cleanup()
 
-    def reply_to(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def reply_to(self, messages: Messages) -> str:
         """Return the reply to a prompt."""
         position = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
         if position < 0:
@@ -132,167 +121,61 @@ class FakeModel:
         return _best_answer(question, [*messages[:position], {"role": "developer", "content": block}])
 
     async def _props(self, _: web.Request) -> web.Response:
-        return web.json_response({"default_generation_settings": {"n_ctx": self.window}, "model_alias": STAND_IN})
+        return web.json_response({"default_generation_settings": {"n_ctx": self.window}, "model_alias": "stand-in"})
 
     async def _input_tokens(self, request: web.Request) -> web.Response:
-        tokens = self._count(_rendered(_messages_of(await request.json())))
+        tokens = self.count(_rendered((await request.json())["messages"]))
         return web.json_response({"object": "response.input_tokens", "input_tokens": tokens})
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        messages = _messages_of(await request.json())
-        tokens = self._count(_rendered(messages))
+    async def _chat(self, request: web.Request) -> web.Response:
+        messages = (await request.json())["messages"]
+        tokens = self.count(_rendered(messages))
         if tokens >= self.window:
             problem = f"request ({tokens} tokens) exceeds the available context size ({self.window} tokens)"
             facts = {"type": "exceed_context_size_error", "n_prompt_tokens": tokens, "n_ctx": self.window}
             return web.json_response({"error": {"code": 400, "message": problem, **facts}}, status=400)
-        self.shown.append(ShownPrompt(tuple(messages), tokens))
+        self.shown.append(ShownPrompt(messages, tokens))
         text = self.reply_to(messages)
-        usage = {"prompt_tokens": tokens, "completion_tokens": self._count(text)}
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        deltas = [{"role": "assistant"}, *({"content": piece} for piece in re.findall(r"\S+\s*|\s+", text)), {}]
-        for delta in deltas:
-            choice = {"index": 0, "delta": delta, "finish_reason": None if delta else "stop"}
-            more = {} if delta else {"usage": usage}
-            chunk = {"object": "chat.completion.chunk", "model": STAND_IN, "choices": [choice], **more}
-            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-            await asyncio.sleep(0)  # a piece leaves before the next is made, as with a real model
-        await response.write(b"data: [DONE]\n\n")
-        return response
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": tokens, "completion_tokens": self.count(text)}
+        return web.json_response({"object": "chat.completion", "choices": [choice], "usage": usage})
 
 
-def _messages_of(body: Any) -> list[Mapping[str, str]]:
-    """Role and text of each message; parts that are not text are left out."""
-    messages: list[Mapping[str, str]] = []
-    for message in body["messages"]:
-        content = message.get("content") or ""
-        if not isinstance(content, str):
-            content = "\n".join(part["text"] for part in content if part.get("type") == "text")
-        messages.append({"role": str(message["role"]), "content": content})
-    return messages
-
-
-def _rendered(messages: Iterable[Mapping[str, str]]) -> str:
+def _rendered(messages: Messages) -> str:
     turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
     return turns + "<|im_start|>assistant\n"
 
 
-def _best_answer(question: str, messages: Sequence[Mapping[str, str]]) -> str:
+def _best_answer(question: str, messages: Messages) -> str:
     """The user's sentence that shares the most telling words with the question; of equals the latest."""
     sentences = [sentence for message in messages for sentence in _said_by_user(message)]
-    words = [_words(text) for text, _ in sentences]
-    asked = _words(question)
+    words = [analyze_query(text).keys() for text, _ in sentences]
     # A word is telling when few sentences have it.
-    weights = {word: math.log(1 + len(words) / (1 + sum(word in other for other in words))) for word in asked}
+    having = {word: sum(word in other for other in words) for word in analyze_query(question)}
+    weights = {word: math.log(1 + len(words) / (1 + number)) for word, number in having.items()}
     best, best_share = "", 0.0
     for (text, source), own in zip(sentences, words, strict=True):
-        share = sum(weights[word] for word in asked & own) / (sum(weights.values()) or 1.0)
+        share = sum(weights[word] for word in weights.keys() & own) / (sum(weights.values()) or 1.0)
         if share >= max(best_share, SHARE_MIN) and not text.endswith("?"):
             best, best_share = f'You said{source}: "{text}"', share
     return best or UNKNOWN
 
 
-def _said_by_user(message: Mapping[str, str]) -> Iterable[tuple[str, str]]:
+def _said_by_user(message: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Sentences of a message, or of the chunks of a memory block, that the user said, each with where it stands."""
     role, source = message["role"], ""
     for line in message["content"].split("\n"):
         if found := _MEMORY_LINE.match(line):
-            source, line = f" [{line[1 : found.end() - 2]}]", line[found.end() :]
+            source, line = f" {found[1]}", line[found.end() :]
         elif line == "[/memory]":
             source = ""
-        elif source and _DAY_LINE.fullmatch(line):
-            continue
-        for spoken in ("user", "assistant", "system", "developer", "tool"):
-            if source and line.startswith(f"{spoken}: "):
-                role, line = spoken, line.removeprefix(f"{spoken}: ")
-        if role == "user":
+        if source and (found := _SPEAKER.match(line)):
+            role, line = found[1], line[found.end() :]
+        if role == "user" and not (source and _DAY_LINE.fullmatch(line)):
             yield from ((sentence.strip(), source) for sentence in _SENTENCE_END.split(line) if sentence.strip())
 
 
-def _words(text: str) -> set[str]:
-    """The telling words of a text, without the endings of the plural and of verbs."""
-    return {_stem(word) for word in _WORD.findall(text.lower()) if word not in COMMON_WORDS}
-
-
-def _stem(word: str) -> str:
-    for ending in ("es", "ed", "s"):
-        if word.endswith(ending) and len(word) > len(ending) + 3:
-            return word.removesuffix(ending)
-    return word
-
-
-USER, MODEL, MEMORY = "bold cyan", "bold green", "magenta"
 EXCERPT_CHARACTERS = 260
-LINES_SHOWN = 4
-"""Of the chunks on disk."""
-PROGRESS_EVERY = 12
-STORED_SECONDS_MAX = 60.0
-
-
-class Screen:
-    """Writes to a console."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-
-    def act(self, title: str, subtitle: str) -> None:
-        """A new part of the play."""
-        self.console.print()
-        self.console.print(Rule(f"[bold]{title}[/]", style="blue", align="left"))
-        self.console.print(f"[dim]{escape(subtitle)}[/]\n")
-
-    def event(self, text: str, below: int = 0) -> None:
-        """Something that happened, behind a mark."""
-        self.console.print(Padding(f"[{MEMORY}]▸{text}", (0, 2, below, 2)))
-
-    def answer(self, question: str, answer: str, expects: str, recall_ms: float | None) -> None:
-        """A question, unless the reader typed it, the answer, and how long remembering took."""
-        if question:
-            self.say("you", USER, question)
-        text = Text(answer)
-        text.highlight_words([expects] if expects else [], "bold reverse")
-        self.say("model", MODEL, text)
-        if recall_ms is not None:
-            self.console.print(f"        [dim]remembered in {recall_ms:.1f} ms[/]")
-        self.console.print()
-
-    def say(self, who: str, style: str, text: str | Text) -> None:
-        """The words of somebody."""
-        row = Table.grid(padding=(0, 1))
-        row.add_column(width=6, justify="right", style=style)
-        row.add_column()
-        row.add_row(who, text if isinstance(text, Text) else Text(text))
-        self.console.print(Padding(row, (0, 0, 0, 1)))
-
-    def prompt(self, shown: ShownPrompt, sent: int, expects: str) -> None:
-        """The memory block in which the model was shown the answer."""
-        block = next(block for block in reversed(shown.blocks) if expects in block)
-        head, *parts, tail = re.split(r"\n(?=\[mem:|-- |\[/memory\])", block)
-        at = next(number for number, part in enumerate(parts) if expects in part)
-        day = [part for part in parts[:at] if _DAY_LINE.fullmatch(part)][-1:]
-        text = Text("\n".join(map(_excerpt, "\n".join([head, *day, parts[at]]).split("\n"))))
-        others = sum(part.startswith("[mem:") for part in parts) - 1
-        left = f"… and {counted(others, 'chunk')} more\n" if others else ""
-        text.append(f"\n{left}{tail}", style="dim")
-        text.highlight_regex(r"\[mem:[0-9a-f]+\]", f"bold {MEMORY}")
-        text.highlight_words([expects], "bold reverse")
-        below = f"the client sent {sent} messages, the model was shown {len(shown.messages)} ({shown.tokens:,} tokens)"
-        title = "what memd put before the question"
-        self.console.print(Panel(text, title=title, subtitle=f"[dim]{below}[/]", border_style=MEMORY))
-
-
-def _command() -> str:
-    """The command of this installation, as it can be typed."""
-    beside = Path(sys.executable).with_name("memd")
-    if shutil.which("memd") or not beside.exists():
-        return "memd"
-    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
-
-
-def _excerpt(text: str, characters: int = EXCERPT_CHARACTERS) -> str:
-    return textwrap.shorten(text, characters, placeholder=" …")
-
-
 REFUSAL_CHARACTERS = 300
 """Of what a model server says when it refuses a request."""
 ANSWER_TOKENS_MAX = 512
@@ -322,26 +205,25 @@ class ChatClient:
         self._topic_id = topic_id
 
     async def say(
-        self, text: str, *, corrections: list[dict[str, Any]] | None = None, headers: Mapping[str, str] | None = None
+        self, text: str, *, corrections: Sequence[object] = (), headers: Mapping[str, str] | None = None
     ) -> ChatAnswer:
-        """Send the history with one more message, and append the streamed reply to it. Raises NotShown: the model
-        refuses the request."""
+        """Send the history with one more message, and append the reply to it. Raises NotShown: the model refuses the
+        request."""
         self.messages.append({"role": "user", "content": text})
-        memory_in: dict[str, Any] = {"topic_id": self._topic_id}
-        if corrections:
-            memory_in["corrections"] = corrections
-        body = {"model": "any", "messages": self.messages, "stream": True, "metadata": {"memory_in": memory_in}}
+        memory_in = {"topic_id": self._topic_id, "corrections": list(corrections)}
+        body = {"model": "any", "messages": self.messages, "metadata": {"memory_in": memory_in}}
         body |= {"max_tokens": ANSWER_TOKENS_MAX, "temperature": 0}
         forever = aiohttp.ClientTimeout()  # a large model on a small machine takes its time, and Ctrl-C ends it
         async with self._session.post(self._url, json=body, headers=headers, timeout=forever) as response:
             if not response.ok:
                 said = " ".join((await response.text()).split())[:REFUSAL_CHARACTERS]
                 raise NotShown(f"the model refuses {text!r} ({response.status}): {said}")
-            lines = [line[len(b"data: ") :] async for line in response.content if line.startswith(b"data: {")]
-            choices = [choice for line in lines for choice in json.loads(line)["choices"]]
-            text = "".join(choice["delta"].get("content") or "" for choice in choices)
-            recall_ms = _recall_ms(response.headers.get("Server-Timing", ""))
-            answer = ChatAnswer(text, response.headers.get("X-Memory-Status", ""), recall_ms)
+            told = await response.json(content_type=None)
+            answer = ChatAnswer(
+                text=told["choices"][0]["message"]["content"] or "",
+                status=response.headers.get("X-Memory-Status", ""),
+                recall_ms=_recall_ms(response.headers.get("Server-Timing", "")),
+            )
         self.messages.append({"role": "assistant", "content": answer.text})
         return answer
 
@@ -376,25 +258,21 @@ QUESTIONS = (
     Question("How does Marta want to get her messages?", "text messages and never e-mail"),
 )
 """Asked at the end of the long conversation."""
-
 QUESTION_IN_NEW_CHAT = Question("On which port should the API listen?", "7340")
-
 CHANGED = Question("When does the reminder for customers go out?", "18:00 on the evening before")
 """Asked before the decision changes."""
-CHANGED_AGAIN = "And when exactly does the reminder for customers go out now?"
+CHANGED_AGAIN = Question(
+    "And when exactly does the reminder for customers go out now?", "three hours before the appointment"
+)
 CORRECTION = "Decision changed: the reminder for customers goes out three hours before the appointment."
 CORRECTION_REASON = "customers forgot the appointment overnight"
-CORRECTED_EXPECTS = "three hours before the appointment"
 
 
 def load_turns() -> list[Exchange]:
     """The conversation, oldest turn first."""
-    text = files("memd.demo").joinpath("bike_workshop.txt").read_text(encoding="utf-8")
+    text = bike_workshop()
     _, *exchanges = text.split("\n> ")
-    turns = []
-    for exchange in exchanges:
-        user, _, assistant = exchange.partition("\n< ")
-        turns.append(Exchange(user.strip(), assistant.strip()))
+    turns = [Exchange(*(said.strip() for said in exchange.split("\n< "))) for exchange in exchanges]
     for question in (*QUESTIONS, QUESTION_IN_NEW_CHAT, CHANGED):
         assert text.count(question.expects) == 1, f"{question.expects!r} must be said exactly once"
     return turns
@@ -405,8 +283,13 @@ TOPIC = "spokebook"
 READING_SECONDS = 2.5
 RECALL_MILLISECONDS_MAX = 60_000
 """It shows what is remembered, however busy the machine is."""
+STORED_SECONDS_MAX = 60.0
 SHOWN_IN_FULL = 3
 """Turns at the beginning that are shown; of the others only figures."""
+PROGRESS_EVERY = 12
+LINES_SHOWN = 4
+"""Of the chunks on disk."""
+USER, MODEL, MEMORY = "bold cyan", "bold green", "magenta"
 
 
 def main(fast: bool, model: Path | None, stay: bool) -> int:
@@ -423,7 +306,7 @@ def main(fast: bool, model: Path | None, stay: bool) -> int:
     logging.basicConfig(level=logging.ERROR)
     console = Console(highlight=False, width=min(Console().width, 100))
     try:
-        uvloop.run(_play(Screen(console), 0.0 if fast else READING_SECONDS, model, stay))
+        uvloop.run(_play(console, 0.0 if fast else READING_SECONDS, model, stay))
     except NotShown as problem:
         console.print(f"\n[bold red]The demo did not show what it should:[/] {problem}")
         return 1
@@ -432,10 +315,10 @@ def main(fast: bool, model: Path | None, stay: bool) -> int:
     return 0
 
 
-async def _play(screen: Screen, pause_seconds: float, model: Path | None, stay: bool) -> None:
+async def _play(console: Console, pause_seconds: float, model: Path | None, stay: bool) -> None:
     turns = load_turns()
     counter = TokenCounter(cl100k_base(ranks_bytes()))
-    standin = FakeModel(window=WINDOW_TOKENS, count=counter.count, lines={turn.user: turn.assistant for turn in turns})
+    standin = FakeModel(window=WINDOW_TOKENS, count=counter.count, lines=dict(turns))
     with tempfile.TemporaryDirectory(prefix="memd-demo-") as folder:
         async with standin.running(), aiohttp.ClientSession() as session:
             config = Config(
@@ -446,124 +329,68 @@ async def _play(screen: Screen, pause_seconds: float, model: Path | None, stay: 
                 retrieval=RetrievalSettings(timeout_ms=RECALL_MILLISECONDS_MAX),
             )
             async with running(config) as daemon:
-                chats = partial(ChatClient, session, daemon.base_url, TOPIC, SYSTEM_PROMPT)
-                stage = _Stage(screen, standin, counter.count, config.data_dir, chats, pause_seconds)
+                new_chat = partial(ChatClient, session, daemon.base_url, TOPIC, SYSTEM_PROMPT)
+                stage = _Stage(console, new_chat, standin, config.data_dir, pause_seconds)
                 text = (
                     f"The real daemon runs at {daemon.base_url} on a temporary directory. Behind it stands in for a "
                     f"model: a program with a window of {WINDOW_TOKENS:,} tokens that answers by quoting its prompt. "
                     f"In the conversation it reads its part of a script ({len(turns)} turns); to the questions "
                     "afterwards it can only know what memd put in front of it."
                 )
-                screen.console.print()
-                screen.console.print(Panel(text, title="[bold]memd demo[/]", border_style="blue", padding=(1, 2)))
+                console.print()
+                console.print(Panel(text, title="[bold]memd demo[/]", border_style="blue", padding=(1, 2)))
                 chat = await stage.long_conversation(turns)
                 await stage.questions(chat)
                 await stage.another_chat()
                 await stage.correction()
                 stage.figures()
                 if model is None:
-                    await _stay(screen, chats, f"{daemon.own_url}/memd/", stay)
+                    await stage.your_turn(f"{daemon.own_url}/memd/", stay)
             if model is not None:
-                screen.act("A real model", f"{model.name}, the same questions in new chats: memory off, then on.")
+                stage.act("A real model", f"{model.name}, the same questions in new chats: memory off, then on.")
                 async with running(msgspec.structs.replace(config, upstream=UpstreamSettings()), model) as daemon:
-                    chats = partial(ChatClient, session, daemon.base_url, TOPIC, SYSTEM_PROMPT)
-                    await _ask_model(screen, chats)
-                    await _stay(screen, chats, f"{daemon.own_url}/memd/", stay)
+                    stage.new_chat = partial(ChatClient, session, daemon.base_url, TOPIC, SYSTEM_PROMPT)
+                    await stage.real_model()
+                    await stage.your_turn(f"{daemon.own_url}/memd/", stay)
 
 
-async def _ask_model(screen: Screen, new_chat: Callable[[], ChatClient]) -> None:
-    """A real model, asked without memory and with it: nothing is claimed, both are counted."""
-    questions = (*QUESTIONS, QUESTION_IN_NEW_CHAT)
-    known = {"off": 0, "full": 0}
-    for question in questions:
-        for mode in known:
-            with screen.console.status("the model answers …"):  # which may take a minute
-                answer = await new_chat().say(question.text, headers={"X-Memory-Mode": mode})
-            known[mode] += question.expects.casefold() in answer.text.casefold()
-            asked = question.text if mode == "full" else f"{question.text} (memory off)"
-            screen.answer(asked, _excerpt(answer.text), question.expects, answer.recall_ms)
-    told = f"Of {len(questions)} questions it answered {known['off']} without memory and {known['full']} with it."
-    screen.event(f"[/] {told}", below=1)
-
-
-async def _stay(screen: Screen, new_chat: Callable[[], ChatClient], page: str, stay: bool) -> None:
-    """Let the reader ask, at a terminal until an empty line; with `stay` without one until Ctrl-C."""
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if not is_terminal and not stay:
-        return
-    screen.console.print(Rule("[bold]Your turn[/]", style="blue", align="left"))
-    screen.console.print(f"The daemon with this memory still runs. Look into it: [bold]{page}[/]")
-    ends = "Ask it something; an empty line ends the demo." if is_terminal else "Ctrl-C ends the demo."
-    screen.console.print(f"[dim]{ends}[/]\n")
-    if stay:
-        webbrowser.open(page)
-    if not is_terminal:
-        await asyncio.Event().wait()
-    chat = new_chat()
-    while question := await _typed(screen):
-        with screen.console.status("the model answers …"):
-            answer = await chat.say(question)
-        screen.answer("", answer.text, "", answer.recall_ms)
-
-
-async def _typed(screen: Screen) -> str:
-    """A line that the reader types; waited for without a thread, which Ctrl-C could not end."""
-    screen.console.print(f"    [{USER}]you[/] ", end="")
-    loop = asyncio.get_running_loop()
-    line: asyncio.Future[str] = loop.create_future()
-
-    def take() -> None:
-        if not line.done():
-            line.set_result(sys.stdin.readline())
-
-    loop.add_reader(sys.stdin, take)
-    try:
-        return (await line).strip()
-    finally:
-        loop.remove_reader(sys.stdin)
-
-
-class _Stage:
+class _Stage(msgspec.Struct):
     """The acts of the play, in order, and what is counted on the way."""
 
-    def __init__(
-        self,
-        screen: Screen,
-        standin: FakeModel,
-        count: Callable[[str], int],
-        data_dir: Path,
-        new_chat: Callable[[], ChatClient],
-        pause_seconds: float,
-    ) -> None:
-        self._screen = screen
-        self._standin = standin
-        self._count = count
-        self._data_dir = data_dir
-        self._new_chat = new_chat
-        self._pause_seconds = pause_seconds
-        self._turns = 0
-        self._said_tokens = 0
-        self._recall_ms: list[float] = []
+    console: Console
+    new_chat: Callable[[], ChatClient]
+    standin: FakeModel
+    data_dir: Path
+    pause_seconds: float
+    turns: int = 0
+    said_tokens: int = 0
+    recall_ms: list[float] = []
+
+    def act(self, title: str, subtitle: str) -> None:
+        """A new part of the play."""
+        self.console.print()
+        self.console.print(Rule(f"[bold]{title}[/]", style="blue", align="left"))
+        self.console.print(f"[dim]{escape(subtitle)}[/]\n")
 
     async def long_conversation(self, turns: list[Exchange]) -> ChatClient:
         """All turns, the whole history with each; returns the chat, still open."""
-        self._screen.act("A long conversation", "The client sends its whole history every time, as clients do.")
-        chat = self._new_chat()
+        self.act("A long conversation", "The client sends its whole history every time, as clients do.")
+        chat = self.new_chat()
         left_before = False
         for number, turn in enumerate(turns, start=1):
             answer = await self._say(chat, turn.user)
             if answer.text != turn.assistant:
                 raise NotShown(f"turn {number} was answered {answer.text!r}")
-            shown = self._standin.shown[-1]
+            shown = self.standin.shown[-1]
             if number <= SHOWN_IN_FULL:
-                self._screen.say("you", USER, _excerpt(turn.user))
-                self._screen.say("model", MODEL, _excerpt(turn.assistant))
-                self._screen.console.print()
+                self._show("you", USER, _excerpt(turn.user))
+                self._show("model", MODEL, _excerpt(turn.assistant))
+                self.console.print()
                 await self._pause()
             left = _left_out(chat, shown)
             if left and not left_before:
-                self._screen.event(
-                    f" turn {number}:[/] {self._said_tokens:,} tokens were said; the window has {WINDOW_TOKENS:,}, "
+                self._show_event(
+                    f" turn {number}:[/] {self.said_tokens:,} tokens were said; the window has {WINDOW_TOKENS:,}, "
                     f"with room kept for the reply and for memory. The oldest {left} messages are on disk now and the "
                     f"model is no longer shown them: its prompt is down to {shown.tokens:,} tokens."
                 )
@@ -571,8 +398,8 @@ class _Stage:
             left_before = left_before or left > 0
             if number % PROGRESS_EVERY == 0 or number == len(turns):
                 bar = "█" * round(10 * number / len(turns))
-                self._screen.console.print(
-                    f"  [cyan]{bar:░<10}[/] turn {number:>2}/{len(turns)}  said [bold]{self._said_tokens:>5,}[/] tokens"
+                self.console.print(
+                    f"  [cyan]{bar:░<10}[/] turn {number:>2}/{len(turns)}  said [bold]{self.said_tokens:>5,}[/] tokens"
                     f"  prompt [bold]{shown.tokens:>5,}[/]  [{MEMORY}]{left:>3}[/] messages left out"
                 )
             await self._pause(0.02)
@@ -586,40 +413,40 @@ class _Stage:
         lines = [Text.from_markup(f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}") for text in contents[:LINES_SHOWN]]
         lines.append(Text(f"… and {len(contents) - len(lines)} more", style="dim"))
         title = f"remembered on disk: {len(contents)} chunks, word for word"
-        self._screen.console.print()
-        self._screen.console.print(Panel(Group(*lines), title=title, border_style=MEMORY))
+        self.console.print()
+        self.console.print(Panel(Group(*lines), title=title, border_style=MEMORY))
         await self._pause()
         return chat
 
     async def questions(self, chat: ChatClient) -> None:
         """Facts from the first turns, asked in the same chat when those turns have long left the prompt."""
-        self._screen.act("Asking about the beginning", "The turns that hold the answers are no longer in the prompt.")
-        for position, question in enumerate(QUESTIONS):
-            answer, shown = await self._asked(chat, question.text, question.expects)
-            if position == 0:
-                self._screen.prompt(shown, len(chat.messages) - 1, question.expects)
+        self.act("Asking about the beginning", "The turns that hold the answers are no longer in the prompt.")
+        for question in QUESTIONS:
+            answer, shown = await self._asked(chat, question)
+            if question is QUESTIONS[0]:
+                self._show_prompt(shown, len(chat.messages) - 1, question.expects)
                 await self._pause()
-            self._screen.answer(question.text, answer.text, question.expects, answer.recall_ms)
+            self._show_answer(question, answer)
 
     async def another_chat(self) -> None:
         """The same topic, nothing in the history: with memory and, for comparison, without."""
         question = QUESTION_IN_NEW_CHAT
-        self._screen.act("A new chat, empty history", "First with X-Memory-Mode: off, then as usual.")
-        without = await self._new_chat().say(question.text, headers={"X-Memory-Mode": "off"})
+        self.act("A new chat, empty history", "First with X-Memory-Mode: off, then as usual.")
+        without = await self.new_chat().say(question.text, headers={"X-Memory-Mode": "off"})
         if without.text != UNKNOWN:
             raise NotShown(f"without memory the model should know nothing, but it said {without.text!r}")
-        self._screen.answer(f"{question.text} (memory off)", without.text, "", None)
+        self._show_answer(Question(f"{question.text} (memory off)", ""), without)
         await self._pause()
-        answer, _ = await self._asked(self._new_chat(), question.text, question.expects)
-        self._screen.answer(question.text, answer.text, question.expects, answer.recall_ms)
+        answer, _ = await self._asked(self.new_chat(), question)
+        self._show_answer(question, answer)
         await self._pause()
 
     async def correction(self) -> None:
         """A decision changes: the caller replaces the chunk it was told from, and asks again in a new chat."""
-        self._screen.act("A correction", "memd never decides what is out of date. Whoever asks can.")
-        chat = self._new_chat()
-        before, _ = await self._asked(chat, CHANGED.text, CHANGED.expects)
-        self._screen.answer(CHANGED.text, before.text, CHANGED.expects, before.recall_ms)
+        self.act("A correction", "memd never decides what is out of date. Whoever asks can.")
+        chat = self.new_chat()
+        before, _ = await self._asked(chat, CHANGED)
+        self._show_answer(CHANGED, before)
         await self._pause()
         named = before.text.partition("[mem:")[2].partition("]")[0]
         correction: dict[str, object] = {
@@ -630,36 +457,36 @@ class _Stage:
         }
         fields = [f"{key + ':':<11} {msgspec.json.encode(value).decode()}" for key, value in correction.items()]
         syntax = Syntax("\n".join(fields), "yaml", background_color="default", word_wrap=True)
-        self._screen.console.print(Panel(syntax, title="metadata.memory_in.corrections", border_style="yellow"))
+        self.console.print(Panel(syntax, title="metadata.memory_in.corrections", border_style="yellow"))
         await self._pause()
-        await self._say(chat, CORRECTION, corrections=[correction])
-        later = self._new_chat()
-        after, shown = await self._asked(later, CHANGED_AGAIN, CORRECTED_EXPECTS)
+        await self._say(chat, CORRECTION, [correction])
+        after, shown = await self._asked(self.new_chat(), CHANGED_AGAIN)
         if any(f"[mem:{named}]" in block for block in shown.blocks):
             raise NotShown(f"chunk {named} is still shown although it was replaced")
-        self._screen.answer(CHANGED_AGAIN, after.text, CORRECTED_EXPECTS, after.recall_ms)
-        self._screen.event(
+        self._show_answer(CHANGED_AGAIN, after)
+        self._show_event(
             f"[/] Chunk {named} is not shown any more. On disk it stays, marked Deprecated, until somebody erases it. "
             "The question and its first answer are remembered too, as a chunk of their own.",
             below=1,
         )
 
     def figures(self) -> None:
-        largest = max(shown.tokens for shown in self._standin.shown)
+        """All that was counted."""
+        largest = max(shown.tokens for shown in self.standin.shown)
         if largest >= WINDOW_TOKENS:
             raise NotShown(f"a prompt had {largest} tokens, more than the window")
-        log_bytes = sum(file.stat().st_size for file in self._data_dir.rglob("*.bin"))
-        recall_ms = sorted(self._recall_ms)
+        log_bytes = sum(file.stat().st_size for file in self.data_dir.rglob("*.bin"))
+        recall_ms = sorted(self.recall_ms)
+        middle = recall_ms[len(recall_ms) // 2]
         table = Table(box=box.SIMPLE, show_header=False)
         table.add_column(style="dim")
         table.add_column(justify="right")
-        table.add_row("turns played", f"{self._turns}")
-        table.add_row("tokens said", f"{self._said_tokens:,}")
+        table.add_row("turns played", f"{self.turns}")
+        table.add_row("tokens said", f"{self.said_tokens:,}")
         table.add_row("largest prompt", f"{largest:,} of {WINDOW_TOKENS:,}")
         table.add_row("chunks remembered", f"{len(self._live_contents())} ({log_bytes / 1024:.0f} KB on disk)")
-        middle = recall_ms[len(recall_ms) // 2]
         table.add_row("remembering took", f"{middle:.1f} ms (median), {recall_ms[-1]:.1f} ms at most")
-        tell, memd = self._screen.console.print, _command()
+        tell, memd = self.console.print, _command()
         tell(Rule("[bold]In figures[/]", style="blue", align="left"))
         tell(table)
         tell("Now with a model of yours:\n")
@@ -667,34 +494,129 @@ class _Stage:
         tell(f"  [bold]{memd} serve --model FILE.gguf[/]   [dim]or let memd start one[/]\n")
         tell("and point your client's base URL at [bold]http://127.0.0.1:8765/v1[/].\n")
 
-    async def _pause(self, share: float = 1.0) -> None:
-        await asyncio.sleep(share * self._pause_seconds)
+    async def real_model(self) -> None:
+        """A real model, asked without memory and with it: nothing is claimed, both are counted."""
+        questions = (*QUESTIONS, QUESTION_IN_NEW_CHAT)
+        known = {"off": 0, "full": 0}
+        for question in questions:
+            for mode in known:
+                with self.console.status("the model answers …"):  # which may take a minute
+                    answer = await self.new_chat().say(question.text, headers={"X-Memory-Mode": mode})
+                known[mode] += question.expects.casefold() in answer.text.casefold()
+                asked = question.text if mode == "full" else f"{question.text} (memory off)"
+                self._show_answer(question._replace(text=asked), answer._replace(text=_excerpt(answer.text)))
+        told = f"Of {len(questions)} questions it answered {known['off']} without memory and {known['full']} with it."
+        self._show_event(f"[/] {told}", below=1)
 
-    async def _say(self, chat: ChatClient, text: str, corrections: list[dict[str, object]] | None = None) -> ChatAnswer:
+    async def your_turn(self, page: str, stay: bool) -> None:
+        """Let the reader ask, at a terminal until an empty line; with `stay` without one until Ctrl-C."""
+        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        if not is_terminal and not stay:
+            return
+        self.console.print(Rule("[bold]Your turn[/]", style="blue", align="left"))
+        self.console.print(f"The daemon with this memory still runs. Look into it: [bold]{page}[/]")
+        ends = "Ask it something; an empty line ends the demo." if is_terminal else "Ctrl-C ends the demo."
+        self.console.print(f"[dim]{ends}[/]\n")
+        if stay:
+            webbrowser.open(page)
+        if not is_terminal:
+            await asyncio.Event().wait()
+        chat = self.new_chat()
+        while question := await self._typed():
+            with self.console.status("the model answers …"):
+                answer = await chat.say(question)
+            self._show_answer(Question("", ""), answer)
+
+    async def _typed(self) -> str:
+        """A line that the reader types; waited for without a thread, which Ctrl-C could not end."""
+        self.console.print(f"    [{USER}]you[/] ", end="")
+        loop, is_typed = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(sys.stdin, is_typed.set)
+        try:
+            await is_typed.wait()
+            return sys.stdin.readline().strip()
+        finally:
+            loop.remove_reader(sys.stdin)
+
+    async def _pause(self, share: float = 1.0) -> None:
+        await asyncio.sleep(share * self.pause_seconds)
+
+    async def _say(self, chat: ChatClient, text: str, corrections: Sequence[object] = ()) -> ChatAnswer:
         answer = await chat.say(text, corrections=corrections)
         if answer.status.startswith("degraded"):
             raise NotShown(f"memd reports {answer.status}")
-        self._turns += 1
-        self._said_tokens += self._count(text) + self._count(answer.text)
+        self.turns += 1
+        self.said_tokens += self.standin.count(text) + self.standin.count(answer.text)
         return answer
 
-    async def _asked(self, chat: ChatClient, question: str, expects: str) -> tuple[ChatAnswer, ShownPrompt]:
+    async def _asked(self, chat: ChatClient, question: Question) -> tuple[ChatAnswer, ShownPrompt]:
         """Ask, and hold that the answer came out of a memory block."""
-        answer = await self._say(chat, question)
-        shown = self._standin.shown[-1]
+        answer = await self._say(chat, question.text)
+        shown = self.standin.shown[-1]
         if answer.recall_ms is not None:
-            self._recall_ms.append(answer.recall_ms)
-        if expects not in answer.text:
-            raise NotShown(f"{question!r} should be answered with {expects!r}; the model said {answer.text!r}")
-        if not any(expects in block for block in shown.blocks):
-            raise NotShown(f"{expects!r} was known without memory")
+            self.recall_ms.append(answer.recall_ms)
+        if question.expects not in answer.text:
+            said = f"should be answered with {question.expects!r}; the model said {answer.text!r}"
+            raise NotShown(f"{question.text!r} {said}")
+        if not any(question.expects in block for block in shown.blocks):
+            raise NotShown(f"{question.expects!r} was known without memory")
         return answer, shown
 
     def _live_contents(self) -> list[str]:
-        return [shown_text(line) for line in export(self._data_dir, LocalDisk(), topic_id=TOPIC, live_only=True)]
+        return [shown_text(line) for line in export(self.data_dir, LocalDisk(), topic_id=TOPIC, live_only=True)]
+
+    def _show(self, who: str, style: str, text: str | Text) -> None:
+        """The words of somebody."""
+        row = Table.grid(padding=(0, 1))
+        row.add_column(width=6, justify="right", style=style)
+        row.add_row(who, text if isinstance(text, Text) else Text(text))
+        self.console.print(Padding(row, (0, 0, 0, 1)))
+
+    def _show_event(self, text: str, below: int = 0) -> None:
+        """Something that happened, behind a mark."""
+        self.console.print(Padding(f"[{MEMORY}]▸{text}", (0, 2, below, 2)))
+
+    def _show_answer(self, question: Question, answer: ChatAnswer) -> None:
+        """A question, unless the reader typed it, the answer, and how long remembering took."""
+        if question.text:
+            self._show("you", USER, question.text)
+        text = Text(answer.text)
+        text.highlight_words([question.expects] if question.expects else [], "bold reverse")
+        self._show("model", MODEL, text)
+        if answer.recall_ms is not None:
+            self.console.print(f"        [dim]remembered in {answer.recall_ms:.1f} ms[/]")
+        self.console.print()
+
+    def _show_prompt(self, shown: ShownPrompt, sent: int, expects: str) -> None:
+        """The memory block in which the model was shown the answer."""
+        block = next(block for block in reversed(shown.blocks) if expects in block)
+        head, *parts, tail = re.split(r"\n(?=\[mem:|-- |\[/memory\])", block)
+        at = next(number for number, part in enumerate(parts) if expects in part)
+        day = [part for part in parts[:at] if _DAY_LINE.fullmatch(part)][-1:]
+        text = Text("\n".join(map(_excerpt, "\n".join([head, *day, parts[at]]).split("\n"))))
+        others = sum(part.startswith("[mem:") for part in parts) - 1
+        left = f"… and {counted(others, 'chunk')} more\n" if others else ""
+        text.append(f"\n{left}{tail}", style="dim")
+        text.highlight_regex(r"\[mem:[0-9a-f]+\]", f"bold {MEMORY}")
+        text.highlight_words([expects], "bold reverse")
+        below = f"the client sent {sent} messages, the model was shown {len(shown.messages)} ({shown.tokens:,} tokens)"
+        title = "what memd put before the question"
+        self.console.print(Panel(text, title=title, subtitle=f"[dim]{below}[/]", border_style=MEMORY))
+
+
+def _excerpt(text: str, characters: int = EXCERPT_CHARACTERS) -> str:
+    return textwrap.shorten(text, characters, placeholder=" …")
 
 
 def _left_out(chat: ChatClient, shown: ShownPrompt) -> int:
     """How many of the messages that the client sent the model was not shown."""
     sent = len(chat.messages) - 1  # the reply came after
     return sent - sum("[memory]" not in message["content"] or message["role"] == "user" for message in shown.messages)
+
+
+def _command() -> str:
+    """The command of this installation, as it can be typed."""
+    beside = Path(sys.executable).with_name("memd")
+    if shutil.which("memd") or not beside.exists():
+        return "memd"
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
