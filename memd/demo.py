@@ -211,7 +211,7 @@ class ChatClient:
         request."""
         self.messages.append({"role": "user", "content": text})
         memory_in = {"topic_id": self._topic_id, "corrections": list(corrections)}
-        body = {"model": "any", "messages": self.messages, "metadata": {"memory_in": memory_in}}
+        body: dict[str, object] = {"model": "any", "messages": self.messages, "metadata": {"memory_in": memory_in}}
         body |= {"max_tokens": ANSWER_TOKENS_MAX, "temperature": 0}
         forever = aiohttp.ClientTimeout()  # a large model on a small machine takes its time, and Ctrl-C ends it
         async with self._session.post(self._url, json=body, headers=headers, timeout=forever) as response:

@@ -13,7 +13,7 @@ from conftest import Connect
 from daemon_process import DaemonProcess, ask, peak_bytes, wait_until, wait_until_stalled
 from raw_wire import Peer, RawUpstream, Script, answer, answering, chunked, raw_upstream, request
 
-from memd.cli.check.upstream import probed
+from memd.cli.check.upstream import asked as asked_server
 from memd.settings.model import Config, UpstreamSettings
 
 CHAT = b"/v1/chat/completions"
@@ -589,12 +589,12 @@ def test_a_server_whose_own_facts_are_deep_tells_nothing(nested: tuple[bytes, by
     said = deep(nested[0], depth, nested[1])
     with raw_upstream(props=said) as upstream:
         upstream.script = lambda peer: peer.send(answer(said))
-        probe = asyncio.run(probed(Config(upstream=UpstreamSettings(url=upstream.url))))
-    assert (probe.model, probe.window) == ("", None) and "does not answer" not in str(probe.unusable)
+        server = asyncio.run(asked_server(Config(upstream=UpstreamSettings(url=upstream.url))))
+    assert (server.model, server.window) == ("", None) and "does not answer" not in str(server.told)
 
 
 def test_a_server_whose_own_facts_have_no_end_tells_nothing() -> None:
     with raw_upstream(props=b"[" + b" " * (20 << 20) + b"]") as upstream:
         upstream.script = lambda peer: peer.send(answer(b"{}"))
-        probe = asyncio.run(probed(Config(upstream=UpstreamSettings(url=upstream.url))))
-    assert (probe.model, probe.window) == ("", None) and "does not answer" not in str(probe.unusable)
+        server = asyncio.run(asked_server(Config(upstream=UpstreamSettings(url=upstream.url))))
+    assert (server.model, server.window) == ("", None) and "does not answer" not in str(server.told)

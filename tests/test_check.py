@@ -150,7 +150,7 @@ def test_a_person_gets_a_line_per_check_and_the_remedies_below(place: Place) -> 
 
 
 def test_what_others_said_does_nothing_to_a_terminal() -> None:
-    shown = line(ok("model", "tiny\x1b[2J\nok       a line of its own"))
+    shown = line(ok("tiny\x1b[2J\nok       a line of its own", check="model"))
     assert "\\x1b[2J" in shown and "\n" not in shown
 
 

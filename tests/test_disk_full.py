@@ -251,7 +251,7 @@ from memd.store.disk import DiskWatch
 folder, files = Path(sys.argv[1]), LocalDisk()
 watch = DiskWatch(files, folder, lambda: 7)
 watch.look(is_doubtful=False)
-said = directory(folder, files)
+[said] = directory(folder, files)
 trouble = watch.trouble
 told = None if trouble is None else [trouble.kind, trouble.what, trouble.remedy]
 print(json.dumps([told, [said.mark, said.said, said.remedy]]))
@@ -302,7 +302,7 @@ def test_a_disk_is_tried_only_in_doubt_and_its_trouble_told_once(
     for is_doubtful in (True, True, False):  # it is tried again until there is room
         found = looked(is_doubtful=is_doubtful)
         assert found is not None and (found.kind, found.since) == ("full", 1)
-        said = directory(tmp_path, disk)
+        [said] = directory(tmp_path, disk)
         assert (said.mark, said.said, said.remedy) == ("failed", found.what, found.remedy)
     [record] = caplog.records
     assert record.getMessage().startswith("the disk is in trouble; what is said waits in memory")
@@ -319,7 +319,7 @@ def test_a_directory_that_is_gone_is_a_trouble(tmp_path: Path) -> None:
 
 def test_stats_tell_of_a_disk_as_the_check_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalDisk, "room", lambda self, directory: Room(PLENTY, 7, is_read_only=False))
-    found = directory(tmp_path, LocalDisk())
+    [found] = directory(tmp_path, LocalDisk())
     told = CliRunner().invoke(main, ["stats", "--data-dir", str(tmp_path)]).output
     assert f"In trouble: {found.said}; {found.remedy}." in " ".join(told.split())
 

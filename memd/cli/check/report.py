@@ -98,56 +98,51 @@ def outcomes(
 ) -> Iterator[CheckResult]:
     """Run the checks, in order. `path, env, given`: as for `load_config`. `live`: whether to hold a conversation with
     the model too. `files`: the disk; another one than the real only where a fault is to be injected."""
-    yield settings.packages()
-    yield settings.tokenizer()
+    yield from settings.packages()
+    yield from settings.tokenizer()
     useless: list[str] = []
     try:
         config = load_config(path, env, given, tell=useless.append)
         file, places = places_of_settings(path, env, given)
     except ConfigError as error:
-        yield failed_with(settings.SETTINGS, error)
-        yield failed("the rest", "was not looked at", "correct the settings first, then ask again")
+        yield failed_with(error, settings.SETTINGS)
+        yield failed("was not looked at", "correct the settings first, then ask again", "the rest")
         return
-    yield settings.origin(file, places)
+    yield from settings.origin(file, places)
     for line in useless:
-        yield warning(settings.SETTINGS, *line.split("; ", 1))
-    yield settings.access(config, file, places)
-    yield settings.open_files(config)
-    yield from settings.sources(config)
+        yield warning(*line.split("; ", 1), check=settings.SETTINGS)
+    yield from settings.access(config, file, places)
+    yield from settings.open_files(config)
+    for source in config.sources:
+        yield from settings.source(source, config.data_dir)
     daemon, _ = awaited(config)
     if daemon is not None and (changed := daemon.health().get("changed_settings")):
-        yield warning(settings.SETTINGS, *outdated(changed).split("; "))
+        yield warning(*outdated(changed).split("; "), check=settings.SETTINGS)
     try:
         disk = disk_of(config, files)
     except StoreError as error:
-        yield failed_with(data.ENCRYPTION, error)
+        yield failed_with(error, "encryption")
     else:
         if disk.encrypts(config.data_dir / RECEIPTS_NAME):
-            yield ok(data.ENCRYPTION, f"{config.data_dir} is encrypted, and the key that is given is its own")
-        yield data.directory(config.data_dir, disk)
+            yield ok(f"{config.data_dir} is encrypted, and the key that is given is its own", check="encryption")
+        yield from data.directory(config.data_dir, disk)
         yield from data.permissions(config.data_dir)
-        yield data.lock(config.data_dir, daemon, disk)
+        yield from data.lock(config.data_dir, daemon, disk)
         topics = []
         try:
             topics = disk_usage(config.data_dir, disk)
             yield from data.log(config.data_dir, topics, disk, is_cache=config.cluster.is_on)
         except StoreError as error:
-            yield failed_with(data.LOG, error)
+            yield failed_with(error, "log")
         yield from data.audit(config.data_dir, disk)
-        yield from data.backup(config, env, daemon)
+        yield from data.bucket(config, env)
+        yield from data.lag(config, daemon)
         yield from data.cluster(config)
         yield from settings.embedding_model(config, topics, disk)
         yield from settings.reranker(config)
-    yield settings.address(config, daemon)
+    yield from settings.address(config, daemon)
     is_served = daemon is not None and not given.keys() & {"upstream.url", "upstream.urls"}
-    if daemon is not None and is_served:
-        config = upstream.as_served(config, daemon)
-    probe, told = upstream.upstream(config, daemon if is_served else None)
-    yield from told
-    if live and not any(outcome.mark == "failed" for outcome in told):
-        yield from upstream.live(config, probe.model or "any", probe.window, daemon)
-    elif live:
-        yield failed(upstream.LIVE, "not tried", "mend the upstream first")
+    yield from upstream.upstream(config, daemon, is_served=is_served, is_live=live)
 
 
 def line(outcome: CheckResult, width: int = WIDE) -> str:

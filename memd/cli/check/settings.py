@@ -20,13 +20,13 @@ from packaging.requirements import Requirement
 
 from memd import __version__
 from memd.assets import ranks_bytes
-from memd.cli.check import CheckResult, failed, failed_with, ok, warning
+from memd.cli.check import CheckResult, check, failed, ok, warning
 from memd.cli.running import RunningDaemon
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
 from memd.embedding.loading import BUNDLED, load_embedder
 from memd.embedding.local import FINGERPRINT
-from memd.errors import EmbeddingError, MemdError, RerankError, StoreError
+from memd.errors import MemdError, RerankError, StoreError
 from memd.ingest.offline import stored_models
 from memd.ingest.sources.look import Chosen, Walk
 from memd.ingest.sources.watch import topic_of
@@ -42,85 +42,87 @@ from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.export import active_bytes
 from memd.wording import counted, name_for_terminal, not_english, pip_install
 
-SETTINGS, ACCESS, ADDRESS = "settings", "access", "address"
+SETTINGS = "settings"
 OTHERS_MAY_READ = 0o044
 
 
-def origin(path: Path | None, places: Mapping[str, str]) -> CheckResult:
-    """Say where the settings come from: `path` is the file that was read, `places` has the place of each."""
+@check(SETTINGS)
+def origin(path: Path | None, places: Mapping[str, str]) -> Iterator[CheckResult]:
+    """Where the settings come from: `path` is the file that was read, `places` has the place of each."""
     elsewhere = sorted({place for place in places.values() if path is None or not place.startswith(f"{path}, line ")})
     in_file = sum(place not in elsewhere for place in places.values())
     parts = [] if path is None else [f"{path}: {counted(in_file, 'setting')}"]
     parts += [f"{place}: {', '.join(key for key in places if places[key] == place)}" for place in elsewhere]
-    return ok(SETTINGS, "; ".join(parts) or "all at their defaults: no file, no MEMD_ variable, no flag")
+    yield ok("; ".join(parts) or "all at their defaults: no file, no MEMD_ variable, no flag")
 
 
-def access(config: Config, path: Path | None, places: Mapping[str, str]) -> CheckResult:
-    """Check who can reach the memory, and whether the token is long enough and not readable by others."""
+@check("access")
+def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Iterator[CheckResult]:
+    """Who can reach the memory, and whether the token is long enough and not readable by others."""
     host, token = config.listen.host, config.auth.token
     is_open = not is_this_machine(host)
-    try:  # in a cluster, as this machine knew them last: nothing is made in its database
-        others = (*config.auth.tokens, *TokenList(LocalDisk(), config.data_dir).read())
-    except StoreError as error:
-        return failed_with(ACCESS, error)
+    # In a cluster, as this machine knew them last: nothing is made in its database.
+    others = (*config.auth.tokens, *TokenList(LocalDisk(), config.data_dir).read())
     needed = "a token (`memd token list` shows whose)" if others else "auth.token"
     if token and path is not None and places.get("auth.token", "").startswith(f"{path}, line "):
         with suppress(OSError):
             if path.stat().st_mode & OTHERS_MAY_READ:
                 said = f"others on this machine may read auth.token in {path}"
-                return warning(ACCESS, said, f"chmod 600 {path}, or give it as MEMD_AUTH_TOKEN")
+                yield warning(said, f"chmod 600 {path}, or give it as MEMD_AUTH_TOKEN")
+                return
     if config.auth.is_short:
         who = f"{host} can be reached by others, and" if is_open else "only this machine, but"
-        said = f"{who} auth.token has only {counted(len(token), 'character')}"
-        return warning(ACCESS, said, REMEDY_IF_SHORT)
-    if is_open and config.listen.tls_cert:
-        return ok(ACCESS, f"{host} can be reached by others, by TLS; each request has to show {needed}")
-    if is_open:
+        yield warning(f"{who} auth.token has only {counted(len(token), 'character')}", REMEDY_IF_SHORT)
+    elif is_open and config.listen.tls_cert:
+        yield ok(f"{host} can be reached by others, by TLS; each request has to show {needed}")
+    elif is_open:
         said = f"{host} can be reached by others; each request has to show {needed}, and nothing is encrypted"
-        return ok(ACCESS, said, "set listen.tls_cert, or put a TLS proxy before it, if others share the network")
-    return ok(ACCESS, "only this machine, " + (f"with {needed}" if token or others else "without a token"))
+        yield ok(said, "set listen.tls_cert, or put a TLS proxy before it, if others share the network")
+    else:
+        yield ok("only this machine, " + (f"with {needed}" if token or others else "without a token"))
 
 
-def address(config: Config, daemon: RunningDaemon | None) -> CheckResult:
-    """Check whether memd listens, or can listen, at the addresses in the settings."""
+@check("address")
+def address(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
+    """Whether memd listens, or can listen, at the addresses in the settings."""
     host, port = config.listen.host, config.listen.port
-    if daemon is not None and not (model_url := daemon.model_url):
-        return ok(ADDRESS, f"the running daemon's own page is at {daemon.url}/memd/; to others it tells nothing more")
     if daemon is not None:
-        elsewhere = port not in (0, urlsplit(model_url).port)
-        said = f"the running daemon listens at {model_url}, its own page is at {daemon.url}/memd/"
-        return ok(ADDRESS, said + (f" (the settings say port {port})" if elsewhere else ""))
+        if model_url := daemon.model_url:
+            elsewhere = port not in (0, urlsplit(model_url).port)
+            said = f"the running daemon listens at {model_url}, its own page is at {daemon.url}/memd/"
+            yield ok(said + (f" (the settings say port {port})" if elsewhere else ""))
+        else:
+            yield ok(f"the running daemon's own page is at {daemon.url}/memd/; to others it tells nothing more")
+        return
     try:
         tls_of(config)
         listeners = bound(config)
-    except MemdError as error:
+    except MemdError:
         other = RunningDaemon(f"http://{host}:{port}", "").health().get("data_dir")
         if other is None:
-            return failed_with(ADDRESS, error)
+            raise
         said = f"{host}:{port} is in use by a memd that holds {other}"
-        return failed(ADDRESS, said, "stop that one, name its folder with --data-dir, or choose another listen.port")
+        yield failed(said, "stop that one, name its folder with --data-dir, or choose another listen.port")
+        return
     listeners.close()
     if listeners.moved:
         said = f"memd's own page will be at a port that is not known yet: {listeners.moved.rpartition('; ')[0]}"
-        return warning(ADDRESS, said, "stop what uses the port, or choose another with admin.port")
-    if not port:
-        return ok(ADDRESS, f"{host}, any free port")
-    return ok(ADDRESS, f"{host}:{port} is free" + (f", and so is {own}" if (own := own_port(config)) else ""))
+        yield warning(said, "stop what uses the port, or choose another with admin.port")
+    elif not port:
+        yield ok(f"{host}, any free port")
+    else:
+        yield ok(f"{host}:{port} is free" + (f", and so is {own}" if (own := own_port(config)) else ""))
 
 
-SOURCES = "sources"
 LATEST = 200
 """Entries whose language is looked at."""
 FILES_COUNTED_MAX = 20_000
 """Of one source; some seconds on a slow disk."""
 
 
-def sources(config: Config) -> Iterator[CheckResult]:
-    """Look at each source of the settings."""
-    return (_source(one, config.data_dir) for one in config.sources)
-
-
-def _source(source: SourceSettings, data_dir: Path) -> CheckResult:
+@check("sources")
+def source(source: SourceSettings, data_dir: Path) -> Iterator[CheckResult]:
+    """A source of the settings can be read, and there is something in it."""
     path = Path(source.path)
     shown = name_for_terminal(source.path)
     chosen = Chosen(exclude=(*source.exclude, str(data_dir)), formats=source.formats, follow_links=source.follow_links)
@@ -129,7 +131,8 @@ def _source(source: SourceSettings, data_dir: Path) -> CheckResult:
         found = list(islice(walk.files(), FILES_COUNTED_MAX + 1))
     except OSError as error:
         said = f"{shown} cannot be read ({error.strerror or error}); what is known of it stays"
-        return warning(SOURCES, said, "mount it or give this user the right to read it, or remove it from sources")
+        yield warning(said, "mount it or give this user the right to read it, or remove it from sources")
+        return
     unread = [*walk.unread, *((one.below, "no right to read it") for one in found if not os.access(one.path, os.R_OK))]
     more = f"more than {FILES_COUNTED_MAX:,} files" if len(found) > FILES_COUNTED_MAX else counted(len(found), "file")
     topic = topic_of(path) if source.topic == AUTO_TOPIC else source.topic
@@ -137,14 +140,13 @@ def _source(source: SourceSettings, data_dir: Path) -> CheckResult:
     if unread:
         name, reason = unread[0]
         said += f"; {counted(len(unread), 'path')} in it cannot be read: {name_for_terminal(name)} ({reason})"
-        return warning(SOURCES, said, "give this user the right to read them, or leave them out with exclude")
-    if not found:
-        return warning(SOURCES, said, "look whether it is the right folder, and at its exclude and formats")
-    return ok(SOURCES, said)
+        yield warning(said, "give this user the right to read them, or leave them out with exclude")
+    elif not found:
+        yield warning(said, "look whether it is the right folder, and at its exclude and formats")
+    else:
+        yield ok(said)
 
 
-INSTALLATION, TOKENIZER, MODEL, OPEN_FILES = "installation", "tokenizer", "embedding model", "open files"
-RERANKER = "reranker"
 DISTRIBUTION = "memd-proxy"
 REINSTALL = f"install memd again: {pip_install('--force-reinstall', DISTRIBUTION)} (from a checkout: -e . in its place)"
 
@@ -156,79 +158,76 @@ KNOWN_VECTOR = (0.06019, 0.06585, 0.0426, 0.07842, 0.02613, -0.00282, 0.05016, -
 TOLERANCE = 0.001
 
 
-def packages() -> CheckResult:
+@check("installation")
+def packages() -> Iterator[CheckResult]:
     """The versions of Python and of what memd depends on."""
+    this = f"memd {__version__}"
     try:
         required = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
     except metadata.PackageNotFoundError:
-        said = f"memd {__version__} on Python {platform.python_version()}; not installed, so versions are not compared"
-        return warning(INSTALLATION, said, f"install it: {pip_install('.')}")
-    fitting, wrong = 0, []
+        said = f"{this} on Python {platform.python_version()}; not installed, so versions are not compared"
+        yield warning(said, f"install it: {pip_install('.')}")
+        return
+    required = [one for one in required if one.marker is None or one.marker.evaluate()]  # the others are of extras
+    wrong = []
     for requirement in required:
-        if requirement.marker is not None and not requirement.marker.evaluate():
-            continue  # an extra's
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
             wrong.append(f"{requirement.name} is missing")
             continue
-        if requirement.specifier.contains(version, prereleases=True):
-            fitting += 1
-        else:
+        if not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} is {version}, memd needs {requirement.specifier}")
     if wrong:
-        return failed(INSTALLATION, "; ".join(wrong), REINSTALL)
-    packages = counted(fitting, "package")
-    return ok(INSTALLATION, f"memd {__version__}, Python {platform.python_version()}, {packages} in fitting versions")
+        yield failed("; ".join(wrong), REINSTALL)
+    else:
+        packages = counted(len(required), "package")
+        yield ok(f"{this}, Python {platform.python_version()}, {packages} in fitting versions")
 
 
-def tokenizer() -> CheckResult:
+@check("tokenizer")
+def tokenizer() -> Iterator[CheckResult]:
     """Known texts have known counts."""
     try:
         counter = TokenCounter(cl100k_base(ranks_bytes()))
-        wrong = {text: counter.count(text) for text, count in KNOWN_COUNTS.items() if counter.count(text) != count}
+        counts = {text: counter.count(text) for text in KNOWN_COUNTS}
     except (OSError, ValueError) as error:
-        return failed(TOKENIZER, f"the bundled ranks cannot be read: {error}", REINSTALL)
-    if wrong:
-        text, count = next(iter(wrong.items()))
-        return failed(TOKENIZER, f"{text!r} counts {count} tokens instead of {KNOWN_COUNTS[text]}", REINSTALL)
-    return ok(TOKENIZER, f"cl100k_base counts {counted(len(KNOWN_COUNTS), 'known text')} right")
+        yield failed(f"the bundled ranks cannot be read: {error}", REINSTALL)
+        return
+    for text, count in counts.items():
+        if count != KNOWN_COUNTS[text]:
+            yield failed(f"{text!r} counts {count} tokens instead of {KNOWN_COUNTS[text]}", REINSTALL)
+            return
+    yield ok(f"cl100k_base counts {counted(len(KNOWN_COUNTS), 'known text')} right")
 
 
-def open_files(config: Config) -> CheckResult:
+@check("open files")
+def open_files(config: Config) -> Iterator[CheckResult]:
     """How many descriptors a daemon may have, and whether that is enough for its connections."""
     allowed, wanted = descriptors_hard_limit(), config.limits.connections_max
     room = connections_room(allowed)
     said = f"{allowed:,} at a time: room for {counted(min(room, wanted), 'connection')} and any number of topics"
-    if room >= wanted:
-        return ok(OPEN_FILES, said)
-    return warning(OPEN_FILES, f"{said}; limits.connections_max is {wanted}", DESCRIPTORS_REMEDY)
+    is_enough = room >= wanted
+    yield ok(said) if is_enough else warning(f"{said}; limits.connections_max is {wanted}", DESCRIPTORS_REMEDY)
 
 
+@check("embedding model")
 def embedding_model(config: Config, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[CheckResult]:
     """Known text has its known vector, and what is stored was embedded with this model."""
-    try:
-        embedder = load_embedder(
-            config.embedding, models_dir=models_dir(config.data_dir), fetch=False, stored=stored_models(config, files)
-        )
-        problem = _infidelity(embedder)
-    except EmbeddingError as error:
-        yield failed_with(MODEL, error)
+    embedder = load_embedder(
+        config.embedding, models_dir=models_dir(config.data_dir), fetch=False, stored=stored_models(config, files)
+    )
+    if problem := _infidelity(embedder):
+        yield failed(problem, REINSTALL)
         return
-    if problem:
-        yield failed(MODEL, problem, REINSTALL)
-        return
-    yield ok(MODEL, f"{embedder.name}, {embedder.dimension} dimensions, fingerprint {embedder.fingerprint}")
+    yield ok(f"{embedder.name}, {embedder.dimension} dimensions, fingerprint {embedder.fingerprint}")
     if others := sum(topic.chunks_of_others(embedder.fingerprint) for topic in topics):
-        yield warning(
-            MODEL,
-            f"{counted(others, 'stored chunk')} were embedded with another model: no search by meaning finds them",
-            "stop memd and run `memd reembed`, or set embedding.model back",
-        )
+        said = f"{counted(others, 'stored chunk')} were embedded with another model: no search by meaning finds them"
+        yield warning(said, "stop memd and run `memd reembed`, or set embedding.model back")
     if embedder.fingerprint == FINGERPRINT:
         layouts = (TopicLayout(config.data_dir, topic.topic_id) for topic in topics)
         for language in dict.fromkeys(filter(None, (_said_last_in(files, one) for one in layouts))):
-            yield warning(MODEL, *not_english(language))
+            yield warning(*not_english(language))
 
 
 def _said_last_in(files: LocalDisk, layout: TopicLayout) -> str | None:
@@ -241,6 +240,7 @@ def _said_last_in(files: LocalDisk, layout: TopicLayout) -> str | None:
     return None
 
 
+@check("reranker")
 def reranker(config: Config) -> Iterator[CheckResult]:
     """The reranker, if there is one, gives two texts scores."""
     if config.rerank.url:
@@ -248,9 +248,9 @@ def reranker(config: Config) -> Iterator[CheckResult]:
         try:
             asking.scores(KNOWN_TEXT, [KNOWN_TEXT, "memd"])
         except RerankError as error:
-            yield warning(RERANKER, str(error), "chunks stay in memd's own order; start it, or take rerank.url out")
+            yield warning(str(error), "chunks stay in memd's own order; start it, or take rerank.url out")
         else:
-            yield ok(RERANKER, asking.name)
+            yield ok(asking.name)
 
 
 def _infidelity(embedder: Embedder) -> str:

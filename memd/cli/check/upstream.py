@@ -15,17 +15,18 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import aiohttp
 import click
 import msgspec
+from msgspec.structs import replace
 from multidict import CIMultiDict
 
-from memd.cli.check import CheckResult, failed, ok, warning
+from memd.cli.check import CheckResult, check, failed, ok, warning
 from memd.cli.running import THE_RIGHT_ONE, RunningDaemon, unchecked_tls
 from memd.daemon.app import running
 from memd.errors import MemdError
@@ -41,15 +42,13 @@ from memd.telemetry.tasks import Tasks
 from memd.wire.chat import CHAT
 from memd.wording import counted
 
-UPSTREAM, WINDOW, COUNTS, PLACEMENT, LIVE = "upstream", "model", "exact counts", "placement", "live"
 KEY_VARIABLE = variable_of("upstream.api_key")
 START_IT = (
     "start it there (for llama.cpp: llama-server -m MODEL.gguf --port 8080), or correct its address in the settings "
     "(upstream.url, or upstream.urls where there are several)"
 )
 SERVER_ITSELF = "set upstream.url to the model server itself"
-FROM_DAEMON = "as the running daemon knows"
-SET_WINDOW = "set upstream.window to what the model can take, for example upstream.window: 32768"
+UNNAMED = "a model that the server does not name"
 NO_SUCH_ADDRESS = frozenset({404, 405})
 _MARKER = "memd looks for these words"
 _CONVERSATION: tuple[dict[str, str], ...] = (
@@ -57,47 +56,44 @@ _CONVERSATION: tuple[dict[str, str], ...] = (
     {"role": "assistant", "content": "Good morning!"},
     {"role": "user", "content": "And what is new?"},
 )
-Rendering = Literal["shown", "dropped", "refused", "unknown"]
-"""How the chat template treats a block; unknown: the server cannot render."""
 
 
-class UpstreamProbe(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings."""
+class AskedServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A model server that was asked."""
 
     url: str
-    unusable: CheckResult | None = None
-    """Why nothing more could be asked of it."""
+    told: list[CheckResult]
     is_memd: bool = False
     """The address belongs to a memd (this one or another), not to a model server."""
-    wants_key: bool = False
     model: str = ""
     """Empty: unknown."""
-    lacks_template: bool = False
-    models: tuple[str, ...] = ()
+    models: frozenset[str] = frozenset()
     """Those that it lists; none: unknown."""
     window: int | None = None
     """Tokens; None: unknown."""
-    window_source: str = ""
-    """Where it comes from: an address of the server, or `upstream.window`."""
-    counts_exactly: bool = False
-    block: Rendering = "unknown"
 
 
-async def probed(config: Config) -> UpstreamProbe:
-    """Probe the model server of `config`."""
+async def asked(config: Config, *, is_served: bool = False, served: int | None = None) -> AskedServer:
+    """Ask the model server of `config`. `is_served`: whether it is the running daemon's; `served`: the window that this
+    one knows."""
     tasks = Tasks(Metrics())
     upstream = Upstream(config, tasks)
     url, headers = upstream.url, upstream.with_key(None)
+
+    def unusable(told: CheckResult, *, is_memd: bool = False) -> AskedServer:
+        return AskedServer(url=url, told=[told], is_memd=is_memd)
+
     try:
+        if not is_served and leading_back(config):
+            return unusable(failed(f"{url} is {IN_CIRCLES}", SERVER_ITSELF))
         health = await upstream.ask("GET", "/health", None, headers)
         if health.problem:
             problem, _, remedy = health.problem.partition("; ")
-            told = failed(UPSTREAM, f"{url} does not answer: {problem}", remedy or START_IT)
-            return UpstreamProbe(url=url, unusable=told)
+            return unusable(failed(f"{url} does not answer: {problem}", remedy or START_IT))
         own = await upstream.ask("GET", "/memd/health", None, headers)
         if isinstance(own.value, dict) and "data_dir" in own.value:
             said = f"{url} is not a model server but memd: requests would go round in circles"
-            return UpstreamProbe(url=url, unusable=failed(UPSTREAM, said, SERVER_ITSELF), is_memd=True)
+            return unusable(failed(said, SERVER_ITSELF), is_memd=True)
         facts = await upstream.refresh(wait=True)
         models = await upstream.ask("GET", "/v1/models", None, headers)
         if not (models.status == 200 and isinstance(models.value, dict)):
@@ -106,43 +102,78 @@ async def probed(config: Config) -> UpstreamProbe:
             if chat.status in NO_SUCH_ADDRESS or (chat.status == 200 and chat.value is None):
                 said = f"{url} answers, but not as a model server: it has no /v1/chat/completions below that address"
                 remedy = "correct upstream.url: it is what stands before /v1 in the server's address"
-                return UpstreamProbe(url=url, unusable=failed(UPSTREAM, said, remedy))
+                return unusable(failed(said, remedy))
         if health.status == LOADING:
-            told = warning(UPSTREAM, f"{url} is still loading its model", "ask again when it is ready")
-            return UpstreamProbe(url=url, unusable=told)
+            return unusable(warning(f"{url} is still loading its model", "ask again when it is ready"))
         listed = models.value.get("data") if isinstance(models.value, dict) else None
         first = listed[0] if isinstance(listed, list) and listed else None
         model = facts.model or (str(first.get("id", "")) if isinstance(first, dict) else "")
         await upstream.refresh(wait=True, model=model)
-        window = upstream.windows.of(model)
+        known = upstream.windows.of(model)
+        source = f" ({known.source})" if known.source == "upstream.window" else ""
+        window, source = (served, " (as the running daemon knows)") if known.tokens is None else (known.tokens, source)
+        wants_key = facts.wants_key or models.status in WANTS_KEY
         body = msgspec.json.encode({"model": model, "messages": _CONVERSATION})
-        count = await upstream.count_tokens(CHAT.count_path, lambda: body, CIMultiDict())
-        return UpstreamProbe(
-            url=url,
-            wants_key=facts.wants_key or models.status in WANTS_KEY,
-            model=model,
-            lacks_template=facts.lacks_template,
-            models=tuple(sorted(models_of(models.value))),
-            window=window.tokens,
-            window_source=window.source,
-            counts_exactly=count is not None,
-            block=await _render(upstream, body),
-        )
+        counts = await upstream.count_tokens(CHAT.count_path, lambda: body, CIMultiDict()) is not None
+        prompt = await upstream.rendered(_with_block(body), headers)
+        told = [ok(f"{url} answers"), *_window(config, model or UNNAMED, window, source, wants_key=wants_key)]
+        told += [warning(*NO_TEMPLATE.split("; "), check="model")] if facts.lacks_template else []
+        told += [*_counts(counts, prompt), *_placement(prompt)]
+        return AskedServer(url=url, told=told, model=model, models=frozenset(models_of(models.value)), window=window)
     finally:
         await upstream.close()
         await tasks.finish(timeout_seconds=ASK_SECONDS)
 
 
-async def _render(upstream: Upstream, body: bytes) -> Rendering:
-    """Have the server render a conversation with a block in it, as for a model."""
+def _with_block(body: bytes) -> bytes:
+    """A conversation with a memory block in it, as it is sent to a model."""
     opening, closing = block.frame(block.heading(None)).split("\n")
     shown = "\n".join((opening, block.chunk_line("0000", _MARKER), closing))
-    blocks = {len(_CONVERSATION) - 1: shown}
-    asked = CHAT.encode(CHAT.parse(body), blocks=blocks)
-    prompt = await upstream.rendered(asked, upstream.with_key(None))
-    if not prompt:
-        return "unknown" if prompt is None else "refused"
-    return "shown" if _MARKER in prompt else "dropped"
+    return CHAT.encode(CHAT.parse(body), blocks={len(_CONVERSATION) - 1: shown})
+
+
+@check("model")
+def _window(config: Config, name: str, window: int | None, source: str, *, wants_key: bool) -> Iterator[CheckResult]:
+    if window is not None:
+        yield ok(f"{name}, window {counted(window, 'token')}{source}")
+        return
+    by_hand = f"({KEY_VARIABLE}), or set upstream.window"
+    said = "the server does not tell its window: nothing leaves the prompt until it is known"
+    remedy = "set upstream.window to what the model can take, for example upstream.window: 32768"
+    if wants_key and config.upstream.api_key:
+        said = "the server refuses the key in upstream.api_key: until a client shows one, nothing leaves the prompt"
+        remedy = f"correct it {by_hand}"
+    elif wants_key and config.upstream.authorization is not None:
+        said = "the server refuses the user and password in upstream.url, and so each client without a key"
+        remedy = "correct them there, between // and @, percent-encoded"
+    elif wants_key:
+        said = "the server wants a key before it tells its window: until a client shows one, nothing leaves the prompt"
+        remedy = f"set upstream.api_key {by_hand}"
+    yield warning(f"{name}; {said}", remedy)
+
+
+@check("exact counts")
+def _counts(counts_exactly: bool, prompt: str | None) -> Iterator[CheckResult]:
+    """`prompt`: rendered by the server; only llama-server can be asked what a template makes of one."""
+    if counts_exactly:
+        yield ok("the server counts tokens exactly, and is asked where a prompt comes near the window")
+    elif prompt is None:
+        yield ok("tokens are estimated, and corrected by each answer's usage")
+    else:
+        said = "the server does not count a prompt's tokens: they are estimated, and corrected by each answer's usage"
+        yield warning(said, "take a newer llama-server, one with /v1/chat/completions/input_tokens")
+
+
+@check("placement")
+def _placement(prompt: str | None) -> Iterator[CheckResult]:
+    place = "memory stands in front of the user's message"
+    if prompt is None:
+        yield ok(f"{place}; this server does not say what its chat template does with it")
+    elif _MARKER in prompt:
+        yield ok(f"{place}, and the model's chat template shows it")
+    else:
+        said = f"the model's chat template has {'dropped' if prompt else 'refused'} a plain conversation"
+        yield failed(said, "give llama-server the right template (--jinja, --chat-template-file)")
 
 
 def as_served(config: Config, daemon: RunningDaemon) -> Config:
@@ -151,7 +182,7 @@ def as_served(config: Config, daemon: RunningDaemon) -> Config:
     if not urls or urls == tuple(one.address for one in config.upstream.each()):
         return config
     several = urls if len(urls) > 1 else ()
-    return msgspec.structs.replace(config, upstream=msgspec.structs.replace(config.upstream, url=urls[0], urls=several))
+    return replace(config, upstream=replace(config.upstream, url=urls[0], urls=several))
 
 
 def served_windows(daemon: RunningDaemon) -> dict[str, int | None]:
@@ -161,100 +192,47 @@ def served_windows(daemon: RunningDaemon) -> dict[str, int | None]:
     return {str(one.get("url")): one["window"] if isinstance(one.get("window"), int) else None for one in known}
 
 
-def upstream(config: Config, daemon: RunningDaemon | None) -> tuple[UpstreamProbe, list[CheckResult]]:
-    """Check everything that needs no generation; of several model servers each, and what they have in common.
+@check("upstream")
+def upstream(config: Config, daemon: RunningDaemon | None, *, is_served: bool, is_live: bool) -> Iterator[CheckResult]:
+    """Everything that needs no generation; of several model servers each, and what they have in common. Then `live`.
 
     Args:
-        daemon: the running one, if these are its model servers.
-
-    Returns:
-        The probe of the first one that can be used, and the results.
+        daemon: the running one.
+        is_served: whether its model servers are checked, and not those of the settings.
+        is_live: whether to hold conversations.
     """
-    served = {} if daemon is None else served_windows(daemon)
-    each = [msgspec.structs.replace(config, upstream=one) for one in config.upstream.each()]
-    checked = [_server(one, daemon, served.get(one.upstream.address)) for one in each]
-    if len(checked) == 1:
-        return checked[0]
-    well = [probe for probe, told in checked if all(one.mark != "failed" for one in told)]
-    results = [line for probe, told in checked for line in _of_several(probe, told, others_serve=bool(well))]
-    lists = {probe.url: probe.models for probe in well if probe.models}
-    if len({frozenset(models) for models in lists.values()}) > 1:  # else half of the servers stand idle
-        said = "; ".join(f"{url} lists {', '.join(models[:5])}" for url, models in lists.items())
-        hint = "a model is asked of the servers that list it: give llama-servers with the same one the same --alias"
-        results.append(ok(WINDOW, said, hint))
-    return (well[0] if well else checked[0][0]), results
-
-
-def _of_several(probe: UpstreamProbe, told: list[CheckResult], *, others_serve: bool) -> Iterator[CheckResult]:
-    """The results of one of several servers, each with its address; one line where all is well."""
-    if all(one.mark == "ok" for one in told):
-        window = f", window {counted(probe.window, 'token')}" if probe.window else ""
-        yield ok(UPSTREAM, f"{probe.url} answers: {probe.model or 'a model that the server does not name'}{window}")
-    for one in told:
-        if one.mark == "ok":
-            continue
-        said = one.said if probe.url in one.said else f"{probe.url}: {one.said}"
-        mark = "warning" if others_serve and one.check == UPSTREAM and not probe.is_memd else one.mark
-        yield msgspec.structs.replace(one, said=said, mark=mark)
-
-
-def _server(
-    config: Config, daemon: RunningDaemon | None, served: int | None
-) -> tuple[UpstreamProbe, list[CheckResult]]:
-    """Check one model server. `served`: the window that the running daemon knows."""
-    probe = asyncio.run(probed(config))
-    if probe.window is None and served is not None:
-        probe = msgspec.structs.replace(probe, window=served, window_source=FROM_DAEMON)
-    unusable = probe.unusable
-    if daemon is None and not probe.is_memd and leading_back(config):
-        unusable = failed(UPSTREAM, f"{probe.url} is {IN_CIRCLES}", SERVER_ITSELF)
-    if unusable is not None:
-        return probe, [unusable]
-    return probe, [
-        ok(UPSTREAM, f"{probe.url} answers"),
-        _window(config, probe),
-        *([warning(WINDOW, *NO_TEMPLATE.split("; "))] if probe.lacks_template else ()),
-        _counts(probe),
-        _placement(probe),
+    config = as_served(config, daemon) if daemon is not None and is_served else config
+    windows = served_windows(daemon) if daemon is not None and is_served else {}
+    servers = [
+        asyncio.run(asked(replace(config, upstream=one), is_served=is_served, served=windows.get(one.address)))
+        for one in config.upstream.each()
     ]
+    well = [one for one in servers if all(told.mark != "failed" for told in one.told)]
+    found = servers[0].told
+    if len(servers) > 1:
+        found = [line for one in servers for line in _of_several(one, others_serve=bool(well))]
+    lists = {one.url: one.models for one in well if one.models}
+    if len(set(lists.values())) > 1:  # else half of the servers stand idle
+        said = "; ".join(f"{url} lists {', '.join(sorted(models)[:5])}" for url, models in lists.items())
+        hint = "a model is asked of the servers that list it: give llama-servers with the same one the same --alias"
+        found.append(ok(said, hint, "model"))
+    yield from found
+    if is_live and any(one.mark == "failed" for one in found):
+        yield failed("not tried", "mend the upstream first", "live")
+    elif is_live:
+        yield from live(config, well[0].model or "any", well[0].window, daemon)
 
 
-def _window(config: Config, probe: UpstreamProbe) -> CheckResult:
-    name = probe.model or "a model that the server does not name"
-    if probe.window is not None:
-        source = f" ({probe.window_source})" if probe.window_source in ("upstream.window", FROM_DAEMON) else ""
-        return ok(WINDOW, f"{name}, window {counted(probe.window, 'token')}{source}")
-    by_hand = f"({KEY_VARIABLE}), or set upstream.window"
-    said, remedy = "the server does not tell its window: nothing leaves the prompt until it is known", SET_WINDOW
-    if probe.wants_key and config.upstream.api_key:
-        said = "the server refuses the key in upstream.api_key: until a client shows one, nothing leaves the prompt"
-        remedy = f"correct it {by_hand}"
-    elif probe.wants_key and config.upstream.authorization is not None:
-        said = "the server refuses the user and password in upstream.url, and so each client without a key"
-        remedy = "correct them there, between // and @, percent-encoded"
-    elif probe.wants_key:
-        said = "the server wants a key before it tells its window: until a client shows one, nothing leaves the prompt"
-        remedy = f"set upstream.api_key {by_hand}"
-    return warning(WINDOW, f"{name}; {said}", remedy)
-
-
-def _counts(probe: UpstreamProbe) -> CheckResult:
-    if probe.counts_exactly:
-        return ok(COUNTS, "the server counts tokens exactly, and is asked where a prompt comes near the window")
-    if probe.block == "unknown":  # only llama-server can be asked what a template makes of a prompt
-        return ok(COUNTS, "tokens are estimated, and corrected by each answer's usage")
-    said = "the server does not count a prompt's tokens: they are estimated, and corrected by each answer's usage"
-    return warning(COUNTS, said, "take a newer llama-server, one with /v1/chat/completions/input_tokens")
-
-
-def _placement(probe: UpstreamProbe) -> CheckResult:
-    place = "memory stands in front of the user's message"
-    if probe.block == "unknown":
-        return ok(PLACEMENT, f"{place}; this server does not say what its chat template does with it")
-    if probe.block != "shown":
-        said = f"the model's chat template has {probe.block} a plain conversation"
-        return failed(PLACEMENT, said, "give llama-server the right template (--jinja, --chat-template-file)")
-    return ok(PLACEMENT, f"{place}, and the model's chat template shows it")
+def _of_several(server: AskedServer, *, others_serve: bool) -> Iterator[CheckResult]:
+    """The results of one of several servers, each with its address; one line where all is well."""
+    if all(one.mark == "ok" for one in server.told):
+        window = f", window {counted(server.window, 'token')}" if server.window else ""
+        yield ok(f"{server.url} answers: {server.model or UNNAMED}{window}")
+    for one in server.told:
+        if one.mark != "ok":
+            said = one.said if server.url in one.said else f"{server.url}: {one.said}"
+            mark = "warning" if others_serve and not one.check and not server.is_memd else one.mark
+            yield replace(one, said=said, mark=mark)
 
 
 TOLD = "Please remember: the code of the boathouse gate is heron-4519."
@@ -299,10 +277,10 @@ class LiveAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """By the server's count; 0: not told."""
 
 
-class _Ask(Protocol):
-    async def __call__(self, body: object, seconds: float = ANSWER_SECONDS_MAX) -> LiveAnswer: ...
+_Ask = Callable[[object, float], Awaitable[LiveAnswer]]
 
 
+@check("live")
 def live(config: Config, model: str, window: int | None, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
     """Hold conversations; of a running daemon check what leaves no trace in it.
 
@@ -330,7 +308,7 @@ def _tell(what: str) -> None:
 
 def _scratch_settings(config: Config, folder: Path, room: int | None) -> Config:
     """The settings of a daemon that nobody else finds, with its memory in `folder`; `room` stands for the window."""
-    config = msgspec.structs.replace(
+    config = replace(
         config,
         listen=ListenSettings(port=0),
         admin=AdminSettings(),
@@ -341,9 +319,9 @@ def _scratch_settings(config: Config, folder: Path, room: int | None) -> Config:
     if room is None:
         return config
     hard = room // 2  # the reply and the block take their share of a window, and so of what stands for it
-    buffer = msgspec.structs.replace(config.buffer, hard_tokens=hard, soft_tokens=hard * 7 // 8)
-    injection = msgspec.structs.replace(config.injection, budget_tokens=room // 8, sticky_tokens=0)
-    return msgspec.structs.replace(config, buffer=buffer, injection=injection)
+    buffer = replace(config.buffer, hard_tokens=hard, soft_tokens=hard * 7 // 8)
+    injection = replace(config.injection, budget_tokens=room // 8, sticky_tokens=0)
+    return replace(config, buffer=buffer, injection=injection)
 
 
 def _key_headers(config: Config) -> dict[str, str]:
@@ -357,7 +335,7 @@ async def _forwarded(config: Config, model: str, daemon: RunningDaemon) -> Check
     token = {TOKEN_HEADER: config.auth.token} if config.auth.token else {}
     headers = {"X-Memory-Mode": "off", **token, **_key_headers(config)}
     if not (url := daemon.model_url):
-        return failed(LIVE, f"the daemon at {daemon.url} {daemon.refusal}", THE_RIGHT_ONE)
+        return failed(f"the daemon at {daemon.url} {daemon.refusal}", THE_RIGHT_ONE)
     connector = aiohttp.TCPConnector(ssl=unchecked_tls())
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
         answer = await _asked(session, url, _opening(model, ASKED))
@@ -367,17 +345,17 @@ async def _forwarded(config: Config, model: str, daemon: RunningDaemon) -> Check
         daemon.get("/memd/search", q=ASKED)
     except MemdError as error:
         said = f"the daemon at {url} answers, but not its memory: {error}"
-        return failed(LIVE, said, "its log on stderr says why")
-    return ok(LIVE, f"the daemon at {url} passes a chat request on, and its memory answers a search")
+        return failed(said, "its log on stderr says why")
+    return ok(f"the daemon at {url} passes a chat request on, and its memory answers a search")
 
 
 async def _conversations(config: Config, model: str, room: int, *, is_window: bool) -> list[CheckResult]:
     """Tell a daemon of its own a fact, ask for it in a new conversation, and hold a tool loop."""
     async with running(config) as daemon, aiohttp.ClientSession(headers=_key_headers(config)) as session:
-        ask: _Ask = partial(_asked, session, daemon.base_url)
+        ask = partial(_asked, session, daemon.base_url)
         _tell("telling the model a fact, and asking for it in a new conversation")
         for text in (TOLD, ASKED):
-            answer = await ask(_opening(model, text))
+            answer = await ask(_opening(model, text), ANSWER_SECONDS_MAX)
             if problem := _problem(config, answer):
                 return [problem]
         _tell("holding a tool loop that is longer than the window")
@@ -412,7 +390,7 @@ async def _asked(
 
 
 def _no_answer(problem: str) -> CheckResult:
-    return failed(LIVE, f"no answer: {problem}", "look at the model server's log, and run memd check without --live")
+    return failed(f"no answer: {problem}", "look at the model server's log, and run memd check without --live")
 
 
 def _problem(config: Config, answer: LiveAnswer) -> CheckResult | None:
@@ -423,12 +401,12 @@ def _problem(config: Config, answer: LiveAnswer) -> CheckResult | None:
         told = f"({answer.status}: {answer.text})"
         if config.upstream.api_key:
             said = f"the model server refuses the key in upstream.api_key {told}"
-            return warning(LIVE, said, f"correct it ({KEY_VARIABLE}); clients send their own")
+            return warning(said, f"correct it ({KEY_VARIABLE}); clients send their own")
         said = f"the model server wants a key {told}, which memd check has not"
-        return warning(LIVE, said, f"clients send it; for this check set upstream.api_key ({KEY_VARIABLE})")
+        return warning(said, f"clients send it; for this check set upstream.api_key ({KEY_VARIABLE})")
     if answer.status != 200:
         remedy = NO_TEMPLATE if "chat template" in answer.text.lower() else "look at the model server's log"
-        return failed(LIVE, f"the model server answered {answer.status}: {answer.text}", remedy)
+        return failed(f"the model server answered {answer.status}: {answer.text}", remedy)
     return None
 
 
@@ -436,9 +414,9 @@ def _recalled(answer: LiveAnswer) -> CheckResult:
     if answer.memory_status != "injected":
         said = f"what was told is not remembered in a new conversation (X-Memory-Status: {answer.memory_status})"
         remedy = "if retrieval, injection or ingest settings were changed, set them back; see docs/settings.md"
-        return failed(LIVE, said, remedy)
+        return failed(said, remedy)
     seen = "and answered with it" if EXPECTED in answer.text else "though its answer does not use it"
-    return ok(LIVE, f"told once, asked in a new conversation: the model was shown it {seen}; nothing of it was kept")
+    return ok(f"told once, asked in a new conversation: the model was shown it {seen}; nothing of it was kept")
 
 
 async def _loop(ask: _Ask, model: str, room: int, *, is_window: bool) -> CheckResult:
@@ -463,19 +441,19 @@ async def _loop(ask: _Ask, model: str, room: int, *, is_window: bool) -> CheckRe
     refused = "" if answer.status in (0, 200) else f"{answer.status}: {answer.text}"
     if refused and steps == 0:
         said = f"the model server takes no tools ({refused})"
-        return warning(LIVE, said, "for agents take a model whose template knows tools (llama-server: --jinja)")
+        return warning(said, "for agents take a model whose template knows tools (llama-server: --jinja)")
     if refused:
         remedy = "if it was too long set upstream.window to what the model can take; else its template is to blame"
-        return failed(LIVE, not_held + refused, remedy)
+        return failed(not_held + refused, remedy)
     if most > room:
         remedy = "tell it to memd's authors, with the model and its template"
-        return failed(LIVE, f"{not_held}a prompt had {most:,} tokens", remedy)
+        return failed(f"{not_held}a prompt had {most:,} tokens", remedy)
     if sent > room:
-        return ok(LIVE, f"a tool loop longer than the window was held ({held}); nothing of it was kept")
+        return ok(f"a tool loop longer than the window was held ({held}); nothing of it was kept")
     if answer.problem and time.monotonic() < until:
-        return failed(LIVE, f"no answer in a tool loop: {answer.problem}", "look at the model server's log")
+        return failed(f"no answer in a tool loop: {answer.problem}", "look at the model server's log")
     said = f"a tool loop was held as long as there was time ({held}): the model is slow"
-    return warning(LIVE, said, "ask again when the model server has nothing else to do")
+    return warning(said, "ask again when the model server has nothing else to do")
 
 
 def _step(answer: LiveAnswer, number: int, length: int) -> Iterator[dict[str, Any]]:
