@@ -130,10 +130,10 @@ class Memory:
         """Store notes; their ids."""
         with daemon_for(config_of_existing(None, {"data_dir": str(self.folder)})) as daemon:
             body = {"topic_id": topic, "notes": [{"content": text} for text in texts]}
-            told = msgspec.json.decode(daemon.post("/memd/notes", body))
+            told = msgspec.json.decode(daemon.answer("/memd/notes", body))
             ids = [one for note in told["notes"] for one in note["chunk_ids"]]
             judged = {"topic_id": topic, "chunk_ids": ids, "action": "Helpful", "reason": "so that they are in the log"}
-            daemon.post("/memd/corrections", judged)
+            daemon.answer("/memd/corrections", judged)
             return ids
 
     def exported(self) -> str:

@@ -21,11 +21,12 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from memd.admin import status
 from memd.admin.oauth.ledger import GrantFile, SharedGrants
 from memd.admin.oauth.protocol import LedgerState
 from memd.cli import flags
@@ -336,7 +337,7 @@ def decrypt(config: Config) -> int:
 @click.option(
     "--new-key-file",
     metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=flags.FILE,
     help="The file with the new key (`memd encrypt key FILE` makes one).",
 )
 @click.option("--new-key-stdin", is_flag=True, help="Read the new key from standard input: one line, the last one.")
@@ -413,11 +414,7 @@ def model() -> None:
 @model.command()
 @flags.with_settings(existing=False)
 @click.option(
-    "--from",
-    "file",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Take the package from this file instead of the network.",
+    "--from", "file", metavar="FILE", type=flags.FILE, help="Take the package from this file instead of the network."
 )
 @_NAME
 def add(config: Config, file: Path | None, name: str) -> int:
@@ -558,25 +555,18 @@ def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) 
     names of tokens that are new there and of those whose name or secret another one has there, and how many grants."""
     shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenList(LocalDisk(), folder)
     tokens, left = _copy_tokens(own, shared) if is_into_cluster else _copy_tokens(shared, own)
-    there, path = SharedGrants(SharedBook(kept_there, "grants")), folder / layout.GRANTS_NAME
-    here, is_kept = GrantFile(LocalDisk(), path), LocalDisk().size(path) is not None
-    grants = 0
-    if is_into_cluster and is_kept:
-        given, before = here.read(), there.read().grants
+    there, here = SharedGrants(SharedBook(kept_there, "grants")), GrantFile(LocalDisk(), folder / layout.GRANTS_NAME)
+    given, target = (here.read(), there) if is_into_cluster else (there.read(), here)
 
-        def joined(state: LedgerState) -> LedgerState:
-            if state.key not in (b"", given.key):
-                return state
-            ids = {one.id for one in state.grants}
-            new = (one for one in given.grants if one.id not in ids)
-            return msgspec.structs.replace(state, key=given.key, grants=(*state.grants, *new))
+    def joined(state: LedgerState) -> LedgerState:
+        if state.key not in (b"", given.key):
+            return state
+        ids = {one.id for one in state.grants}
+        new = (one for one in given.grants if one.id not in ids)
+        return msgspec.structs.replace(state, key=given.key, grants=(*state.grants, *new))
 
-        grants = len(there.change(joined).grants) - len(before)
-    elif not is_into_cluster and not is_kept:
-        state = there.read()
-        if state.key:
-            grants = len(here.change(lambda _: msgspec.structs.replace(state, codes={})).grants)
-    return tokens, left, grants
+    before = len(target.read().grants)
+    return tokens, left, len(target.change(joined).grants) - before if given.key else 0
 
 
 def _copy_tokens(source: TokenList, target: TokenList) -> tuple[Names, Names]:
@@ -604,7 +594,7 @@ class StoredFigures(msgspec.Struct, frozen=True, kw_only=True):
     topics: list[TopicDiskUsage]
     daemon_url: str | None
     """None: no daemon holds this folder."""
-    daemon: dict[str, Any] | None
+    daemon: status.DaemonStats | None
     """The answer of `/memd/stats`; None if no daemon holds this folder, or it wants another `auth.token`."""
     waiting_messages: int
     """Messages that were said and are not in the log yet, only in its journal."""
@@ -628,7 +618,7 @@ def stats(config: Config, as_json: bool) -> int:
     daemon = RunningDaemon.find(data_dir, config.auth.token)
     health, told = {} if daemon is None else daemon.health(), None
     if daemon is not None and health:  # else it wants another auth.token; what is on disk is shown all the same
-        told = msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any])
+        told = daemon.ask(status.stats)
         troubles = msgspec.convert(health.get("troubles", []), list[Trouble])
     else:
         found = disk_trouble(data_dir, files.room(data_dir))
@@ -660,13 +650,13 @@ def stats(config: Config, as_json: bool) -> int:
 def _lines(figures: StoredFigures) -> Lines:
     numbers = ("chunks", "entries", "disk", "memory", "indexes", "fan-out")
     shown = table("topic", *numbers, right=numbers, whole=numbers, title=figures.data_dir)
-    in_memory = {} if figures.daemon is None else figures.daemon["topics"]
+    in_memory = {} if figures.daemon is None else figures.daemon.topics
     for topic in figures.topics:
         cells = [f"{topic.chunks:,}", f"{topic.entries:,}", sized(topic.log_bytes + topic.derived_bytes)]
         loaded = ["-"] * 3
         if (known := in_memory.get(topic.topic_id)) is not None:
-            fan_out = "-" if known["fan_out_ms"] is None else f"{known['fan_out_ms']:.2f} ms"
-            loaded = [sized(known["memory_bytes"]), f"{known['indexes_loaded']}/{known['indexes']}", fan_out]
+            fan_out = "-" if known.fan_out_ms is None else f"{known.fan_out_ms:.2f} ms"
+            loaded = [sized(known.memory_bytes), f"{known.indexes_loaded}/{known.indexes}", fan_out]
         shown.add_row(topic.topic_id, *cells, *loaded)
     lines: Lines = [shown]
     for trouble in figures.troubles:
@@ -682,17 +672,16 @@ def _lines(figures: StoredFigures) -> Lines:
         if figures.daemon_url is not None:
             who = f"Only the daemon at {figures.daemon_url}, which wants a token that it knows,"
         return [*lines, f"{who} knows the last three columns."]
-    lines += [sentence for topic in in_memory.values() for sentence in topic["damage"]]
-    used, allowed = figures.daemon["memory_bytes"], figures.daemon["memory_bytes_max"]
+    lines += [sentence for topic in in_memory.values() for sentence in topic.damage]
+    used, allowed = figures.daemon.memory_bytes, figures.daemon.memory_bytes_max
     lines.append(f"The daemon at {figures.daemon_url} has {sized(used)} of at most {sized(allowed)} loaded.")
-    if backlog := figures.daemon.get("embedding_backlog"):
+    if backlog := figures.daemon.embedding_backlog:
         lines.append(f"{counted(backlog, 'chunk')} that are being stored wait for the embedding model.")
-    if backup := figures.daemon.get("backup"):
-        left = f", {counted(backup['topics_left'], 'topic')} still to be compared" if backup["topics_left"] else ""
-        why = f": {backup['trouble']}" if backup["trouble"] else ""
-        lines.append(f"The backup in {backup['bucket']} is {backup['lag_seconds']:.0f} s behind{left}{why}.")
-    redacted = figures.daemon.get("redacted")
-    if redacted is not None:
+    if backup := figures.daemon.backup:
+        left = f", {counted(backup.topics_left, 'topic')} still to be compared" if backup.topics_left else ""
+        why = f": {backup.trouble}" if backup.trouble else ""
+        lines.append(f"The backup in {backup.bucket} is {backup.lag_seconds:.0f} s behind{left}{why}.")
+    if (redacted := figures.daemon.redacted) is not None:
         lines.append(f"Redacted in what it has stored since its start: {tallied(redacted) or 'nothing'}.")
     return lines
 

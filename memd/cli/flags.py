@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ FOUND_SOMETHING = 1
 WRONG_USAGE = 2
 FILES_TOLD = 10
 
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 Command = Callable[..., int]
 
 
@@ -76,8 +78,7 @@ def upstream_flag(help_: str) -> Callable[[Command], Command]:
 
 def model_flag(help_: str) -> Callable[[Command], Command]:
     """Add the flag that names a model's file."""
-    file = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
-    return click.option("--model", metavar="FILE.gguf", type=file, help=help_)
+    return click.option("--model", metavar="FILE.gguf", type=FILE, help=help_)
 
 
 def servers_of(upstream: Sequence[str]) -> dict[str, object]:
@@ -154,10 +155,11 @@ def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
     ConfigError: a setting is wrong, or there is no such folder."""
     config = config_of(path, given)
     if not (config.cluster.is_on or config.data_dir.is_dir()):  # a cache may be lost
-        begins = (
-            f"{config.data_dir}: there is no such folder: `memd serve`, `memd add` and `memd remember` begin a memory"
+        raise ConfigError(
+            memory_elsewhere(config)
+            or f"{config.data_dir}: there is no such folder: `memd serve`, `memd add` and `memd remember` begin a "
+            "memory; if you have one elsewhere, name it with --data-dir"
         )
-        raise ConfigError(memory_elsewhere(config) or f"{begins}; if you have one elsewhere, name it with --data-dir")
     return config
 
 
@@ -172,32 +174,39 @@ def refuse_cluster(config: Config, instead: str) -> None:
 
 KEPT_MAX = 20
 NAMED_MAX = 3
+_CANNOT_BE_READ = (OSError, ValueError, RuntimeError)
+"""Of the note: on the disk, as text, as the user has no home."""
 
 
 def note_memory(data_dir: Path) -> None:
     """Note that a daemon has this data directory."""
-    try:
-        known, path = _noted(), _path()
+    with suppress(*_CANNOT_BE_READ):
+        path, known = _note()
         if known[:1] != [data_dir]:
             path.parent.mkdir(parents=True, exist_ok=True)
             kept = [data_dir, *(one for one in known if one != data_dir and one.is_dir())][:KEPT_MAX]
             path.write_text("".join(f"{one}\n" for one in kept if "\n" not in str(one)))
-    except (OSError, ValueError, RuntimeError):
-        return
 
 
 def memory_elsewhere(config: Config) -> str:
     """Where else something is remembered, if nothing is yet in the working folder's memory and nobody named another."""
     data_dir = config.data_dir
-    if config.cluster.is_on or data_dir != Config().data_dir.absolute() or _has_topics(data_dir):
+    if config.cluster.is_on or data_dir != Config().data_dir.absolute():
         return ""
-    from memd.store.tools.backup import MARKER_NAME  # as in `_has_topics`
+    from memd.store.disk import LocalDisk  # with the layout comes numpy, which --help does without
+    from memd.store.layout import topic_ids_in
+    from memd.store.tools.backup import MARKER_NAME
 
-    try:
-        noted = (one for one in _noted() if one != data_dir and _has_topics(one))
-        others = [str(one) for one in noted if not (one / MARKER_NAME).exists()]  # a backup is only looked into
-    except (OSError, ValueError, RuntimeError):
-        return ""
+    def has_topics(folder: Path) -> bool:
+        with suppress(OSError, StoreError):
+            return bool(topic_ids_in(LocalDisk(), folder))
+        return False
+
+    others: list[str] = []
+    with suppress(*_CANNOT_BE_READ):
+        if not has_topics(data_dir):  # and a backup is only looked into
+            noted = (one for one in _note()[1] if one != data_dir and has_topics(one))
+            others = [str(one) for one in noted if not (one / MARKER_NAME).exists()]
     if not others:
         return ""
     return (
@@ -206,22 +215,8 @@ def memory_elsewhere(config: Config) -> str:
     )
 
 
-def _path() -> Path:
-    """Raises RuntimeError: the user has no home."""
+def _note() -> tuple[Path, list[Path]]:
+    """The place of the note, and the data directories in it; raises `_CANNOT_BE_READ`."""
     state = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "memd" / "memories"
-
-
-def _noted() -> list[Path]:
-    path = _path()
-    return [Path(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _has_topics(data_dir: Path) -> bool:
-    from memd.store.disk import LocalDisk  # with the layout comes numpy, which --help does without
-    from memd.store.layout import topic_ids_in
-
-    try:
-        return bool(topic_ids_in(LocalDisk(), data_dir))
-    except (OSError, StoreError):
-        return False
+    path = (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "memd" / "memories"
+    return path, [Path(line) for line in path.read_text().splitlines()] if path.exists() else []

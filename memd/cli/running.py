@@ -9,16 +9,13 @@ that reads or changes the files itself does nothing unless the audit has the lin
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import ipaddress
 import socket
 import ssl
-import threading
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from hmac import compare_digest
@@ -65,17 +62,6 @@ class RunningDaemon:
         """Why a daemon that wants a token refuses this client, as said of the daemon."""
         return "does not know this token" if self._token else "wants a token"
 
-    def get(self, path: str, **query: object) -> bytes:
-        """Return the body of the answer to a GET; a query parameter that is None is left out. Raises BadQuestion: the
-        request is wrong; DaemonError: it refused, or does not answer."""
-        given = list(as_given(query).items())
-        query_string = urllib.parse.urlencode(given, errors="surrogateescape")  # as the terminal gave it
-        return self._request(f"{path}?{query_string}" if given else path, None, ANSWER_SECONDS_MAX)
-
-    def post(self, path: str, body: object, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
-        """Return the body of the answer to a POST, which may take so long; raises as `get`."""
-        return self._request(path, encoded(body), seconds)
-
     def ask(
         self,
         operation: Callable[..., Awaitable[Answer]],
@@ -84,22 +70,24 @@ class RunningDaemon:
         seconds: float = ANSWER_SECONDS_MAX,
         **query: Any,
     ) -> Answer:
-        """See `admin.routing.AskedDaemon`."""
+        """See `admin.routing.AskedDaemon`; the answer may take so many seconds."""
         route = route_of(operation)
         path = route.path.replace("{id}", urllib.parse.quote(id_, safe=""))
-        told = self.get(path, **query) if body is None else self.post(path, body, seconds)
-        answer: Answer = msgspec.json.decode(told, type=route.answer)
+        if given := list(as_given(query).items()):
+            path += f"?{urllib.parse.urlencode(given, errors='surrogateescape')}"  # as the terminal gave it
+        answer: Answer = msgspec.json.decode(self.answer(path, body, seconds), type=route.answer)
         return answer
 
-    def _request(self, path: str, body: bytes | None, seconds: float) -> bytes:
+    def answer(self, path: str, body: object = None, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
+        """Return the body of the answer to a GET, or to a POST of a body. Raises BadQuestion: the request is wrong;
+        DaemonError: it refused, or does not answer."""
         try:
-            return self.send(path, body, seconds)
+            return self.send(path, None if body is None else encoded(body), seconds)
         except (OSError, http.client.HTTPException) as error:
             raise DaemonError(f"the daemon at {self.url} does not answer: {error}; see its log") from None
 
     def send(self, path: str, body: bytes | None, seconds: float) -> bytes:
-        """Send a request, a GET if there is no body; return the body of its answer. Raises OSError,
-        http.client.HTTPException: there is no answer; BadQuestion: the request is wrong; DaemonError: it refused."""
+        """As `answer`, but that raises OSError or http.client.HTTPException where there is none."""
         token = self._token or self._command_token
         headers = {TOKEN_HEADER: token} if token else {}
         headers |= {} if body is None else {"Content-Type": "application/json"}
@@ -318,31 +306,14 @@ def embedded_daemon(config: Config, command: str) -> Iterator[tuple[str, str]]:
     config = msgspec.structs.replace(config, listen=listen, admin=AdminSettings(), auth=auth, ingest=ingest)
     # Warnings about the folder do not belong into a command's output.
     configure_logging(msgspec.structs.replace(config.log, level="error"), Redactor.of(config.ingest).text)
+    from anyio.from_thread import start_blocking_portal
+
     from memd.daemon.app import running
 
-    started: Future[tuple[str, str, Callable[[], object]]] = Future()
-    """The URL, the token, and what ends it; or why it does not run."""
-
-    async def serve() -> None:
-        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    with start_blocking_portal(name="memd-embedded") as thread:
+        serving = thread.wrap_async_context_manager(running(config, command=command))
+        daemon = serving.__enter__()
         try:
-            async with running(config, command=command) as daemon:
-                token = command_token(daemon.token_watch.secret)
-                started.set_result((daemon.own_url, token, partial(loop.call_soon_threadsafe, stop.set)))
-                await stop.wait()
-        except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)  # raised again in the command's thread
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="memd-embedded")
-    thread.start()
-    try:
-        url, token, end = started.result()
-        try:
-            yield url, token
-        finally:
-            with suppress(RuntimeError):  # it has ended by itself
-                end()
-    finally:
-        thread.join()
+            yield daemon.own_url, command_token(daemon.token_watch.secret)
+        finally:  # whatever went wrong in the block is none of the daemon's business
+            serving.__exit__(None, None, None)

@@ -320,7 +320,7 @@ def _dating_now() -> Dating:
 def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: str | None, wanted: str | None) -> int:
     """Import files and print what was done; return the number of problems. `topic`: for everything; None: the topics of
     entries, and the default one for conversations. `wanted`: the name of the only format to read."""
-    sending = Sending(lambda path, body: daemon.post(path, body, PART_SECONDS_MAX), topic)
+    sending = Sending(lambda path, body: daemon.answer(path, body, PART_SECONDS_MAX), topic)
     dating, problems, is_piped = _dating_now(), sending.problems, any(file.path == STANDARD_INPUT for file in files)
     whole, done = sum(file.size for file in files), 0
     read_files = foreign = 0  # those with conversations, and those of folders without

@@ -28,6 +28,7 @@ from memd.admin.oauth import endpoint
 from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
 from memd.admin.oauth.protocol import GivenGrant, Grant
 from memd.admin.routing import ALL_TOPICS, as_given, decode_query
+from memd.admin.tokens import reload_tokens
 from memd.cli.flags import FOUND_SOMETHING, WholeSentences, with_settings
 from memd.cli.operations import Lines, asked_with, options_of, print_lines, table, time_of
 from memd.cli.running import RunningDaemon, command_act
@@ -219,7 +220,7 @@ def _tell(config: Config) -> bool:
     if daemon is None:
         return True
     try:
-        daemon.post("/memd/tokens/reload", {})
+        daemon.ask(reload_tokens, body={})
     except RightMissing:  # so it needs tokens already, and looks at the list by itself
         click.echo("The running daemon takes this up within a second.", err=True)
         return False

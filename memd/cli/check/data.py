@@ -14,11 +14,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from memd import __version__
+from memd.admin import status
 from memd.cli.check import CheckResult, check, failed, failed_with, ok, warning
 from memd.cli.data_dir import waiting_messages, waiting_note
 from memd.cli.running import THE_RIGHT_ONE, RunningDaemon
@@ -240,16 +240,16 @@ def lag(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
     if not config.backup.is_on or daemon is None:
         return
     try:
-        told = msgspec.json.decode(daemon.get("/memd/stats"), type=dict[str, Any]).get("backup")
+        told = daemon.ask(status.stats).backup
     except MemdError:
         return  # it wants another token: that was said
     if told is None:
         yield warning(f"the daemon at {daemon.url} makes none", "start it again: it has older settings")
         return
-    behind = f"{told['lag_seconds']:.0f} s behind"
-    if told["trouble"]:
-        yield failed(f"{behind}: {told['trouble']}", "mend that; it goes on by itself")
-    elif told["lag_seconds"] > LAG_ROUNDS_MAX * config.backup.seconds:
+    behind = f"{told.lag_seconds:.0f} s behind"
+    if told.trouble:
+        yield failed(f"{behind}: {told.trouble}", "mend that; it goes on by itself")
+    elif told.lag_seconds > LAG_ROUNDS_MAX * config.backup.seconds:
         yield warning(behind, "wait, if it was begun just now; or see the log")
     else:
         yield ok(behind)

@@ -21,7 +21,7 @@ import click
 import msgspec
 
 from memd.cli.check import CheckResult, Mark, data, failed, failed_with, ok, settings, upstream, warning
-from memd.cli.flags import FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
+from memd.cli.flags import FILE, FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
 from memd.cli.operations import WIDE, progress
 from memd.cli.running import awaited
 from memd.errors import BadRequestBody, ConfigError, StoreError
@@ -47,19 +47,14 @@ ROOM_MIN = 40
 @upstream_flag("The model server, or several. Default: the running daemon's, else upstream.url.")
 @click.option(
     "--traffic",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Instead say what the rules for programs do to recorded requests: a body of JSON a line.",
 )
 @click.option("--live", is_flag=True, help="Also hold a short conversation with the model, in a temporary folder.")
 @click.option("--json", "as_json", is_flag=True, help="All outcomes as one JSON object.")
 def check(
-    config_path: Path | None,
-    data_dir: str | None,
-    upstream: tuple[str, ...],
-    traffic: Path | None,
-    live: bool,
-    as_json: bool,
+    config_path: Path | None, data_dir: str | None, *, traffic: Path | None, live: bool, as_json: bool, **servers: Any
 ) -> int:
     """Say whether everything is ready, and if not, what to do.
 
@@ -68,7 +63,7 @@ def check(
     Example: memd check --live
     """
     logging.getLogger("memd").addHandler(logging.NullHandler())  # the results say it
-    flags = {"data_dir": data_dir, **servers_of(upstream)}
+    flags = {"data_dir": data_dir, **servers_of(servers["upstream"])}
     given = {name: value for name, value in flags.items() if value is not None}
     if traffic is not None:
         told = list(traffic_report(traffic, load_config(config_path, os.environ, given).ingest))

@@ -26,6 +26,7 @@ import msgspec
 from msgspec.structs import replace
 from multidict import CIMultiDict
 
+from memd.admin import reads
 from memd.cli.check import CheckResult, check, failed, ok, warning
 from memd.cli.running import THE_RIGHT_ONE, RunningDaemon, unchecked_tls
 from memd.daemon.app import running
@@ -342,7 +343,7 @@ async def _forwarded(config: Config, model: str, daemon: RunningDaemon) -> Check
     if problem := _problem(config, answer):
         return problem
     try:
-        daemon.get("/memd/search", q=ASKED)
+        daemon.ask(reads.search, q=ASKED)
     except MemdError as error:
         said = f"the daemon at {url} answers, but not its memory: {error}"
         return failed(said, "its log on stderr says why")
