@@ -29,8 +29,7 @@ from strict_llama import StrictLlama
 from strict_server import StrictServer
 
 from memd.assets import ranks_bytes
-from memd.cli.check import CheckResult, data, ok
-from memd.cli.check import settings as settings_checks
+from memd.cli.check import CheckResult, machine, ok
 from memd.cli.check import upstream as upstream_checks
 from memd.cli.check.report import line, outcomes
 from memd.cli.main import main
@@ -159,7 +158,7 @@ def test_what_others_said_does_nothing_to_a_terminal() -> None:
 
 def test_a_large_log_is_counted_and_left_to_verify(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(place.data_dir)
-    monkeypatch.setattr(data, "READ_BYTES_MAX", 1_000)
+    monkeypatch.setattr(machine, "READ_BYTES_MAX", 1_000)
     found = next(outcome for outcome in told(place) if outcome.check == "log")
     assert found.mark == "ok" and "5 chunks" in found.said and "memd verify" in found.remedy
 
@@ -235,18 +234,18 @@ def test_a_daemon_that_is_just_starting_is_waited_for(
 def test_too_few_descriptors_for_all_connections_are_a_warning_with_the_remedy(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memd.cli.check.settings.descriptors_hard_limit", lambda: 256)
+    monkeypatch.setattr("memd.cli.check.machine.descriptors_hard_limit", lambda: 256)
     [warned] = [outcome for outcome in told(place) if outcome.check == "open files"]
     assert warned.mark == "warning" and "256 at a time: room for 72 connections" in warned.said
     assert "ulimit -n" in warned.remedy
 
 
 def test_what_is_installed_and_is_not_what_it_should_be_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = (settings_checks.KNOWN_VECTOR[0] + 2 * settings_checks.TOLERANCE, *settings_checks.KNOWN_VECTOR[1:])
+    other = (machine.KNOWN_VECTOR[0] + 2 * machine.TOLERANCE, *machine.KNOWN_VECTOR[1:])
     lacking = b"\n".join(rank for rank in ranks_bytes().split(b"\n") if not rank.startswith(b"aGVsbG8= "))  # "hello"
     for module, name, value, check in (
-        (settings_checks, "KNOWN_VECTOR", other, "embedding model"),
-        (settings_checks, "ranks_bytes", lambda: lacking, "tokenizer"),
+        (machine, "KNOWN_VECTOR", other, "embedding model"),
+        (machine, "ranks_bytes", lambda: lacking, "tokenizer"),
         (metadata, "requires", lambda _: ["numpy<1", 'openai<1; extra == "test"'], "installation"),
     ):
         with monkeypatch.context() as patched:
@@ -652,7 +651,7 @@ def test_what_this_user_may_not_read_is_named(docs: Path, tmp_path: Path, monkey
 
 
 def test_a_huge_source_is_not_counted_to_its_end(docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings_checks, "FILES_COUNTED_MAX", 2)
+    monkeypatch.setattr(machine, "FILES_COUNTED_MAX", 2)
     [one] = of_sources(tmp_path, str(docs))
     assert (one.mark, one.said) == ("ok", f"{docs}: more than 2 files for topic default")
 

@@ -15,7 +15,7 @@ import pytest
 from postgres_server import PostgresServer
 
 from memd.cli.check import CheckResult
-from memd.cli.check.data import DatabaseServer, told_of
+from memd.cli.check.machine import DatabaseServer, told_of
 from memd.cli.check.report import outcomes
 from memd.store.shared.postgres import SCHEMA_VERSION, SharedLog
 

@@ -24,7 +24,7 @@ from daemon_process import RECALL_MILLISECONDS_MAX, DaemonProcess, ask, wait_unt
 from full_disk import FullDisk
 from recording_upstream import RecordingUpstream
 
-from memd.cli.check.data import directory
+from memd.cli.check.machine import directory
 from memd.cli.main import main
 from memd.errors import StoreError, StoreWriteFailed
 from memd.ingest.topics import OPEN_MAX
@@ -244,7 +244,7 @@ PLENTY = 1 << 40
 ON_TMPFS = """
 import json, sys
 from pathlib import Path
-from memd.cli.check.data import directory
+from memd.cli.check.machine import directory
 from memd.store.disk import LocalDisk
 from memd.store.disk import DiskWatch
 

@@ -19,7 +19,7 @@ from daemon_process import DaemonProcess
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from memd.cli.check.settings import DISTRIBUTION
+from memd.cli.check.machine import DISTRIBUTION
 from memd.cli.main import main
 from memd.settings.loading import known_keys, variable_of
 from memd.wording import pip_install

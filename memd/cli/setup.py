@@ -37,6 +37,7 @@ from memd.wording import for_terminal
 
 Json = dict[str, Any]
 
+YAML = (".yml", ".yaml")
 COPY = ".before-memd"
 """The end of the name of the copy beside a file that `--undo` goes back to; an empty one: there was no file."""
 GLANCE_SECONDS_MAX = 2.0
@@ -62,6 +63,23 @@ class AgentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     then: str = ""
 
     @property
+    def path(self) -> Path:
+        """The first of its names that is there, else the last."""
+        folder = Path(os.environ.get(self.variable) or Path.home() / self.folder)
+        paths = [folder / name for name in self.names]
+        return next((one for one in paths if one.exists()), paths[-1])
+
+    @property
+    def copy(self) -> Path:
+        """The copy beside it, as it was before the first run."""
+        return self.path.with_name(self.path.name + COPY)
+
+    @property
+    def kind(self) -> str:
+        """`.json`, `.toml` and so on."""
+        return self.path.suffix
+
+    @property
     def is_installed(self) -> bool:
         """Whether the agent is on this machine."""
         is_set_up = (Path.home() / self.sign).exists() or bool(os.environ.get(self.variable))
@@ -81,6 +99,7 @@ class Change(NamedTuple):
     """A file as it is and as it shall be."""
 
     path: Path
+    copy: Path
     before: str
     after: str
 
@@ -122,7 +141,7 @@ def setup(agents: tuple[str, ...], topic: str | None, model: str | None, undo: b
         if not (model or listed):
             click.echo("Nobody tells a model's name: `local` is written, which llama-server takes; else give --model.")
     rows = [one for one in AGENTS if one.agent in (agents or NAMES)]
-    rows = [one for one in rows if (_copy_of(_path(one)).exists() if undo else one.is_installed)]
+    rows = [one for one in rows if (one.copy.exists() if undo else one.is_installed)]
     if not rows:
         which = ", ".join(agents or NAMES)
         click.echo(f"There is nothing to take back for {which}." if undo else f"Not installed: {which}.")
@@ -139,12 +158,11 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
     agent, changes, left_alone = files[0].agent, list[Change](), False
     for row in files:
         try:
-            changes.append(_taking_back(row, values) if undo else _change(row, values))
+            changes.append(_change(row, values, undo=undo))
         except (CannotEdit, OSError, UnicodeError) as error:
-            click.echo(f"{agent}: {_path(row)} is left alone: {for_terminal(str(error))}.", err=True)
+            click.echo(f"{agent}: {row.path} is left alone: {for_terminal(str(error))}.", err=True)
             if not undo:
-                kind = _path(row).suffix.lstrip(".")
-                click.echo(f"Write into it by hand:\n{_by_hand(_merged(None, row.wanted, values), kind)}", err=True)
+                click.echo(f"Write into it by hand:\n{_by_hand(_merged(None, row.wanted, values), row.kind)}", err=True)
             left_alone = True
     different = [one for one in changes if one.before != one.after]
     for one in different:
@@ -156,15 +174,13 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
     if different and not (yes or click.confirm(f"Change {agent}?")):
         click.echo(f"{agent} stays as it is.")
         return left_alone
-    for one in changes:
+    for one in changes if undo else different:
+        if not undo and not one.copy.exists():  # as it was before the first run; empty: it was not there
+            one.copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(one.path, one.copy) if one.path.exists() else one.copy.touch()
+        _write(one)
         if undo:
-            _write(one)
-            _copy_of(one.path).unlink()
-        elif one.before != one.after:
-            if not (copy := _copy_of(one.path)).exists():  # as it was before the first run; empty: it was not there
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(one.path, copy) if one.path.exists() else copy.touch()
-            _write(one)
+            one.copy.unlink()
     if different:
         then = "".join(f"; {row.then}" for row in files if row.then)
         done = f"{agent} asks memd now{then}. `memd setup --undo` goes back."
@@ -210,16 +226,6 @@ def _models(url: str) -> list[str] | None:
 # An agent's files
 
 
-def _path(row: AgentFile) -> Path:
-    folder = Path(os.environ.get(row.variable) or Path.home() / row.folder)
-    paths = [folder / name for name in row.names]
-    return next((one for one in paths if one.exists()), paths[-1])
-
-
-def _copy_of(path: Path) -> Path:
-    return path.with_name(path.name + COPY)
-
-
 def _text(path: Path) -> str:
     return path.read_bytes().decode() if path.exists() else ""
 
@@ -237,27 +243,22 @@ def _write(change: Change) -> None:
     made.replace(path)
 
 
-def _change(row: AgentFile, values: Mapping[str, str]) -> Change:
-    """Raises: CannotEdit: the file cannot be parsed, or not be changed without harm."""
-    path = _path(row)
-    if row.never_beside and not path.exists() and (path.parent / row.never_beside).exists():
+def _change(row: AgentFile, values: Mapping[str, str], *, undo: bool) -> Change:
+    """`undo`: only memd's own values go back; what was changed since stays. Raises CannotEdit: the file cannot be
+    parsed, or not be changed without harm."""
+    path, copy, kind = row.path, row.copy, row.kind
+    if not undo and row.never_beside and not path.exists() and (path.parent / row.never_beside).exists():
         raise CannotEdit(f"{row.never_beside} would not be read any more beside it")
-    text, wanted, kind = _text(path), _merged(None, row.wanted, values), path.suffix
-    now = _parsed(text, kind)
-    target = _merged(now, row.wanted, values)
-    return Change(path, text, text if target == now else _edited(text, kind, now, target, wanted))
-
-
-def _taking_back(row: AgentFile, values: Mapping[str, str]) -> Change:
-    """Only memd's own values go back; what was changed since stays. Raises: CannotEdit, as `_change`."""
-    path = _path(row)
-    kept, text, wanted, kind = _text(_copy_of(path)), _text(path), _merged(None, row.wanted, values), path.suffix
+    text, kept, wanted = _text(path), _text(copy), _merged(None, row.wanted, values)
     try:
-        now, before = _parsed(text, kind), _parsed(kept, kind)
-        target = _without(now, before, wanted)
-        return Change(path, text, kept if target == before else _edited(text, kind, now, target, wanted))
+        now = _parsed(text, kind)
+        if not undo:
+            target = _merged(now, row.wanted, values)
+            return Change(path, copy, text, text if target == now else _edited(text, kind, now, target, wanted))
+        target = _without(now, before := _parsed(kept, kind), wanted)
+        return Change(path, copy, text, kept if target == before else _edited(text, kind, now, target, wanted))
     except CannotEdit as error:
-        raise CannotEdit(f"{error}; as it was before, it is {_copy_of(path)}") from None
+        raise CannotEdit(f"{error}; as it was before, it is {copy}" if undo else str(error)) from None
 
 
 # What a file says
@@ -313,7 +314,7 @@ def _parsed(text: str, kind: str) -> Json:
     try:
         if kind == ".toml":
             return tomllib.loads(text)
-        told = (yaml.safe_load(text) or {}) if kind in (".yml", ".yaml") else json.loads(text) if text.strip() else {}
+        told = (yaml.safe_load(text) or {}) if kind in YAML else json.loads(text) if text.strip() else {}
     except (ValueError, yaml.YAMLError) as error:
         place = str(error).splitlines()[0]
         raise CannotEdit(f"memd cannot read it ({place}); comments in JSON are not read either") from None
@@ -323,9 +324,9 @@ def _parsed(text: str, kind: str) -> Json:
 
 
 def _by_hand(wanted: Json, kind: str) -> str:
-    if kind == "toml":
+    if kind == ".toml":
         return "\n".join([*_pairs({n: v for n, v in wanted.items() if not isinstance(v, dict)}, "="), *_tables(wanted)])
-    if kind in ("yml", "yaml"):
+    if kind in YAML:
         return yaml.safe_dump(wanted, sort_keys=False)
     return json.dumps(wanted, indent=2, ensure_ascii=False)
 
@@ -335,7 +336,7 @@ def _edited(text: str, kind: str, now: Json, target: Json, wanted: Json) -> str:
     needs more than lines of its own."""
     ends = "\r\n" if "\r\n" in text else "\n"
     unix = text.replace("\r\n", "\n")
-    if kind in (".toml", ".yml", ".yaml"):
+    if kind in (".toml", *YAML):
         unix = unix if unix.endswith("\n") or not unix else unix + "\n"
         edited = _edited_lines(unix, "=" if kind == ".toml" else ":", now, target, wanted)
     else:

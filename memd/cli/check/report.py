@@ -6,6 +6,7 @@ Rule: this module has the order of the checks, their output and, instead of them
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Any
 import click
 import msgspec
 
-from memd.cli.check import CheckResult, Mark, data, failed, failed_with, ok, settings, upstream, warning
+from memd.cli.check import CheckResult, Mark, failed, failed_with, machine, ok, upstream, warning
 from memd.cli.flags import FILE, FOUND_SOMETHING, servers_of, settings_flags, upstream_flag
 from memd.cli.operations import WIDE, progress
 from memd.cli.running import awaited
@@ -93,26 +94,28 @@ def outcomes(
 ) -> Iterator[CheckResult]:
     """Run the checks, in order. `path, env, given`: as for `load_config`. `live`: whether to hold a conversation with
     the model too. `files`: the disk; another one than the real only where a fault is to be injected."""
-    yield from settings.packages()
-    yield from settings.tokenizer()
+    yield from machine.packages()
+    yield from machine.tokenizer()
     useless: list[str] = []
     try:
         config = load_config(path, env, given, tell=useless.append)
         file, places = places_of_settings(path, env, given)
     except ConfigError as error:
-        yield failed_with(error, settings.SETTINGS)
+        yield failed_with(error, machine.SETTINGS)
         yield failed("was not looked at", "correct the settings first, then ask again", "the rest")
         return
-    yield from settings.origin(file, places)
+    yield from machine.origin(file, places)
     for line in useless:
-        yield warning(*line.split("; ", 1), check=settings.SETTINGS)
-    yield from settings.access(config, file, places)
-    yield from settings.open_files(config)
+        said, _, remedy = line.partition("; ")
+        yield warning(said, remedy, machine.SETTINGS)
+    yield from machine.access(config, file, places)
+    yield from machine.open_files(config)
     for source in config.sources:
-        yield from settings.source(source, config.data_dir)
+        yield from machine.source(source, config.data_dir)
     daemon, _ = awaited(config)
     if daemon is not None and (changed := daemon.health().get("changed_settings")):
-        yield warning(*outdated(changed).split("; "), check=settings.SETTINGS)
+        said, _, remedy = outdated(changed).partition("; ")
+        yield warning(said, remedy, machine.SETTINGS)
     try:
         disk = disk_of(config, files)
     except StoreError as error:
@@ -120,22 +123,22 @@ def outcomes(
     else:
         if disk.encrypts(config.data_dir / RECEIPTS_NAME):
             yield ok(f"{config.data_dir} is encrypted, and the key that is given is its own", check="encryption")
-        yield from data.directory(config.data_dir, disk)
-        yield from data.permissions(config.data_dir)
-        yield from data.lock(config.data_dir, daemon, disk)
+        yield from machine.directory(config.data_dir, disk)
+        yield from machine.permissions(config.data_dir)
+        yield from machine.lock(config.data_dir, daemon, disk)
         topics = []
         try:
             topics = disk_usage(config.data_dir, disk)
-            yield from data.log(config.data_dir, topics, disk, is_cache=config.cluster.is_on)
+            yield from machine.log(config.data_dir, topics, disk, is_cache=config.cluster.is_on)
         except StoreError as error:
             yield failed_with(error, "log")
-        yield from data.audit(config.data_dir, disk)
-        yield from data.bucket(config, env)
-        yield from data.lag(config, daemon)
-        yield from data.cluster(config)
-        yield from settings.embedding_model(config, topics, disk)
-        yield from settings.reranker(config)
-    yield from settings.address(config, daemon)
+        yield from machine.audit(config.data_dir, disk)
+        yield from machine.bucket(config, env)
+        yield from machine.lag(config, daemon)
+        yield from machine.cluster(config)
+        yield from machine.embedding_model(config, topics, disk)
+        yield from machine.reranker(config)
+    yield from machine.address(config, daemon)
     is_served = daemon is not None and not given.keys() & {"upstream.url", "upstream.urls"}
     yield from upstream.upstream(config, daemon, is_served=is_served, is_live=live)
 
@@ -216,26 +219,21 @@ def _short(text: str) -> str:
 
 def _requests(file: Path) -> Iterator[ModelRequest]:
     named: dict[str, Any] = {}
+
+    def whole(value: dict[str, Any]) -> Any:
+        return named[value["$ref"]] if value.keys() == {"$ref"} else value
+
     for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
-            told = msgspec.json.decode(line)
+            told = json.loads(line, object_hook=whole)
             if "def" in told:
                 named[told["def"]] = told["v"]
                 continue
-            body = _whole(told.get("body", told), named)
+            body = told.get("body", told)
             # By its shape where the recording does not have its path.
             guessed = "/responses" if "input" in body else "/messages" if "system" in body else "/chat/completions"
             if (api := api_of("POST", told.get("path", guessed).partition("?")[0])) is not None:
                 yield read_request(api, msgspec.json.encode(body))
-        except (msgspec.DecodeError, BadRequestBody, AttributeError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, BadRequestBody, AttributeError, KeyError, TypeError, RecursionError) as error:
             said = f"{file}, line {number} is no recorded request ({error}); give each a line: the body as JSON"
             raise click.ClickException(said) from error
-
-
-def _whole(value: Any, named: dict[str, Any]) -> Any:
-    if isinstance(value, list):
-        return [_whole(one, named) for one in value]
-    if isinstance(value, dict):
-        is_name = value.keys() == {"$ref"}
-        return named[value["$ref"]] if is_name else {key: _whole(one, named) for key, one in value.items()}
-    return value

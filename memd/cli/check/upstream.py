@@ -118,7 +118,8 @@ async def asked(config: Config, *, is_served: bool = False, served: int | None =
         counts = await upstream.count_tokens(CHAT.count_path, lambda: body, CIMultiDict()) is not None
         prompt = await upstream.rendered(_with_block(body), headers)
         told = [ok(f"{url} answers"), *_window(config, model or UNNAMED, window, source, wants_key=wants_key)]
-        told += [warning(*NO_TEMPLATE.split("; "), check="model")] if facts.lacks_template else []
+        said, _, remedy = NO_TEMPLATE.partition("; ")
+        told += [warning(said, remedy, "model")] if facts.lacks_template else []
         told += [*_counts(counts, prompt), *_placement(prompt)]
         return AskedServer(url=url, told=told, model=model, models=frozenset(models_of(models.value)), window=window)
     finally:
