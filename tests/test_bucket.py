@@ -944,6 +944,16 @@ def test_the_check_says_how_the_bucket_is(serving: Serving, s3: S3Server) -> Non
     assert (failed["mark"], "does not exist" in failed["remedy"] + failed["said"]) == ("failed", True)
 
 
+def test_the_conversation_of_the_check_is_not_in_the_backup(
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server
+) -> None:
+    settings, bucket = settings_for(s3)
+    daemon = make_daemon(None, settings | {"upstream": {"url": upstream.url}})
+    told = daemon.run("check", "--live", "--json", "--config", str(daemon.config))
+    assert next(one["mark"] for one in json.loads(told.stdout)["checks"] if one["check"] == "live") == "ok", told.stdout
+    assert list(bucket.listed("")) == []
+
+
 def test_a_restoration_of_nothing_says_so(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, s3: S3Server, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import psycopg
 import pytest
 from postgres_server import PostgresServer
+from recording_upstream import RecordingUpstream
 
 from memd.cli.check import CheckResult
 from memd.cli.check.machine import DatabaseServer, told_of
@@ -92,6 +93,19 @@ def test_a_cluster_is_checked_before_there_is_anything_in_it(settings: dict[str,
         ("database", "warning"),
     ]
     assert "has no tables yet, memd serve makes them" in found[0][2]
+    with psycopg.connect(settings["cluster"]["database"]) as connection:
+        assert connection.execute("SELECT to_regclass('memd_topic')").fetchone() == (None,), "nobody has made it"
+
+
+def test_a_conversation_with_the_model_is_none_of_the_cluster_and_no_source_is_read(
+    settings: dict[str, Any], upstream: RecordingUpstream, tmp_path: Path
+) -> None:
+    (tmp_path / "docs").mkdir()
+    settings |= {"upstream": {"url": upstream.url}, "sources": [str(tmp_path / "docs")]}
+    path = tmp_path / "check.yaml"
+    path.write_text(json.dumps(settings))
+    found = list(outcomes(path, os.environ, {"data_dir": str(tmp_path / "copy")}, live=True))
+    assert next(one.mark for one in found if one.check == "live") == "ok", found
     with psycopg.connect(settings["cluster"]["database"]) as connection:
         assert connection.execute("SELECT to_regclass('memd_topic')").fetchone() == (None,), "nobody has made it"
 

@@ -37,7 +37,7 @@ from memd.proxy.upstream.client import ASK_SECONDS, LOADING, NO_TEMPLATE, WANTS_
 from memd.proxy.upstream.windows import models_of
 from memd.recall import block
 from memd.settings.loading import variable_of
-from memd.settings.model import AdminSettings, AuthSettings, Config, ConversationSettings, ListenSettings
+from memd.settings.model import Config, ListenSettings
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 from memd.wire.chat import CHAT
@@ -309,15 +309,11 @@ def _tell(what: str) -> None:
 
 
 def _scratch_settings(config: Config, folder: Path, room: int | None) -> Config:
-    """The settings of a daemon that nobody else finds, with its memory in `folder`; `room` stands for the window."""
-    config = replace(
-        config,
-        listen=ListenSettings(port=0),
-        admin=AdminSettings(),
-        auth=AuthSettings(),
-        data_dir=folder / "memory",
-        conversation=ConversationSettings(),
-    )
+    """The settings of a daemon that nobody else finds, with its memory in `folder` alone; `room` stands for the
+    window."""
+    own = Config(listen=ListenSettings(port=0), data_dir=folder / "memory")
+    elsewhere = ("listen", "admin", "auth", "data_dir", "sources", "cluster", "backup", "conversation")
+    config = replace(config, **{name: getattr(own, name) for name in elsewhere})
     if room is None:
         return config
     hard = room // 2  # the reply and the block take their share of a window, and so of what stands for it
