@@ -207,24 +207,16 @@ def daemon_for(config: Config) -> Iterator[RunningDaemon]:
 def awaited(config: Config) -> tuple[RunningDaemon | None, bool]:
     """Return the daemon that holds the data directory, or None, and whether somebody holds it.
 
-    One that is being started, or ended, is waited for.
+    One that is being started, or ended, is waited for: nobody listens then at its address, if there is one.
     """
     until = time.monotonic() + START_SECONDS_MAX
-    while (is_held := LocalDisk().is_locked(config.data_dir / LOCK_NAME)) and not _has_listener(config.data_dir):
-        if time.monotonic() > until:
+    while (is_held := LocalDisk().is_locked(config.data_dir / LOCK_NAME)) and time.monotonic() <= until:
+        with suppress(OSError, ValueError):
+            address = urllib.parse.urlsplit((config.data_dir / ADDRESS_NAME).read_text())
+            socket.create_connection((address.hostname or "", address.port or 0), GLANCE_SECONDS_MAX).close()
             break
         time.sleep(START_GLANCES_SECONDS)
     return RunningDaemon.find(config.data_dir, config.auth.token), is_held
-
-
-def _has_listener(data_dir: Path) -> bool:
-    """Whether somebody listens at the address of a daemon; nobody does where one starts, or was killed."""
-    try:
-        address = urllib.parse.urlsplit((data_dir / ADDRESS_NAME).read_text())
-        socket.create_connection((address.hostname or "", address.port or 0), GLANCE_SECONDS_MAX).close()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _is_on_this_machine(url: str) -> bool:
@@ -250,11 +242,8 @@ class CommandAct:
 def command_name() -> str:
     """The command that runs in this thread, as `memd export`."""
     context = click.get_current_context(silent=True)
-    names = []
-    while context is not None and context.parent is not None:
-        names.append(context.info_name or "")
-        context = context.parent
-    return " ".join(("memd", *reversed(names)))
+    root = "" if context is None else context.find_root().command_path
+    return "memd" if context is None else f"memd{context.command_path.removeprefix(root)}"
 
 
 @contextmanager
