@@ -223,6 +223,14 @@ def test_a_command_without_a_daemon_is_the_act_of_whoever_ran_it(team: Team) -> 
     assert f"is whole: {len(shown)} lines" in said and shown == set(range(1, len(shown) + 1)), "each line is somewhere"
 
 
+def test_an_export_of_conversations_has_their_number(team: Team) -> None:
+    team.say("ann", "The lighthouse keeper is called Ada.")
+    team.daemon.wait_stored("is called Ada")
+    exported = team.run("export", "--as", "openai").stdout.splitlines()
+    [act] = team.acts("--act", "export")
+    assert act["count"] == len(exported) == 1
+
+
 def test_where_nobody_else_has_a_token_nothing_is_recorded(served: DaemonProcess) -> None:
     served.chat([{"role": "user", "content": "Hello there, I am Ann."}])
     assert served.run("export").returncode == 0

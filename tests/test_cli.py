@@ -353,6 +353,11 @@ def test_a_backup_that_is_not_there_is_not_taken_for_a_whole_one(tmp_path: Path)
     assert one_line(result) == f"memd: {missing}: {told}\n"
 
 
+def test_a_terminal_obeys_no_character_of_an_error(tmp_path: Path) -> None:
+    refused = memd("verify", tmp_path / "gone\x07")
+    assert refused.exit_code == 2 and "gone\\x07: there is no such folder" in refused.stderr
+
+
 @pytest.mark.parametrize("asked", [["verify"], ["verify", "--data-dir"], ["export", "--data-dir"], ["backup", "to"]])
 def test_a_folder_that_is_no_memory_is_not_taken_for_one_though_it_has_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str]

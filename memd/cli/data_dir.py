@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +52,7 @@ from memd.store.shared.postgres import SharedLog, shared_log, topics_in
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.backup import note_backup
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
-from memd.store.tools.export import FORMS, conversations, exported_entries, exported_topics, written
+from memd.store.tools.export import FORMS, Told, conversations, exported_entries, exported_topics, written
 from memd.store.tools.export import export as export_log
 from memd.store.tools.verify import verify as verify_log
 from memd.store.tools.verify import with_audit
@@ -115,9 +114,14 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
         ):
             if form is not None:  # no more is held than one topic
                 entries = partial(exported_entries, folder, files, live_only=True)
-                names = exported_topics(folder, files, topic)
-                said = (conversations((entry for _, entry, _ in entries([name])), name) for name in names)
-                file.writelines(written(chain.from_iterable(said), form))
+
+                def said() -> Iterator[Told]:
+                    for name in exported_topics(folder, files, topic):
+                        for one in conversations((entry for _, entry, _ in entries([name])), name):
+                            done.count += 1
+                            yield one
+
+                file.writelines(written(said(), form))
             else:
                 for entry in export_log(folder, files, topic_id=topic, live_only=live):
                     file.write(msgspec.json.encode(entry) + b"\n")

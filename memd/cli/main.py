@@ -22,6 +22,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from memd import __version__
 from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound, UnknownTopic
+from memd.wording import for_terminal
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Every day": {
@@ -114,7 +115,7 @@ class CommandGroup(click.Group):
             click.echo("memd: nobody is here to answer, so this was not done; --yes does it without asking", err=True)
             ctx.exit(FOUND_SOMETHING)
         except MemdError as error:
-            click.echo(f"memd: {error}", err=True)
+            click.echo(f"memd: {for_terminal(str(error))}", err=True)
             is_missing = isinstance(error, NotFound) and not isinstance(error, UnknownTopic)
             wrong_usage = isinstance(error, ConfigError | BadTopicId | BadQuestion) and not is_missing
             ctx.exit(WRONG_USAGE if wrong_usage else FOUND_SOMETHING)

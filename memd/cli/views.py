@@ -68,7 +68,7 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
         tokens, chunks = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens", counted(len(injected), "chunk")
         whole = f"{chunks} of a block of {tokens}." if "limit" in given else f"{chunks}, {tokens}, would be injected."
         shown.append(whole)
-    shown += [] if answer.note is None else [answer.note]
+    shown += [] if answer.note is None else [for_terminal(answer.note)]
     if "topic" not in given and len(answer.topics) > 1 and len({chunk.topic_id for chunk in injected}) != 1:
         shown.append(f"All {len(answer.topics):,} topics were searched; --topic names one.")
     return shown, exit_code
@@ -355,7 +355,7 @@ def _turn_lines(one: Receipt) -> Lines:
     if one.question is not None:
         lines += [Text("Asked", style="bold"), indented(f"{one.question}\n\n{one.step}".strip(), below=1)]
     if one.note is not None:
-        lines.append(one.note)
+        lines.append(for_terminal(one.note))
     if one.candidates:
         numbers = ("score", "cosine", "meaning", "words", "feedback", "neighbours", "times", "tokens")
         title = f"Candidates for a budget of {counted(one.budget_tokens, 'token')}"
