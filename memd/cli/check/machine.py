@@ -595,7 +595,7 @@ def _server(database: str, place: str) -> DatabaseServer:
 
 @check("database")
 def told_of(server: DatabaseServer) -> Iterator[CheckResult]:
-    """What is good and bad about the server."""
+    """The good and the bad about the server."""
     said = f"PostgreSQL {server.version}"
     if server.number < OLDEST:
         yield failed(said, f"memd needs PostgreSQL {OLDEST} or later")
