@@ -306,7 +306,9 @@ def test_the_command_says_what_it_did(source: Path, target: Path) -> None:
         assert path.samefile(target / "talk" / "segments" / path.name)
     assert not (source / "talk" / "active.bin").samefile(target / "talk" / "active.bin")
     checked = CliRunner().invoke(main, ["verify", str(target)])
-    assert checked.exit_code == 0 and checked.stdout.startswith("checked 1 topic: ")
+    taken = sum(path.stat().st_size for path in (target / "talk").rglob("*") if path.is_file())
+    whole = f"checked 1 topic: 7 files, 13 records, {taken:,} bytes; all whole\n"
+    assert (checked.exit_code, checked.stdout) == (0, whole)
 
 
 def test_a_backup_is_restored_elsewhere_and_stays_as_it_is(source: Path, target: Path, tmp_path: Path) -> None:

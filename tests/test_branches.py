@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from archiver_stage import Stage, live_entries
-from conftest import Serving
+from conftest import MakeDaemon, Serving
 from daemon_in_process import Client, daemon_in_process
 from daemon_process import DaemonProcess, wait_until
 from histories import history_of, receive, said, talk
@@ -255,52 +255,47 @@ async def test_an_answer_of_which_a_client_sends_a_part_only_is_stored_whole(sta
     assert text.count("[call look {}]") == 3
 
 
-@pytest.mark.process
+@pytest.fixture
+def wide(make_daemon: MakeDaemon) -> Iterator[tuple[DaemonProcess, RecordingUpstream]]:
+    """A daemon in front of a model with a wide window."""
+    with recording_upstream(window=8192) as upstream:
+        yield make_daemon(upstream.url).start(), upstream
+
+
 @pytest.mark.parametrize(("mode", "restarts"), [("full", True), ("readonly", False)])
 def test_going_back_shows_all_that_fits_whatever_another_branch_left_out(
-    tmp_path: Path, mode: str, restarts: bool
+    wide: tuple[DaemonProcess, RecordingUpstream], mode: str, restarts: bool
 ) -> None:
-    words = iter(range(100_000))
+    (daemon, upstream), words = wide, iter(range(100_000))
 
     def turn(count: int) -> list[dict[str, str]]:
         asked = " ".join(f"word{next(words)}" for _ in range(count // 3))
         return [{"role": "user", "content": asked}, {"role": "assistant", "content": "Noted."}]
 
-    with recording_upstream(window=8192) as upstream:
-        daemon = DaemonProcess(tmp_path, upstream.url).start()
-        try:
-            messages = [message for _ in range(4) for message in turn(300)]
-            kept = list(messages)
-            for _ in range(7):
-                messages += turn(1_500)
-                daemon.chat(messages[:-1])
-            assert len(json.loads(upstream.prompts[-1])) < len(messages) - 1, "the oldest turns have left"
-            daemon.wait_stored(messages[-4]["content"][:100])
-            if restarts:
-                daemon.restart()
-            went_back = [*kept, {"role": "user", "content": "And the first of all words?"}]
-            daemon.chat(went_back, headers={"X-Memory-Mode": mode})
-            assert [one["role"] for one in json.loads(upstream.prompts[-1])] == [one["role"] for one in went_back]
-        finally:
-            daemon.discard()
+    messages = [message for _ in range(4) for message in turn(300)]
+    kept = list(messages)
+    for _ in range(7):
+        messages += turn(1_500)
+        daemon.chat(messages[:-1])
+    assert len(json.loads(upstream.prompts[-1])) < len(messages) - 1, "the oldest turns have left"
+    daemon.wait_stored(messages[-4]["content"][:100])
+    if restarts:
+        daemon.restart()
+    went_back = [*kept, {"role": "user", "content": "And the first of all words?"}]
+    daemon.chat(went_back, headers={"X-Memory-Mode": mode})
+    assert [one["role"] for one in json.loads(upstream.prompts[-1])] == [one["role"] for one in went_back]
 
 
-@pytest.mark.process
-def test_a_branch_that_does_not_fit_shows_its_newest_half(tmp_path: Path) -> None:
-    with recording_upstream(window=8192) as upstream:
-        daemon = DaemonProcess(tmp_path, upstream.url).start()
-        try:
-            messages: list[dict[str, str]] = []
-            for number in range(14):
-                asked = " ".join(f"word{number}x{place}" for place in range(200))
-                messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": f"Noted {number}."}]
-                daemon.chat(messages[:-1])
-            shown = len(json.loads(upstream.prompts[-1]))
-            went_back = [*messages[:20], {"role": "user", "content": "And the first of all words?"}]
-            daemon.chat(went_back)
-            assert 4 <= len(json.loads(upstream.prompts[-1])) < len(went_back), shown
-        finally:
-            daemon.discard()
+def test_a_branch_that_does_not_fit_shows_its_newest_half(wide: tuple[DaemonProcess, RecordingUpstream]) -> None:
+    daemon, upstream = wide
+    messages: list[dict[str, str]] = []
+    for number in range(14):
+        asked = " ".join(f"word{number}x{place}" for place in range(200))
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": f"Noted {number}."}]
+        daemon.chat(messages[:-1])
+    went_back = [*messages[:20], {"role": "user", "content": "And the first of all words?"}]
+    daemon.chat(went_back)
+    assert 4 <= len(json.loads(upstream.prompts[-1])) < len(went_back)
 
 
 # What clients write back otherwise than it was said is stored once, also what an earlier version has stored

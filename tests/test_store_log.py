@@ -226,23 +226,6 @@ def test_all_that_is_written_is_found_behind_damage() -> None:
 ACTIVE = DATA_DIR / "talk" / "active.bin"
 
 
-def test_verify_counts_what_it_read() -> None:
-    files = CrashFiles()
-    store = open_store(files, segment_entries_max=5)
-    for number in range(7):
-        store.topic("talk").append([draft(number)])
-        seal_all(store.topic("talk"))
-    journal, _ = open_journal(store.topic("talk").hot_path, files)
-    journal.append([b"one", b"two"])
-    store.topic("another").append([draft("one")])
-    store.close()
-    report = verify(DATA_DIR, files)
-    assert report.ok and report.damaged == []
-    assert (report.counts.topics, report.counts.files, report.counts.records) == (2, 6, 10)
-    assert report.counts.bytes == sum(map(len, files.contents().values()))
-    assert report.lines == [f"checked 2 topics: 6 files, 10 records, {report.counts.bytes:,} bytes; all whole"]
-
-
 def test_an_unfinished_append_of_a_running_daemon_is_no_finding_and_not_exported() -> None:
     files = CrashFiles()
     store = open_store(files)
