@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -113,12 +113,9 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
         if not wanted:
             there = await asyncio.get_running_loop().run_in_executor(None, self.store.topic_ids)
             wanted = [name for name in there if any(who.may(right, name) for right in rights)]
-        found = await self.topics.readable(wanted, self.topics.ask(wanted))
-        if missing := {*wanted} - {topic.id for topic in found}:
-            raise BadQuestion(no_topic(min(missing)))
-        with contextlib.ExitStack() as held:
-            for topic in found:
-                held.enter_context(topic.held())
+        async with self.topics.held(wanted, self.topics.ask(wanted)) as found:
+            if missing := {*wanted} - {topic.id for topic in found}:
+                raise BadQuestion(no_topic(min(missing)))
             yield found
 
     async def read(self, names: Sequence[str], who: Principal, work: Callable[[list[Snapshot]], Result]) -> Result:
@@ -127,15 +124,10 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
         async with self.held(names, who) as found:
             return await asyncio.to_thread(work, [topic.log.snapshot() for topic in found])
 
-    @asynccontextmanager
-    async def held_if_there(self, names: Sequence[str], who: Principal) -> AsyncIterator[list[Topic]]:
+    def held_if_there(self, names: Sequence[str], who: Principal) -> AbstractAsyncContextManager[list[Topic]]:
         """Hold those of these topics that still exist and `who` may read open while the block runs. Raises StoreError:
         a topic cannot be read."""
-        found = await self.topics.readable([one for one in names if who.may("read", one)])
-        with contextlib.ExitStack() as held:
-            for topic in found:
-                held.enter_context(topic.held())
-            yield found
+        return self.topics.held([one for one in names if who.may("read", one)])
 
     async def named(
         self, found: Sequence[Topic], chunk_ids: Iterable[str], names: Sequence[str], who: Principal

@@ -21,8 +21,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from itertools import groupby, islice
 from typing import NamedTuple
@@ -326,8 +326,8 @@ class Eraser:
         done = await self.resume()
         async with self._turn:
             for erasure in list(self.store.ledger):
-                async with self._held(erasure.topic_id) as topic:
-                    is_back = topic is not None and self.store.has_returned(erasure)
+                async with self.topics.held([erasure.topic_id]) as found:
+                    is_back = bool(found) and self.store.has_returned(erasure)
                 if is_back:
                     again = await self._with_digests(erasure)
                     await asyncio.to_thread(self.store.ledger.write, again)
@@ -364,11 +364,11 @@ class Eraser:
         """An erasure that begins by itself, with the digests of the messages as the log still has them."""
         digests: set[bytes] = set()
         if erasure.kind != "topic":
-            async with self._held(erasure.topic_id) as topic:
-                if topic is not None:
+            async with self.topics.held([erasure.topic_id]) as found:
+                for topic in found:
                     digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), erasure.chunk_uuids)
-        found = b"".join(sorted(digests))
-        return msgspec.structs.replace(erasure, digests=found, is_moved=False, request_end=0, done_at=None)
+        joined = b"".join(sorted(digests))
+        return msgspec.structs.replace(erasure, digests=joined, is_moved=False, request_end=0, done_at=None)
 
     async def _carry_out(self, erasure: Erasure) -> ErasureDone:
         started, wiper = time.perf_counter(), Wiper(self.store.files)
@@ -398,11 +398,11 @@ class Eraser:
     # -- chunks ---------------------------------------------------------------------------------------------------
 
     async def _chunks(self, erasure: Erasure, wiper: Wiper) -> Erasure:
-        async with self._held(erasure.topic_id) as topic:
-            if topic is None:
+        async with self.topics.held([erasure.topic_id]) as found:
+            if not found:
                 await self._forget_shown(erasure, wiper)
                 return erasure
-            uuids = erasure.chunk_uuids
+            [topic], uuids = found, erasure.chunk_uuids
             concern = await asyncio.to_thread(_concern, erasure, topic.log.snapshot())
             async with self._blanked(concern, wiper):
                 async with topic.storing:  # what is being stored may be of the same messages
@@ -440,8 +440,8 @@ class Eraser:
         """Take it out of the memory blocks of other topics, too; `concern` has its words."""
         opened = [topic.id for topic in self.topics.opened()]
         for topic_id in await asyncio.to_thread(self.topics.naming, erasure.topic_id, opened):
-            async with self._held(topic_id) as topic:
-                if topic is not None:
+            async with self.topics.held([topic_id]) as found:
+                for topic in found:
                     blocks = () if concern is None else await _showing(topic.buffer, concern)
                     await topic.forget((), erased_in(topic.buffer, [erasure]), wiper, blocks)
 
@@ -452,8 +452,8 @@ class Eraser:
             if not erasure.is_moved:
                 forbidden = ForbiddenText()
                 if erasure.forbid and not await asyncio.to_thread(self.store.is_aside, erasure):
-                    async with self._held(erasure.topic_id) as topic:
-                        if topic is not None:
+                    async with self.topics.held([erasure.topic_id]) as found:
+                        for topic in found:
                             views = topic.log.snapshot().views.values()
                             words = (one for view in views for one in view.segment.digests.tolist())
                             forbidden = await asyncio.to_thread(topic.log.forbidden.also, messages=words)
@@ -464,16 +464,6 @@ class Eraser:
             await asyncio.to_thread(self.store.wipe_aside, erasure, wiper)
             await self._forget_shown(erasure, wiper)
         return erasure
-
-    @asynccontextmanager
-    async def _held(self, topic_id: str) -> AsyncIterator[Topic | None]:
-        """The topic, if there is one, kept open."""
-        topic = await self.topics.existing(topic_id)
-        if topic is None:
-            yield None
-            return
-        with topic.held():
-            yield topic
 
 
 def _concern(erasure: Erasure, snapshot: Snapshot | None = None) -> Concern:
@@ -593,12 +583,11 @@ class Retention:
 
     async def _due(self, topic_id: str, before: int) -> tuple[PlannedErasure, set[bytes], bool]:
         """The plan for what is too old in a topic, its chunks, and whether a person has to confirm it."""
-        topic = await self._topics.existing(topic_id)
-        if topic is None:
-            return PlannedErasure(topic_id=topic_id, kind="age"), set(), False
-        with topic.held():
-            snapshot = topic.log.snapshot()
-            plan, uuids = await asyncio.to_thread(plan_by_age, snapshot, before, visible_digests(topic.buffer))
+        async with self._topics.held([topic_id]) as found:
+            if not found:
+                return PlannedErasure(topic_id=topic_id, kind="age"), set(), False
+            snapshot, visible = found[0].log.snapshot(), visible_digests(found[0].buffer)
+            plan, uuids = await asyncio.to_thread(plan_by_age, snapshot, before, visible)
             live = sum(any(snapshot.is_live(place) for place in snapshot.places(uuid)) for uuid in uuids)
         is_late = plan.oldest is not None and plan.oldest < before - LATE_US
         return plan, uuids, is_late and live > SHARE_MAX * snapshot.live_count

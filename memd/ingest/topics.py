@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack, asynccontextmanager
 from functools import lru_cache, partial
 from typing import TypeVar
 
@@ -187,6 +188,15 @@ class Topics:
         cannot be opened."""
         found = await asyncio.gather(*(self.existing(topic_id, inquiry) for topic_id in topic_ids))
         return [topic for topic in found if topic is not None]
+
+    @asynccontextmanager
+    async def held(self, topic_ids: Sequence[str], inquiry: Inquiry | None = None) -> AsyncIterator[list[Topic]]:
+        """Keep those of these topics that there are open while the block runs; as `readable`."""
+        found = await self.readable(topic_ids, inquiry)
+        with ExitStack() as held:
+            for topic in found:
+                held.enter_context(topic.held())
+            yield found
 
     def _opened(self, topic_id: str, opening: asyncio.Future[Topic]) -> None:
         """Before its callers go on: one that comes between must not open it again, with a buffer of its own."""

@@ -289,14 +289,12 @@ class _TopicKeeper:
 
     def known(self) -> Sequence[KnownDocument]:
 
-        async def found() -> Sequence[KnownDocument]:
-            topic = await self._topics.existing(self._source.topic_id)
-            if topic is None:
-                return ()
-            with topic.held():
-                return await asyncio.to_thread(known_documents, topic.log.snapshot())
+        async def listed() -> Sequence[KnownDocument]:
+            async with self._topics.held([self._source.topic_id]) as found:
+                snapshots = [topic.log.snapshot() for topic in found]
+                return [one for some in snapshots for one in await asyncio.to_thread(known_documents, some)]
 
-        return asyncio.run_coroutine_threadsafe(found(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(listed(), self._loop).result()
 
     def take(self, document: GivenDocument) -> TakenDocument:
         return self._done(lambda topic: self._taker.take(topic, document))
