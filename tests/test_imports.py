@@ -107,6 +107,13 @@ def test_open_webui() -> None:
     assert days(rain)[0] == "2023-11-14T22:30:00"
 
 
+def test_a_chat_of_open_webui_by_itself_is_read_whatever_else_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    chat = {"chat": None, "history": {"messages": {"a": {"role": "user", "content": "Hm."}}}}
+    file.write_text(json.dumps(chat))
+    assert [spoken(thread) for thread in threads_of(found_at(file))] == [["user: Hm."]]
+
+
 def test_librechat() -> None:
     [clock] = threads_of(found_at(EXPORTS / "librechat.json"))
     assert spoken(clock) == [

@@ -396,8 +396,6 @@ def erased_in(buffer: HotBuffer, erasures: Iterable[Erasure]) -> frozenset[bytes
     """Return the uuids of the chunks in a topic's memory blocks that were erased where they came from."""
     blocks = (block for conversation in buffer.conversations() for block in conversation.blocks.values())
     shown = {chunk for block in blocks for chunk in block.chunks}
-    if not shown:
-        return frozenset()
     return frozenset(
         chunk.uuid
         for one in erasures

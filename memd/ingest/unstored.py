@@ -92,10 +92,6 @@ class Part(msgspec.Struct, frozen=True, dict=True):
             return (self.note[0],)
         return tuple(digest if message is not None else b"" for digest, message in self.messages)
 
-    def has_others_than(self, digests: Collection[bytes]) -> bool:
-        """Whether a message of it that has a text here is none of these."""
-        return self.note is not None or not self.said.issubset(digests)
-
     @cached_property
     def said(self) -> frozenset[bytes]:
         """The digests of those of its messages that have a text here."""
@@ -257,7 +253,7 @@ class PartCutter:
         self._stale: set[Key] = set()
         """Of these the ones of which something is stored: kept for what a prompt has shown of them, and cut anew where
         they are asked for."""
-        self._segment = self._new_segment()
+        self._segment = PendingSegment(0 if (table := table_of(log.fingerprint)) is None else table.dimension)
         """The chunks of all that wait and are cut."""
         self._coming: dict[Key, tuple[PendingChunk, ...]] = {}
         """Of parts that wait and come into it just now: the chunks that are in it."""
@@ -288,7 +284,7 @@ class PartCutter:
         """
         with self._table_lock:
             self._take_listing()
-            lacking = [part for part in self._uncut.values() if part.has_others_than(but)]
+            lacking = [part for part in self._uncut.values() if part.note is not None or not part.said.issubset(but)]
         cut = self.cut(reversed(lacking), until)
         with self._table_lock:
             return self._segment.view(), len(cut) == len(lacking)
@@ -363,10 +359,6 @@ class PartCutter:
     def _with(self, digest: bytes) -> list[Key]:
         """The keys of the parts with this message, in the order in which they were cut."""
         return [*self._having.get(digest, {}).copy()]
-
-    def _new_segment(self) -> PendingSegment:
-        table = table_of(self._log.fingerprint)
-        return PendingSegment(0 if table is None else table.dimension)
 
     def _take_listing(self) -> None:
         """Take over the parts that `note_waiting` noted; with the lock."""

@@ -314,8 +314,8 @@ def thread_in(export: Export, item: bytes, dating: Dating) -> Thread:
     if listed is None:
         raise BadImport(f"it has no messages: there is no {export.messages.replace('|', ', nor ')} in it")
     begun = dating.told_time(members)
-    if begun is None and export.frame in members:
-        begun = dating.told_time(_object(members[export.frame]))
+    if begun is None and isinstance(framed := _value(members, export.frame), dict):
+        begun = dating.told_time(framed)
     elements: Iterable[tuple[str, Raw]]
     elements = (("", raw) for raw in LIST.decode(listed)) if is_list(listed) else OBJECT.decode(listed).items()
     return thread_of_elements(
@@ -346,12 +346,12 @@ def thread_of_elements(
             members = _object(element)
             node.parent = above or _id(members, export.parent) or (None if name else before)
             node.id = name or _id(members, export.own_id) or node.id
-            for children in _at(members, export.children):
+            if isinstance(children := _value(members, export.children), list):
                 waiting += [("", child, node.id) for child in reversed(children)]
             message = members.get(export.message) if export.message else members
             if message is not None:
                 node.messages = _messages(export, _object(message), element, dating)
-        except (*UNREADABLE, TypeError, BadImport, BadRequestBody) as error:
+        except (*UNREADABLE, BadImport, BadRequestBody) as error:
             problems.append(f"message {repr(name[:60]) if name else f'{place:,}'} cannot be read: {error}")
             if not name:
                 continue
