@@ -738,13 +738,13 @@ def listed_words(words: Iterable[str]) -> Find:
     find_runs = _longest({tuple("".join(map(folded, a_cluster.findall(word)))) for word in runs} - {()})
 
     def of_words(text: str) -> Iterator[Span]:
-        if phrases:
-            yield from find_phrases([(folded(place[0][:_FOLDED_MAX]), place) for place in a_word.finditer(text)])
+        places = [*a_word.finditer(text)] if phrases else []
+        yield from find_phrases([folded(place[0][:_FOLDED_MAX]) for place in places], places)
 
     def of_runs(text: str) -> Iterator[Span]:
         for run in a_run.finditer(text):
-            clusters = a_cluster.finditer(text, *run.span())
-            yield from find_runs([(sign, one) for one in clusters for sign in folded(one[0])])
+            signs = [(sign, one) for one in a_cluster.finditer(text, *run.span()) for sign in folded(one[0])]
+            yield from find_runs([sign for sign, _ in signs], [one for _, one in signs])
 
     def find(text: str) -> Iterator[Span]:
         # As it stands too: \t in a path of Windows is no tab, but the beginning of \tomasz.
@@ -757,22 +757,21 @@ def listed_words(words: Iterable[str]) -> Find:
 def _longest(
     known: Collection[tuple[str, ...]],
     are_joined: Callable[[re.Match[str], re.Match[str]], bool] = lambda one, other: True,
-) -> Callable[[Sequence[tuple[str, re.Match[str]]]], Iterator[Span]]:
-    """Finds where the longest of these stand in a row of units, each behind its place. `are_joined`: whether two units
-    in a row belong together."""
+) -> Callable[[Sequence[str], Sequence[re.Match[str]]], Iterator[Span]]:
+    """Finds where the longest of these stand in a row of units, which have these places. `are_joined`: whether two
+    units in a row belong together."""
     lengths: dict[str, dict[int, None]] = {}  # of those that begin with a unit, the longest first
     for one in sorted(known, key=len, reverse=True):
         lengths.setdefault(one[0], {})[len(one)] = None
 
-    def find(units: Sequence[tuple[str, re.Match[str]]]) -> Iterator[Span]:
+    def find(units: Sequence[str], places: Sequence[re.Match[str]]) -> Iterator[Span]:
         done = 0
-        for at, (first, _) in enumerate(units):
+        for at, first in enumerate(units):
             for length in lengths.get(first, ()) if at >= done else ():
-                places = [place for _, place in units[at : at + length]]
-                is_one = tuple(unit for unit, _ in units[at : at + length]) in known
-                if is_one and all(are_joined(*two) for two in pairwise(places)):
+                some = places[at : at + length]
+                if tuple(units[at : at + length]) in known and all(are_joined(*two) for two in pairwise(some)):
                     done = at + length
-                    yield places[0].start(), places[-1].end()
+                    yield some[0].start(), some[-1].end()
                     break
 
     return find
