@@ -190,7 +190,6 @@ def thread_of(
     leaf: str | None = None,
     *,
     begun: int | None = None,
-    folder: str = "",
     problems: Sequence[str] = (),
 ) -> Thread:
     """Order the tree. `thread_id`: the program's own; empty: one that the same first message gives. `leaf`: the last
@@ -226,7 +225,7 @@ def thread_of(
             raise BadImport("; ".join([*problems, *found][:3]))
         raise EmptyImport("it has no message with text")
     thread_id = thread_id or hashlib.blake2b(messages[0].content_digest, digest_size=8).hexdigest()
-    return Thread(program, thread_id, messages, parents, folder, (*problems, *found))
+    return Thread(program, thread_id, messages, parents, problems=(*problems, *found))
 
 
 def _by_id(nodes: Iterable[Node]) -> tuple[dict[str, Node], list[str]]:
@@ -595,7 +594,8 @@ class ClaudeCodeSession:
             except (*UNREADABLE, BadRequestBody) as error:
                 problems.append(f"answer {element.id[:60]!r} cannot be read: {error}")
         elements = self._elements.values()
-        return thread_of("claude-code", self._id, elements, self._leaf, folder=self._folder, problems=problems)
+        thread = thread_of("claude-code", self._id, elements, self._leaf, problems=problems)
+        return msgspec.structs.replace(thread, folder=self._folder)
 
     def _placed(self, event: Members, parent: str | None) -> str:
         """Put a line's blocks where they belong; return the element's key."""
@@ -680,7 +680,8 @@ class CodexSession:
                 messages += dated([parse_items(group)], at)
             except (*UNREADABLE, BadRequestBody) as error:
                 problems.append(f"an item cannot be read: {error}")
-        return thread_of("codex", self._id, straight(messages), folder=self._folder, problems=problems)
+        thread = thread_of("codex", self._id, straight(messages), problems=problems)
+        return msgspec.structs.replace(thread, folder=self._folder)
 
 
 AIDER_STARTED = "# aider chat started at "
@@ -700,7 +701,8 @@ def aider_threads(lines: Iterable[bytes], folder: str, dating: Dating) -> Iterat
             started = last.removeprefix(AIDER_STARTED).strip()
         elif messages := [message for role, own in groupby(some, _aider_role) for message in _of_aider(role, own)]:
             name = "/".join(part for part in (folder.rstrip("/").rpartition("/")[2], started) if part)
-            yield thread_of("aider", name, straight(messages), begun=dating.first_time([started]), folder=folder)
+            thread = thread_of("aider", name, straight(messages), begun=dating.first_time([started]))
+            yield msgspec.structs.replace(thread, folder=folder)
 
 
 def _aider_role(line: str) -> str:
