@@ -462,13 +462,9 @@ class SharedTopic(Topic):
 
     def shares(self, waiting: Sequence[bytes], renew: Renew, ends: Ends) -> None:
         """Begin to follow the shared log; called once, in the thread that opens the topic. The buffer is then as the
-        rows tell it, and where nobody can be asked as the journal does.
-
-        Args:
-            waiting: the events in the journal that are not known to be in the shared log.
-            ends: asks where its streams end.
-            renew: reads the topic of this id anew where its copy counts no more.
-        """
+        rows tell it, and where nobody can be asked as the journal does. `waiting`: the events in the journal that are
+        not known to be in the shared log. `renew`: reads the topic of this id anew where its copy counts no more.
+        `ends`: asks where its streams end."""
         self._marked = self._journal.mark or SharedMark(0, 0)
         """The last mark in the journal here."""
         self._head = self._marked.head

@@ -143,13 +143,8 @@ def each_part(
     is_elsewhere: Callable[[Buffered], bool] = lambda _: False,
 ) -> Iterator[Part]:
     """Yield the parts from `stored` on that are complete. What has left the prompt is complete, whatever follows: it
-    must be found at once.
-
-    Args:
-        begin: where a part begins: those before it are left out.
-        closing: what is left behind them is a part too, although it may go on.
-        is_elsewhere: whether another conversation sees to a message.
-    """
+    must be found at once. `begin`: where a part begins: those before it are left out. `closing`: what is left behind
+    them is a part too, although it may go on. `is_elsewhere`: whether another conversation sees to a message."""
     start = conversation.stored if begin is None else begin
     items = conversation.messages[start : conversation.wanted_end]
     behind = conversation.messages[start + len(items) : start + len(items) + 1]
@@ -293,29 +288,21 @@ class PartCutter:
         self, parts: Iterable[Part], until: float | None = None, step: Callable[[], None] = lambda: None
     ) -> list[CutPart]:
         """The parts in chunks. Slow where they were not cut before: 0.2 to 0.4 s per megabyte, and as much again to
-        find their words.
-
-        Args:
-            until: a `time.monotonic()` after which no part is begun: those that were not cut by then are left out, and
-                long ones that were not cut before.
-            step: called between two pieces of a long part; it may wait, or raise what ends the cutting.
-        """
+        find their words. `until`: a `time.monotonic()` after which no part is begun: those that were not cut by then
+        are left out, and long ones that were not cut before. `step`: called between two pieces of a long part; it may
+        wait, or raise what ends the cutting."""
         cut = [self._cut(part, until, step) for part in parts]
         return [part for part in cut if part is not None]
 
     def cut_as_shown(
         self, part: Part, is_shown: Callable[[bytes], bool], step: Callable[[], None] = lambda: None
     ) -> list[CutPart]:
-        """A part in chunks, as it is to be stored.
+        """A part in chunks, as it is to be stored. `is_shown`: whether a prompt has shown the chunk with this uuid.
 
         Where two branches share the beginning of a part and go on differently, each cuts its own. What a prompt has
         shown of one of them is stored as it was shown, whichever branch is stored first: the longest shown of its
-        beginning, or of it with what follows in a branch, and the rest of it. Of what an attempt has stored in part
-        the rest is stored, whatever else was shown.
-
-        Args:
-            is_shown: whether a prompt has shown the chunk with this uuid.
-            step: see `cut`.
+        beginning, or of it with what follows in a branch, and the rest of it. Of what an attempt has stored in part the
+        rest is stored, whatever else was shown.
         """
         if part.note is not None or part.instructions or not part.said:
             return self.cut([part], step=step)
@@ -527,13 +514,9 @@ class PartCutter:
     ) -> Batch:
         """The next chunks of these parts that are to be stored, at least one if there is one.
 
-        A part that has more than a step's takes further batches. What is said behind it does not wait for those: of
-        the short parts there, each batch has as many chunks again.
-
-        Args:
-            is_shown: see `cut_as_shown`; what is stored of a part stays as it was cut, too.
-            named: the uuids of chunks that go before all others; then none of the others are in the batch.
-            step: see `cut`.
+        A part that has more than a step's takes further batches. What is said behind it does not wait for those: of the
+        short parts there, each batch has as many chunks again. What is stored of a part stays as it was cut, too
+        (`is_shown`). `named`: the uuids of chunks that go before all others; then none of the others are in the batch.
         """
         self._renew_segment()
         self._let_ids_go()
@@ -655,10 +638,8 @@ class ListedParts:
         return parts
 
     def before(self, conversation: Conversation, upto: int, *, closing: bool) -> Iterator[Part]:
-        """Those of its parts that end at or before a position.
-
-        `closing`: and what is behind them, although it may go on.
-        """
+        """Those of its parts that end at or before a position. `closing`: and what is behind them, although it may go
+        on."""
         end = conversation.stored
         for part in self.of(conversation):
             if part.end > upto:

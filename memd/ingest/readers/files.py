@@ -104,11 +104,8 @@ class FileReader:
         return [] if self._process is None else [self._process[0].pid]
 
     def sections(self, path: Path, name: str = "") -> tuple[GivenSection, ...]:
-        """Return the sections of a file, in order; none if it says nothing.
-
-        `name`: the file's, if a link to it has another one. Raises BadDocument: with the reason why it is not read;
-        OSError: it cannot be opened.
-        """
+        """Return the sections of a file, in order; none if it says nothing. `name`: the file's, if a link to it has
+        another one. Raises BadDocument: with the reason why it is not read; OSError: it cannot be opened."""
         name, size = name or path.name, path.stat().st_size
         way = checked(name, size)
         if not _is_apart(way, size):

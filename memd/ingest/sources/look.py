@@ -388,18 +388,10 @@ def look(
     force: bool = False,
     step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Look at a source once, and make the documents those that it has.
-
-    Args:
-        seen: the files by their paths below the root, as they were read last; brought up to date.
-        told: counts what is done, as it is done.
-        force: read every file again, also those that have not changed.
-        step: called before each file; what it raises ends the look.
-
-    Raises:
-        BadSource: the source cannot be looked at; nothing was taken out.
-        MemdError: the keeper failed.
-    """
+    """Look at a source once, and make the documents those that it has. `seen`: the files by their paths below the root,
+    as they were read last; brought up to date. `told`: counts what is done, as it is done. `force`: read every file
+    again, also those that have not changed. `step`: called before each file; what it raises ends the look. Raises
+    BadSource: the source cannot be looked at, and nothing was taken out; MemdError: the keeper failed."""
     try:
         root = source.path.resolve(strict=True)
         walk = Walk(root, source.chosen)
