@@ -160,7 +160,6 @@ class TokenWatch:
         self._seen: Stamps = (None, None)
         self._trouble: StoreError | None = None
         """Why the list cannot be asked now whether it has changed."""
-        self._watching: asyncio.Task[None] | None = None
         self._followers: list[Callable[[], Awaitable[None]]] = []
         self._heard: dict[str, Callable[[], object]] = {TOKENS_NAME: lambda: self._seen[0]}
         """Of books that other daemons have too: how often they had been changed by what is known of them here."""
@@ -210,17 +209,14 @@ class TokenWatch:
         """See `SettingsSource.changed`; none where the settings came from nowhere."""
         return [] if self._source is None else self._source.changed(self._auth)
 
-    def watch(self, tasks: Tasks, noted: Callable[[str, str], None]) -> None:
-        """Look at the lists now and then from now on; not where no token is needed: then `memd token` has to tell.
+    async def tend(self, tasks: Tasks, noted: Callable[[str, str], None]) -> None:
+        """Look at the lists every second, until cancelled; not where no token is needed: then `memd token` has to tell.
         `noted`: is told the files that changed, and which tokens are others than before."""
-        if self._watching is None and (self._listed.is_shared or not self.principals.is_open):
+        if self._listed.is_shared or not self.principals.is_open:
             self._tasks, self._noted = tasks, noted
-            self._watching = tasks.spawn(self._watch(), "tokens")
-
-    def stop(self) -> None:
-        """Look no more."""
-        if self._watching is not None:
-            self._watching.cancel()
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                await self.catch_up()
 
     async def hear(self, inquiry: Inquiry | None) -> None:
         """Look at the lists before a request is let in, waiting no longer than a request should. `inquiry`: one about
@@ -244,11 +240,6 @@ class TokenWatch:
             if self._looks == looks:
                 self._looks, self._look_began = looks + 1, steady_now()
                 await self._look()
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.catch_up()
 
     async def _look(self) -> None:
         had_trouble = self._trouble is not None

@@ -334,8 +334,8 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         tasks.spawn(daemon.auditor.tend(), "audit"),
         tasks.spawn(daemon.retention.tend(), "retention"),
         tasks.spawn(daemon.topics.tend_disk(), "disk"),
+        tasks.spawn(daemon.token_watch.tend(tasks, daemon.auditor.note_tokens), "tokens"),
     ]
-    daemon.token_watch.watch(tasks, daemon.auditor.note_tokens)
     daemon.auditor.note_start(config, daemon.principals.names)
     wrong_tokens = WrongTokens(daemon.principals, loop.call_later, daemon.auditor.note_wrong_tokens)
     oauth = OAuthEndpoint(daemon.ledger, wrong_tokens, config.limits.idle_seconds, daemon.auditor.record_token)
@@ -366,7 +366,6 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         daemon.sources.stop()
         daemon.indexer.stop()
         daemon.upstream.stop()
-        daemon.token_watch.stop()
         daemon.events.end()
         await asyncio.gather(*(runner.cleanup() for runner in runners))
         for task in tending:
