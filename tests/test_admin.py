@@ -108,17 +108,6 @@ def test_a_step_of_a_tool_loop_has_its_turn_s_block_and_asked_nothing(told: Daem
     assert step["turn_id"] in told.run("turn", "--steps").stdout
 
 
-def test_receipts_survive_a_restart_and_are_paged(told: DaemonProcess, admin: Admin) -> None:
-    everything = admin.get("turns")["turns"]
-    assert [turn["topic_id"] for turn in everything] == ["work"] * len(FACTS)
-    told.restart()
-    assert admin.get("turns")["turns"] == everything
-    first = admin.get("turns", limit=1)["turns"]
-    rest = admin.get("turns", before=first[0]["turn_id"])["turns"]
-    assert first + rest == everything
-    assert admin.get("turns", topic="other")["turns"] == []
-
-
 def test_the_ring_of_receipts_is_bounded_and_a_torn_end_costs_one_receipt(serving: Serving) -> None:
     daemon = serving({"receipts": {"bytes_max": 200_000}})
     admin = Admin(daemon)
@@ -193,18 +182,6 @@ def test_turns_are_told_as_they_happen(told: DaemonProcess, admin: Admin) -> Non
 
 
 # -- the log, its correction and undo ---------------------------------------------------------------------------------
-
-
-def test_every_event_is_in_the_log_newest_first(told: DaemonProcess, admin: Admin) -> None:
-    chunk = chunk_of(admin, "ERR_7421")
-    admin.post("corrections", topic_id="work", chunk_ids=[chunk["id"]], action="Helpful", reason="it was that")
-    events = admin.log()
-    assert [event["event"] for event in events] == ["Helpful", "told", "told", "told"]
-    assert events[0]["reason"] == "it was that" and events[0]["multiplier"] == 1.5 and events[0]["live"]
-    assert not next(event for event in events[1:] if event["id"] == chunk["id"])["live"]
-    first = admin.get("log", limit=2)
-    assert first["events"] + admin.log(before=first["next"]) == events
-    assert admin.log(topic="work") == events
 
 
 def test_an_undo_goes_back_one_step_and_can_be_undone(told: DaemonProcess, admin: Admin) -> None:

@@ -145,9 +145,7 @@ async def test_a_correction_names_who_made_it_and_leaves_the_chunk_to_its_author
         assert b'"authors":["bob"]' in await events.content.readuntil(b"\n\n")
     await house.ask("owner", "/memd/corrections", correction)
     await house.chat(
-        "bob",
-        QUESTION,
-        memory_in={"corrections": [{"chunk_ids": [chunk_id], "action": "Helpful", "reason": "again"}]},
+        "bob", QUESTION, memory_in={"corrections": [{"chunk_ids": [chunk_id], "action": "Helpful", "reason": "again"}]}
     )
     await house.settled()
     await house.chat("bob", f"{QUESTION} Now.", memory_in={"corrections": [{**correction, "reason": "it was"}]})

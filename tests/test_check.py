@@ -67,22 +67,16 @@ class Place:
             assert outcome["mark"] == "ok" or outcome["remedy"], outcome
         return done.exit_code, found
 
-    def failures(self, *flags: str) -> dict[str, str]:
+    def failures(self, *flags: str, mark: str = "failed") -> dict[str, str]:
         """What failed: the check, and what is said about it and what to do."""
         code, found = self.check(*flags)
-        failed = {
-            name: f"{outcome['said']} → {outcome['remedy']}"
-            for name, told in found.items()
-            for outcome in told
-            if outcome["mark"] == "failed"
-        }
-        assert code == (1 if failed else 0)
-        return failed
+        told = [outcome for group in found.values() for outcome in group if outcome["mark"] == mark]
+        assert code == (1 if told and mark == "failed" else 0)
+        return {outcome["check"]: f"{outcome['said']} → {outcome['remedy']}" for outcome in told}
 
     def warnings(self) -> dict[str, str]:
         """The same for warnings."""
-        told = [outcome for group in self.check()[1].values() for outcome in group if outcome["mark"] == "warning"]
-        return {outcome["check"]: f"{outcome['said']} → {outcome['remedy']}" for outcome in told}
+        return self.failures(mark="warning")
 
 
 @pytest.fixture
@@ -255,18 +249,14 @@ def test_what_is_installed_and_is_not_what_it_should_be_fails(place: Place, monk
     assert "numpy is" in failed[0].said and "openai" not in failed[0].said
 
 
-def test_a_model_that_is_not_here_is_not_fetched(place: Place) -> None:
+def test_a_model_that_is_not_here_is_not_fetched_nor_said_to_be_where_fastembed_is_missing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.config.write_text(f"{place.config.read_text()}embedding:\n  model: BAAI/bge-small-en-v1.5\n")
     failures = place.failures()
     assert set(failures) == {"embedding model"} and "not on this machine" in failures["embedding model"]
     assert "→ `memd serve` fetches it once" in failures["embedding model"]
-
-
-def test_a_model_of_fastembeds_is_not_said_to_be_fetched_where_fastembed_is_missing(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(sys.modules, "fastembed", None)
-    place.config.write_text(f"{place.config.read_text()}embedding:\n  model: BAAI/bge-small-en-v1.5\n")
     failure = place.failures()["embedding model"]
     assert "pip install 'memd-proxy[fastembed]'" in failure.partition(" → ")[2] and "fetches" not in failure
 
@@ -541,16 +531,39 @@ def test_live_holds_a_tool_loop_longer_than_the_models_window(tmp_path: Path, ca
     assert "was held (window 3,072;" in found["live"][1]["said"]
 
 
-def test_live_says_that_a_loop_was_refused_and_what_to_do(tmp_path: Path) -> None:
-    def without_results(request: Request) -> Response:
-        refused = Response((b'{"error": {"message": "Only user and assistant roles are supported!"}}',), status=400)
-        return refused if b'"tool_call_id"' in request.body else chat_answer(request)
+@pytest.mark.parametrize(
+    ("refused", "message", "status", "mark", "said", "remedy"),
+    [
+        (
+            b'"tool_call_id"',
+            "Only user and assistant roles!",
+            400,
+            "failed",
+            "was not held (window 4,096; 1 s",
+            "template",
+        ),
+        (b'"tools"', "tools param requires --jinja flag", 500, "warning", "requires --jinja", "--jinja"),
+    ],
+    ids=["results", "tools"],
+)
+def test_live_says_where_a_server_takes_no_tool_loop_and_what_to_do(
+    tmp_path: Path,
+    upstream: RecordingUpstream,
+    refused: bytes,
+    message: str,
+    status: int,
+    mark: str,
+    said: str,
+    remedy: str,
+) -> None:
+    def answer(request: Request) -> Response:
+        refusal = Response((json.dumps({"error": {"message": message}}).encode(),), status=status)
+        return refusal if refused in request.body else chat_answer(request)
 
-    with recording_upstream() as upstream:
-        upstream.answer = without_results
-        failures = Place(tmp_path, {"upstream": {"url": upstream.url}}).failures("--live")
-    assert set(failures) == {"live"} and "was not held (window 4,096; 1 step," in failures["live"]
-    assert "Only user and assistant roles" in failures["live"] and "template" in failures["live"].partition("→ ")[2]
+    upstream.answer = answer
+    told = Place(tmp_path, {"upstream": {"url": upstream.url}}).failures("--live", mark=mark)
+    what, _, todo = told["live"].partition("→ ")
+    assert set(told) == {"live"} and said in what and message in what and remedy in todo
 
 
 def test_live_ends_a_loop_of_a_slow_model_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,17 +572,6 @@ def test_live_ends_a_loop_of_a_slow_model_in_time(tmp_path: Path, monkeypatch: p
         upstream.answer, upstream.answers_all = StrictLlama(4000), True
         code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")
     assert code == 0 and "the model is slow" in found["live"][1]["said"] and found["live"][1]["mark"] == "warning"
-
-
-def test_live_says_where_a_server_takes_no_tools(tmp_path: Path) -> None:
-    def without_tools(request: Request) -> Response:
-        refused = Response((b'{"error": {"message": "tools param requires --jinja flag"}}',), status=500)
-        return refused if b'"tools"' in request.body else chat_answer(request)
-
-    with recording_upstream() as upstream:
-        upstream.answer = without_tools
-        code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")
-    assert code == 0 and found["live"][1]["mark"] == "warning" and "--jinja" in found["live"][1]["remedy"]
 
 
 def told(place: Place, disk: FullDisk | None = None) -> Iterator[CheckResult]:
@@ -644,13 +646,13 @@ def test_a_folder_that_is_missing_or_without_a_file_that_memd_reads_is_a_warning
     assert useless.said == f"{docs}: 0 files for topic default" and "formats" in useless.remedy
 
 
-def test_what_this_user_may_not_read_is_named(docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_this_user_may_not_read_is_named_and_a_huge_source_is_not_counted_to_its_end(
+    docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "access", lambda path, _: not str(path).endswith("b.md"))  # root may read everything
     [one] = of_sources(tmp_path, str(docs))
     assert one.mark == "warning" and one.said.endswith("; 1 path in it cannot be read: b.md (no right to read it)")
-
-
-def test_a_huge_source_is_not_counted_to_its_end(docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     monkeypatch.setattr(machine, "FILES_COUNTED_MAX", 2)
     [one] = of_sources(tmp_path, str(docs))
     assert (one.mark, one.said) == ("ok", f"{docs}: more than 2 files for topic default")
@@ -667,20 +669,19 @@ def generous() -> Iterator[None]:
     os.umask(before)
 
 
-@pytest.fixture
-def filled(serving: Serving) -> DaemonProcess:
-    """A daemon that has files of every kind: a log, sealed segments, a journal, receipts, indexes."""
-    daemon = serving({"segment": {"max_entries": 2}})
-    daemon.tell(*(f"The code of locker {number} is {number * 37}." for number in range(5)))
-    return daemon
-
-
 def open_to_others(folder: Path) -> list[str]:
     return [str(path) for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
 
 
-def test_files_and_backups_are_their_user_s_alone(filled: DaemonProcess, tmp_path: Path) -> None:
-    backup = tmp_path / "backup"
+def test_files_and_backups_are_their_user_s_alone_and_check_warns_of_older_ones_with_what_fixes_them(
+    serving: Serving, tmp_path: Path
+) -> None:
+    def warnings() -> list[str]:
+        found = json.loads(filled.run("check", "--json", "--config", str(filled.config)).stdout)["checks"]
+        return [one["remedy"] for one in found if one["mark"] == "warning" and "other users" in one["said"]]
+
+    filled, backup = serving({"segment": {"max_entries": 2}}), tmp_path / "backup"
+    filled.tell(*(f"The code of locker {number} is {number * 37}." for number in range(5)))
     for _ in range(2):  # the second one replaces files
         assert filled.run("backup", str(backup)).returncode == 0
     assert filled.terminate() == 0
@@ -688,7 +689,13 @@ def test_files_and_backups_are_their_user_s_alone(filled: DaemonProcess, tmp_pat
     kinds = (".bin", ".meta", "hot.log", "memd.lock", "memd.receipts", ".words")
     assert [kind for kind in kinds if not any(name.endswith(kind) for name in written)] == []
     assert list(backup.rglob("*.meta"))
-    assert open_to_others(filled.data_dir) == open_to_others(backup) == []
+    assert open_to_others(filled.data_dir) == open_to_others(backup) == warnings() == []
+    (filled.data_dir / "default" / "hot.log").chmod(0o644)
+    [remedy] = warnings()
+    filled.data_dir.chmod(0o755)
+    assert warnings() == [remedy]
+    subprocess.run(remedy, shell=True, check=True)
+    assert warnings() == [] and open_to_others(filled.data_dir) == []
 
 
 def test_a_folder_without_a_memory_becomes_private_when_the_first_daemon_begins_in_it(
@@ -701,17 +708,3 @@ def test_a_folder_without_a_memory_becomes_private_when_the_first_daemon_begins_
     daemon.start()
     assert daemon.data_dir.stat().st_mode & 0o777 == 0o700
     assert "other users" not in daemon.run("check", "--config", str(daemon.config)).stdout
-
-
-def test_check_warns_of_older_files_with_the_command_that_fixes_them(filled: DaemonProcess) -> None:
-    def warnings() -> list[str]:
-        found = json.loads(filled.run("check", "--json", "--config", str(filled.config)).stdout)["checks"]
-        return [one["remedy"] for one in found if one["mark"] == "warning" and "other users" in one["said"]]
-
-    assert warnings() == []
-    (filled.data_dir / "default" / "hot.log").chmod(0o644)
-    [remedy] = warnings()
-    filled.data_dir.chmod(0o755)
-    assert warnings() == [remedy]
-    subprocess.run(remedy, shell=True, check=True)
-    assert warnings() == [] and open_to_others(filled.data_dir) == []

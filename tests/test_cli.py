@@ -119,13 +119,6 @@ def test_memd_alone_says_what_runs_what_is_remembered_and_what_to_do_next(
 
 
 @pytest.mark.process
-def test_memd_alone_names_the_daemon_that_runs(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMD_DATA_DIR", str(daemon.data_dir))
-    told = memd().output
-    assert f"A daemon runs at {daemon.base_url}, in front of http://" in told and f"{daemon.base_url}/v1" in told
-
-
-@pytest.mark.process
 def test_memd_without_a_token_offers_no_base_url_that_it_was_not_told(
     make_daemon: MakeDaemon, upstream: RecordingUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,13 +200,35 @@ def test_a_model_and_an_upstream_exclude_each_other(tmp_path: Path) -> None:
     assert "give either --model or --upstream" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["serve", "verify", "export"])
-def test_a_wrong_setting_is_exit_code_2_and_one_line(command: str, tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("listen:\n  prot: 1\n")
-    result = memd(command, "--config", config)
-    assert result.exit_code == 2
-    assert one_line(result) == f"memd: {config}, line 2: there is no setting listen.prot; did you mean listen.port?\n"
+NO_SUCH_SETTING = "{tmp}/config.yaml, line 2: there is no setting listen.prot; did you mean listen.port?\n"
+WRONG = [
+    *((f"{command} --config {{tmp}}/config.yaml", 2, NO_SUCH_SETTING) for command in ("serve", "verify", "export")),
+    ("remember fact --config {tmp}/model.yaml", 2, "did you mean 'bundled'?"),
+    ("remember fact --config {tmp}/path.yaml", 2, "there is no folder"),
+    ("serve --upstream localhost:8080", 2, "memd: the command line: upstream.url is 'localhost:8080'"),
+    *((f"{command} --data-dir {{tmp}}/nowhere", 2, "there is no such folder") for command in ("verify", "export")),
+    (
+        "verify {tmp}/nowhere",
+        2,
+        "{tmp}/nowhere: there is no such folder; name the folder that `memd backup` wrote to\n",
+    ),
+    ("export --data-dir {log} --topic ../first", 2, "is not a topic name"),
+    ("export --data-dir {log} --output {tmp}", 1, "{tmp}"),
+    pytest.param("export --data-dir {log} --output /dev/full", 1, "No space left", marks=pytest.mark.linux),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), WRONG)
+def test_what_goes_wrong_is_one_line_and_an_exit_code(
+    log_dir: Path, tmp_path: Path, arguments: str, code: int, said: str
+) -> None:
+    (tmp_path / "config.yaml").write_text("listen:\n  prot: 1\n")
+    for name, model in (("model", "bundeld"), ("path", f"path:{tmp_path / 'none'}")):
+        settings = {"data_dir": str(tmp_path / "memory"), "embedding": {"model": model}}
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(settings))
+    result = memd(*arguments.format(tmp=tmp_path, log=log_dir).split())
+    assert result.exit_code == code and said.format(tmp=tmp_path) in one_line(result)
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_settings_of_earlier_versions_are_one_line_of_a_command_and_a_line_each_of_check(
@@ -228,28 +243,6 @@ def test_settings_of_earlier_versions_are_one_line_of_a_command_and_a_line_each_
     checks = json.loads(memd("check", "--config", config, "--json").stdout)["checks"]
     told = {check["said"].split()[3]: check["remedy"] for check in checks if "no effect any more" in check["said"]}
     assert told == {"injection.pressure_ratio": "remove it", "injection.freeze_seconds": "remove it"}
-
-
-def test_an_embedding_model_that_there_is_not_is_exit_code_2(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    for model, says in (("bundeld", "did you mean 'bundled'?"), (f"path:{tmp_path / 'none'}", "there is no folder")):
-        config.write_text(f"data_dir: {tmp_path / 'memory'}\nembedding:\n  model: {json.dumps(model)}\n")
-        result = memd("remember", "a fact", "--config", config)
-        assert result.exit_code == 2 and says in one_line(result)
-
-
-def test_a_wrong_upstream_given_as_a_flag_is_named_as_such() -> None:
-    result = memd("serve", "--upstream", "localhost:8080")
-    assert result.exit_code == 2
-    assert one_line(result).startswith("memd: the command line: upstream.url is 'localhost:8080'")
-
-
-@pytest.mark.parametrize("command", ["verify", "export"])
-def test_a_data_directory_that_does_not_exist_is_not_taken_for_an_empty_log(command: str, tmp_path: Path) -> None:
-    result = memd(command, "--data-dir", tmp_path / "nowhere")
-    assert result.exit_code == 2
-    assert "there is no such folder" in one_line(result)
-    assert not (tmp_path / "nowhere").exists()
 
 
 SERVER = {"aiohttp", "onnxruntime", "tokenizers", "tiktoken", "memd.ingest", "memd.embedding", "memd.proxy"}
@@ -294,12 +287,6 @@ def test_export_writes_a_json_object_per_entry_in_order(log_dir: Path) -> None:
     assert entries[0]["content"] == f"{CONTENT} 0"
 
 
-def test_a_topic_name_that_leads_out_of_the_data_directory_is_wrong_usage(log_dir: Path) -> None:
-    result = memd("export", "--data-dir", log_dir, "--topic", "../first")
-    assert result.exit_code == 2
-    assert "is not a topic name" in one_line(result)
-
-
 def test_export_into_a_file_replaces_it(log_dir: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     output.write_text("old")
@@ -312,19 +299,6 @@ def test_export_into_a_file_replaces_it(log_dir: Path, tmp_path: Path) -> None:
 def test_export_into_a_device_does_not_replace_the_device(log_dir: Path) -> None:
     assert memd("export", "--data-dir", log_dir, "--output", os.devnull).exit_code == 0
     assert not Path(os.devnull).is_file()
-
-
-def test_export_into_a_file_that_cannot_be_written_is_one_line(log_dir: Path, tmp_path: Path) -> None:
-    result = memd("export", "--data-dir", log_dir, "--output", tmp_path)
-    assert result.exit_code == 1
-    assert str(tmp_path) in one_line(result)
-
-
-@pytest.mark.linux
-def test_export_on_a_full_disk_is_one_line(log_dir: Path) -> None:
-    result = memd("export", "--data-dir", log_dir, "--output", "/dev/full")
-    assert result.exit_code == 1
-    assert "No space left" in one_line(result)
 
 
 @pytest.mark.process
@@ -343,14 +317,6 @@ def test_a_reader_that_has_seen_enough_ends_an_export_quietly(log_dir: Path) -> 
 def test_what_is_no_number_is_told_with_the_numbers_that_are(command: list[str]) -> None:
     result = memd(*command, "abc")
     assert result.exit_code == 2 and re.search(r"'abc' is no whole number from \d to [\d,]+\.", result.stderr)
-
-
-def test_a_backup_that_is_not_there_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    result = memd("verify", missing)
-    assert result.exit_code == 2
-    told = "there is no such folder; name the folder that `memd backup` wrote to"
-    assert one_line(result) == f"memd: {missing}: {told}\n"
 
 
 def test_a_terminal_obeys_no_character_of_an_error(tmp_path: Path) -> None:

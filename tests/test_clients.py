@@ -314,9 +314,6 @@ def test_what_ollama_says_besides_passes_untouched_and_memd_speaks_as_it_does(
     refused = ask(f"{by_ollama.base_url}/api/chat", {"model": "tiny", "messages": [{"role": "user", "content": 7}]})
     assert refused.status == 400 and "cannot unmarshal" in refused.json["error"]
     client.chat("tiny", [{"role": "user", "content": FACT}])
-    with (
-        ollama.Client(host=f"{by_ollama.base_url}/t/LAMP") as other,
-        pytest.raises(ollama.ResponseError) as told,
-    ):
+    with ollama.Client(host=f"{by_ollama.base_url}/t/LAMP") as other, pytest.raises(ollama.ResponseError) as told:
         other.chat("tiny", [{"role": "user", "content": FACT}])
     assert told.value.status_code == 400 and "'lamp', which is there" in told.value.error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+from operator import attrgetter
 from pathlib import Path
 from typing import get_args
 
@@ -18,8 +19,8 @@ from memd.cli.main import main
 from memd.entries import TOPIC_ID_PATTERN
 from memd.errors import ConfigError
 from memd.principals import Principal
-from memd.settings.loading import CONSTANTS_VARIABLE, REMOVED, known_keys, load_config, read_settings, variable_of
-from memd.settings.model import ChunkingSettings, Config, SourceSettings, TopicName, UpstreamSettings
+from memd.settings.loading import REMOVED, known_keys, load_config, read_settings, variable_of
+from memd.settings.model import Config, SourceSettings, TopicName, UpstreamSettings
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"
 DEFAULTS = SHIPPED.parent / "memd" / "settings" / "defaults.yaml"
@@ -102,18 +103,40 @@ def test_flags_override_variables_and_variables_override_the_file(config_file: P
     assert (config.listen.host, config.listen.port, config.log.level) == ("::1", 2, "error")
 
 
-def test_a_variable_is_read_like_a_value_in_the_file(config_file: Path) -> None:
-    config = loaded(
-        config_file,
-        MEMD_INGEST_IGNORE="[a, 'b c']",
-        MEMD_BACKUP_SECONDS="5",
-        MEMD_RETRIEVAL_MIN_SCORE="0.5",
-        MEMD_TOPICS_HEADER="X-User",
-    )
-    assert config.ingest.ignore == ("a", "b c")
-    assert config.backup.seconds == 5.0
-    assert config.retrieval.min_score == 0.5
-    assert config.topics.header == "X-User"
+PATTERNS = {"ticket": r"TCK-\d+", "b-2": "x"}
+WINDOWS = {"qwen3:32b": 32_768, "google/gemma-3": 8_192}
+RETENTION = {"support-*": 90, "support-law": 0, "*": 3650}
+AS_URL = [f"http://h:1{end}" for end in ("", "/", "/v1", "/v1/v1/", "/chat/completions", "/v1/v1/chat/completions")]
+READ: list[tuple[str, dict[str, str], str, object]] = [
+    ("listen:\n  # port: 1\n", {}, "listen", Config().listen),
+    ("", {"MEMD_INGEST_IGNORE": "[a, 'b c']"}, "ingest.ignore", ("a", "b c")),
+    ("", {"MEMD_BACKUP_SECONDS": "5"}, "backup.seconds", 5.0),
+    ("", {"MEMD_RETRIEVAL_MIN_SCORE": "0.5"}, "retrieval.min_score", 0.5),
+    ("", {"MEMD_TOPICS_HEADER": "X-User"}, "topics.header", "X-User"),
+    ("ingest: {redact: true}", {}, "ingest.redact", True),
+    ("", {"MEMD_INGEST_REDACT": "true"}, "ingest.redact", True),
+    ("ingest: {redact_builtin: [jwt]}", {}, "ingest.redact_builtin", ("jwt",)),
+    ("ingest:\n  redact_patterns:\n    ticket: 'TCK-\\d+'\n    b-2: x", {}, "ingest.redact_patterns", PATTERNS),
+    ("", {"MEMD_INGEST_REDACT_PATTERNS": r"{ticket: 'TCK-\d+', b-2: x}"}, "ingest.redact_patterns", PATTERNS),
+    *(
+        (text, env, "upstream.window", window)
+        for given, window in (("auto", "auto"), ("32768", 32_768), (str(WINDOWS), WINDOWS))
+        for text, env in ((f"upstream:\n  window: {given}", {}), ("", {"MEMD_UPSTREAM_WINDOW": given}))
+    ),
+    ("retention:\n  support-*: 90\n  support-law: 0\n  '*': 3650", {}, "retention", RETENTION),
+    ("retention:", {}, "retention", {}),
+    ("", {}, "retention", {}),
+    ("", {"MEMD_RETENTION": "{a: 3}"}, "retention", {"a": 3}),
+    *(("", {"MEMD_UPSTREAM_URL": url}, "upstream.url", "http://h:1") for url in AS_URL),
+    *(("", {"MEMD_UPSTREAM_URL": url.replace("h:1", "v1")}, "upstream.url", "http://v1") for url in AS_URL[:4]),
+]
+
+
+@pytest.mark.parametrize(("text", "env", "key", "value"), READ)
+def test_a_setting_is_read_from_the_file_and_from_its_variable(
+    config_file: Path, text: str, env: dict[str, str], key: str, value: object
+) -> None:
+    assert attrgetter(key)(loaded(config_file, text, **env)) == value
 
 
 def test_sources_are_paths_or_lines_and_what_is_left_out_of_all(
@@ -140,34 +163,6 @@ def test_topics_are_named_in_the_settings_as_everywhere() -> None:
     assert rule == f"^{TOPIC_ID_PATTERN.pattern}$"
 
 
-def test_own_patterns_are_given_in_the_file_or_in_a_variable(config_file: Path) -> None:
-    text = "ingest:\n  redact: true\n  redact_builtin: [jwt]\n  redact_patterns:\n    ticket: 'TCK-\\d+'\n    b-2: x"
-    ingest = loaded(config_file, text).ingest
-    assert (ingest.redact, ingest.redact_builtin) == (True, ("jwt",))
-    assert ingest.redact_patterns == {"ticket": r"TCK-\d+", "b-2": "x"}
-    env = {"MEMD_INGEST_REDACT": "true", "MEMD_INGEST_REDACT_PATTERNS": r"{ticket: 'TCK-\d+'}"}
-    ingest = loaded(config_file, "", **env).ingest
-    assert ingest.redact
-    assert ingest.redact_patterns == {"ticket": r"TCK-\d+"}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [("auto", "auto"), ("32768", 32_768), ("{qwen3:32b: 32768, 'google/gemma-3': 8192}", None)],
-)
-def test_a_window_is_a_number_or_one_for_each_model(config_file: Path, given: str, expected: object) -> None:
-    by_model = {"qwen3:32b": 32_768, "google/gemma-3": 8_192}
-    assert loaded(config_file, f"upstream:\n  window: {given}").upstream.window == (expected or by_model)
-    assert loaded(config_file, "", MEMD_UPSTREAM_WINDOW=given).upstream.window == (expected or by_model)
-
-
-def test_retention_is_topics_and_beginnings_of_topics_with_days(config_file: Path) -> None:
-    text = "retention:\n  support-*: 90\n  support-law: 0\n  '*': 3650"
-    assert loaded(config_file, text).retention == {"support-*": 90, "support-law": 0, "*": 3650}
-    assert loaded(config_file, "retention:").retention == loaded(config_file, "").retention == {}
-    assert loaded(config_file, "", MEMD_RETENTION="{a: 3}").retention == {"a": 3}
-
-
 def test_the_data_dir_of_a_file_is_relative_to_the_file(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = config_file.parent / "elsewhere"
     elsewhere.mkdir()
@@ -182,17 +177,6 @@ def test_the_data_dir_of_a_file_is_relative_to_the_file(config_file: Path, monke
 def test_a_tilde_is_the_home_folder(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(config_file.parent))
     assert loaded(config_file, "data_dir: ~/log").data_dir == config_file.parent / "log"
-
-
-def test_a_group_whose_lines_are_all_commented_out_keeps_its_defaults(config_file: Path) -> None:
-    assert loaded(config_file, "listen:\n  # port: 1\n").listen == Config().listen
-
-
-@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/v1/"])
-def test_the_upstream_may_be_given_with_or_without_v1(config_file: Path, url: str) -> None:
-    assert loaded(config_file, MEMD_UPSTREAM_URL=url).upstream.url == "http://h:1"
-    assert loaded(config_file, MEMD_UPSTREAM_URL=f"{url.rstrip('/')}/chat/completions").upstream.url == "http://h:1"
-    assert loaded(config_file, MEMD_UPSTREAM_URL=url.replace("h:1", "v1")).upstream.url == "http://v1"
 
 
 def test_several_upstreams_stand_in_place_of_one_and_the_later_source_counts(config_file: Path) -> None:
@@ -323,11 +307,6 @@ def test_a_wrong_setting_is_named_with_its_place_and_the_remedy(config_file: Pat
 )
 def test_a_wrong_variable_is_named(config_file: Path, name: str, value: str, expected: str) -> None:
     assert expected in complaint(config_file, "", **{name: value})
-
-
-def test_a_constant_is_what_a_test_sets_it_to(config_file: Path) -> None:
-    config_file.write_text("chunking:\n  min_tokens: 40\n")
-    assert load_config(config_file, {CONSTANTS_VARIABLE: "1"}, {}).chunking == ChunkingSettings(min_tokens=40)
 
 
 @pytest.mark.parametrize("key", REMOVED)

@@ -1,4 +1,7 @@
-"""Bodies that are packed: read like any others, forwarded as they came, and never unpacked beyond their bound."""
+"""Bodies that are packed, or not quite what they should be: read as far as they can be, forwarded as they came.
+
+Rule: nothing is unpacked beyond its bound, and what memd could not read has a status and a log line.
+"""
 
 from __future__ import annotations
 
@@ -145,9 +148,7 @@ def test_what_packed_bodies_unpack_to_has_its_room_too(daemon: DaemonProcess, up
 
 
 @pytest.mark.parametrize(
-    ("coding", "pack", "stream"),
-    [(*one, number % 2 == 1) for number, one in enumerate(PACKED.values())],
-    ids=PACKED,
+    ("coding", "pack", "stream"), [(*one, number % 2 == 1) for number, one in enumerate(PACKED.values())], ids=PACKED
 )
 def test_an_answer_that_is_packed_although_nobody_asked_is_remembered(
     daemon: DaemonProcess, upstream: RecordingUpstream, coding: str, pack: Pack, stream: bool
@@ -270,3 +271,169 @@ def test_a_body_of_many_empty_members_is_read_in_time_that_grows_with_its_length
     assert sum(copied) < 25_000_000
     with pytest.raises(BadCoding, match="more than 10,000 members"):
         list(Unpacker(["zstd"], 1_000).feed(zstd.compress(b"") * 10_001))
+
+
+# Bodies that are not quite what they should be: read as far as they can be, forwarded as they came, never silently
+
+
+ASKED = b"Where does the spare key of the workshop hang?"
+CUT = rb"The log ends with \ud83d"
+"""As JavaScript leaves it where it cuts a string in the middle of an emoji."""
+
+
+def sent(told: DaemonProcess, body: bytes, path: str = "/v1/chat/completions") -> Answer:
+    return ask(f"{told.base_url}{path}", body)
+
+
+def chat_with(*texts: bytes) -> bytes:
+    """A chat of user and assistant texts in turn, each the inside of a JSON string."""
+    roles = (b"user", b"assistant")
+    messages = [b'{"role": "%b", "content": "%b"}' % (roles[place % 2], text) for place, text in enumerate(texts)]
+    return b'{"model": "tiny", "messages": [%b]}' % b", ".join(messages)
+
+
+@pytest.fixture
+def told(in_topic: DaemonProcess) -> DaemonProcess:
+    """In front of an upstream that records what reaches it, with a fact in memory."""
+    in_topic.chat([{"role": "user", "content": FACT}])
+    in_topic.wait_stored(FACT)
+    return in_topic
+
+
+@pytest.mark.parametrize(
+    ("odd", "stored"),
+    [
+        (rb"The log ends with \ud83d", "The log ends with \ufffd"),
+        (rb"The log begins with \uDE00 and an oak", "The log begins with \ufffd and an oak"),
+        (rb"A path C:\\ud83d and \ud83d\ude00 and \ud83d\ud83d", "A path C:\\ud83d and \U0001f600 and \ufffd\ufffd"),
+        (b"The umlaut \xe4 of Latin-1", "The umlaut \ufffd of Latin-1"),
+        (b"A surrogate \xed\xa0\xbd as bytes", "A surrogate \ufffd\ufffd\ufffd as bytes"),
+    ],
+    ids=["high", "low", "escapes", "latin", "bytes"],
+)
+def test_text_that_is_no_unicode_is_remembered_and_reaches_the_model_as_it_came(
+    told: DaemonProcess, upstream: RecordingUpstream, odd: bytes, stored: str
+) -> None:
+    as_it_came = chat_with(odd, b"Noted.", odd)
+    assert sent(told, as_it_came).headers["X-Memory-Status"] == "none"
+    assert upstream.chats[-1].body == as_it_came
+    answer = sent(told, chat_with(odd, b"Noted.", odd + b" " + ASKED))
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert FACT.encode() in upstream.chats[-1].body
+    for piece in (odd, odd + b" " + ASKED):
+        assert piece.replace(rb"\uDE00", rb"\ude00") in upstream.chats[-1].body
+    told.wait_stored(stored)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/api/chat"])
+def test_each_api_reads_half_an_emoji(told: DaemonProcess, upstream: RecordingUpstream, path: str) -> None:
+    name = b"input" if path == "/v1/responses" else b"messages"
+    result = b'{"type": "text", "text": "%b"}' % CUT if path == "/v1/messages" else b'"%b"' % CUT
+    content = b"[%b]" % result if path == "/v1/messages" else result
+    body = b'{"%b": [{"role": "user", "content": %b}, {"role": "assistant", "content": "Yes."}, ' % (name, content)
+    body += b'{"role": "user", "content": "%b"}], "model": "tiny", "stream": false}' % ASKED
+    assert sent(told, body, path).headers["X-Memory-Status"] == "injected"
+    assert CUT in upstream.requests[-1].body and FACT.encode() in upstream.requests[-1].body
+
+
+def test_what_memory_is_told_may_have_half_an_emoji(told: DaemonProcess) -> None:
+    note = rb'{"notes": [{"content": "The lamp is \ud83d green."}]}'
+    for number, memory_in in enumerate((note, json.dumps(note.decode().replace("lamp", "door")).encode())):
+        body = chat_with(b"Number %d." % number)[:-1] + b', "memory_in": %b}' % memory_in
+        assert sent(told, body).json["memory_out"]["notes"][0]["chunk_ids"]
+    told.wait_stored("The lamp is \ufffd green.", "The door is \ufffd green.")
+
+
+def test_an_answer_that_is_cut_in_an_emoji_is_remembered(told: DaemonProcess, upstream: RecordingUpstream) -> None:
+    whole = rb'{"choices": [{"message": {"role": "assistant", "content": "Half \ud83d of it."}, "index": 0}]}'
+    upstream.answer = lambda _: Response((whole,))
+    asked = chat_with(b"One?")[:-1] + b', "memory_in": {}}'
+    answer = sent(told, asked)
+    assert answer.json["memory_out"] and answer.body.startswith(whole[:-1])
+    told.wait_stored("Half \ufffd of it.")
+
+    def in_halves(_: Request) -> Response:
+        pieces = (b"A face ", rb"\ud83d", rb"\ude00", b" and \xff")
+        events = [b'data: {"choices": [{"index": 0, "delta": {"content": "%b"}}]}\n\n' % piece for piece in pieces]
+        return Response((*events, b"data: [DONE]\n\n"), headers=(("Content-Type", "text/event-stream"),))
+
+    upstream.answer = in_halves
+    sent(told, chat_with(b"Two?")[:-1] + b', "stream": true}')
+    told.wait_stored("A face \U0001f600 and \ufffd")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'"temperature": 1e999',
+        b'"max_tokens": %b' % (b"9" * 5000),
+        b'"seed": -%b' % (b"1" * 400),
+        b'"model": "one", "model": "two"',
+        b'"tools": %b%b' % (b"[" * 100, b"]" * 100),
+        b'"cut\\ud83d": "in a key"',
+    ],
+    ids=["float", "bound", "integer", "twice", "nested", "key"],
+)
+def test_what_may_be_odd_in_json_costs_no_memory(told: DaemonProcess, upstream: RecordingUpstream, odd: bytes) -> None:
+    answer = sent(told, chat_with(ASKED)[:-1] + b", " + odd + b"}")
+    assert answer.headers["X-Memory-Status"] == "injected"
+    assert FACT.encode() in upstream.chats[-1].body
+    assert odd.rpartition(b": ")[2] in upstream.chats[-1].body
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (chat_with(ASKED)[:-1] + b', "tools": %b%b}' % (b"[" * 5000, b"]" * 5000), "around byte"),
+        (chat_with(ASKED)[:-1] + b', "temperature": NaN}', f"byte {len(chat_with(ASKED)) + 16}"),
+        (chat_with(b"A line\nbreak"), f"byte {chat_with(b'A line').index(b'A line') + 6}"),
+        (chat_with(ASKED)[:-1], "truncated"),
+        (chat_with(ASKED).decode().encode("utf-16"), "byte 0"),
+        (b'{"messages": ["no object"]}', "messages[0]"),
+        (b'{"model": "tiny"}', "`messages`"),
+        (b"[1,2,3]", "object"),
+        (b"", "truncated"),
+        (chat_with(rb"\ud83d \udbff\udfff"), "hex escape"),
+    ],
+    ids=["deep", "nan", "control", "half", "utf-16", "strings", "none", "list", "empty", "taken"],
+)
+def test_what_cannot_be_read_passes_and_says_so(
+    told: DaemonProcess, upstream: RecordingUpstream, body: bytes, where: str
+) -> None:
+    answer = sent(told, body)
+    assert answer.headers["X-Memory-Status"] == "degraded:unreadable"
+    assert upstream.chats[-1].body == body
+    turn, said = f"turn={answer.headers['X-Memory-Turn']} ", told.log.read_text().splitlines()
+    [line] = [line for line in said if "memd cannot read its body" in line and turn in line]
+    assert where in line
+
+
+def test_of_a_conversation_that_the_upstream_keeps_what_is_known_is_stored(
+    told: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    def answer(request: Request) -> Response:
+        text = f"Answer {len(upstream.requests)} from the server."
+        output = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}]
+        return Response((json.dumps({"id": "resp_2", "status": "completed", "output": output}).encode(),))
+
+    upstream.answer = answer
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "The pump stands still since Tuesday."}
+    body = json.dumps({"model": "tiny", "previous_response_id": "resp_1", "input": [result]}).encode()
+    assert sent(told, body, "/v1/responses").headers["X-Memory-Status"] == "none"
+    assert upstream.requests[-1].body == body
+    reply = f"Answer {len(upstream.requests)} from the server."
+    told.wait_stored("The pump stands still since Tuesday.", reply)
+    for text in ("And the boat lies in the harbour.", "And the goat is in the garden."):
+        body = json.dumps({"conversation": "conv_1", "input": text}).encode()
+        sent(told, body, "/v1/responses")
+        assert upstream.requests[-1].body == body
+        told.wait_stored(text)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1/chat/completions//?beta=true", "/api/chat/"])
+def test_a_slash_at_the_end_of_the_path_changes_nothing_for_memory(
+    told: DaemonProcess, upstream: RecordingUpstream, path: str
+) -> None:
+    assert sent(told, chat_with(ASKED), path).headers["X-Memory-Status"] == "injected"
+    assert FACT.encode() in upstream.requests[-1].body
+    assert upstream.requests[-1].target == path

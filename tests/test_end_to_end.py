@@ -53,18 +53,6 @@ def test_a_history_that_arrives_again_after_a_restart_is_not_stored_again(make_d
     assert not any(SYSTEM["content"] in content for content in contents), "instructions are no conversation"
 
 
-def test_nothing_is_remembered_across_topics_unless_they_are_related(daemon: DaemonProcess) -> None:
-    garden = {"topic_id": "garden"}
-    daemon.chat([user(FACT)], metadata={"memory_in": garden})
-    daemon.chat([user("Something else entirely: when is the ferry due?")], metadata={"memory_in": garden})
-    kitchen: dict[str, Any] = {"topic_id": "kitchen"}
-    assert daemon.chat([user(QUESTION)], metadata={"memory_in": kitchen}).reply == FORGETFUL
-    kitchen["related_topic_ids"] = ["garden"]
-    related = daemon.chat([user("Tell me: " + QUESTION)], metadata={"memory_in": kitchen})
-    assert related.reply == REMEMBERING
-    assert "garden" in {chunk["topic_id"] for chunk in related.json["memory_out"]["injected_chunks"]}
-
-
 def test_a_chunk_is_found_by_an_identifier_that_means_nothing_also_after_a_restart(
     make_daemon: MakeDaemon, llama: str
 ) -> None:

@@ -9,19 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 from effort import scaled
-from histories import (
-    WINDOW_TURNS,
-    block,
-    digest_at,
-    glance,
-    new_buffer,
-    receive,
-    replayed,
-    said,
-    state,
-    talk,
-    texts,
-)
+from histories import WINDOW_TURNS, block, digest_at, glance, new_buffer, receive, replayed, said, state, talk, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule

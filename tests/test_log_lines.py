@@ -12,12 +12,11 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
-from conftest import Connect, MakeDaemon, Serving
+from conftest import Connect, MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask, clean_environment, user, wait_until
 from raw_wire import Peer, RawUpstream, answer, chunked, request
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
@@ -103,12 +102,6 @@ def test_a_turn_whose_upstream_is_gone_or_breaks_off_is_a_line_too(make_daemon: 
     assert (broken["outcome"], broken["http_status"]) == ("broken_answer", 200)
 
 
-def test_a_program_learns_from_the_log_where_memd_listens(serving: Serving) -> None:
-    daemon = serving({"log": {"format": "json"}})
-    first = lines_of(daemon)[0]
-    assert first["event"] == "listening" and first["url"] == daemon.base_url and first["window"] == 4096
-
-
 def answered_on_a_terminal(**fields: object) -> str:
     console = written(TerminalLines(content=False))
     stream = next(console)
@@ -133,18 +126,7 @@ def test_a_terminal_gets_the_short_lines_unless_the_settings_say_otherwise(
 ) -> None:
     daemon = make_daemon(upstream.url)
     parent, child = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "memd",
-        "serve",
-        "--config",
-        str(daemon.config),
-        "--data-dir",
-        str(daemon.data_dir),
-    ]
-    command += ["--upstream", upstream.url, "--port", "0", "--admin-port", "0"]
-    shown = b""
+    shown, command = b"", daemon.command("--admin-port", "0")
     with subprocess.Popen(command, stderr=child, stdout=subprocess.PIPE, env=clean_environment(), text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split(" on ")[1].split()[0]

@@ -9,8 +9,6 @@ import pytest
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, user
 
-from memd.store.tools.export import shown_text
-
 KEY = "The deploy key lives in the drawer of desk nine."
 WHERE = "Where does the deploy key live?"
 
@@ -89,16 +87,6 @@ def test_the_settings_say_from_which_fill_on_pressure_is_signalled(make_daemon: 
     daemon.wait_stored(KEY)
     [signal] = asked(daemon, WHERE)["signals"]
     assert signal["type"] == "context_pressure" and 0.01 < signal["fill_ratio"] < 0.8
-
-
-def test_an_update_without_content_takes_the_chunk_out_and_keeps_the_reason(daemon: DaemonProcess, key_id: str) -> None:
-    asked(daemon, "Gone.", corrections=[correction("Update", key_id)])
-    assert key_id not in ids(asked(daemon, WHERE + " Please."))
-    history = [entry for entry in daemon.export() if entry["id"] == key_id]
-    assert [(entry["status"], entry["live"]) for entry in history] == [("Active", False), ("Deprecated", False)]
-    assert history[1]["action"] == "Update"
-    assert history[1]["reason"] == "the test says so"
-    assert shown_text(history[0]).endswith("assistant: No memory here.")
 
 
 def test_a_full_uuid_names_a_shown_chunk_and_ids_survive_a_restart(make_daemon: MakeDaemon, llama: str) -> None:

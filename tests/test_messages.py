@@ -10,14 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memd.messages import (
-    Message,
-    ToolCall,
-    canonical_arguments,
-    stored_text,
-    without_memory_blocks,
-    without_thinking,
-)
+from memd.messages import Message, ToolCall, canonical_arguments, without_memory_blocks, without_thinking
 
 BLOCK = "[memory] Excerpts.\n[mem:a3f9] user: Use PostgreSQL.\n[/memory]"
 
@@ -55,36 +48,31 @@ def test_a_reply_that_was_interrupted_is_the_one_that_the_client_sends_back() ->
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    ("first", "second", "is_same"),
     [
-        ('{"a":1,"b":[2,3]}', '{ "b" : [2, 3],\n "a" : 1 }'),
-        ('{"x":1.0}', '{"x":1}'),
-        ('{"x":[{"y":-0.0}]}', '{"x":[{"y":0}]}'),
-        ('{"x":1e3}', '{"x":1000}'),
-        ('{"name":"Zo\\u00eb"}', '{"name":"Zoë"}'),
-        ("", "{}"),
-        ("  ", "{}"),
-        ('{"id":1234567890123456789}', '{"id":1234567890123456800}'),  # what JSON.parse and JSON.stringify make of it
-        ('{"x":1e400}', '{"x":1E+400}'),
+        ('{"a":1,"b":[2,3]}', '{ "b" : [2, 3],\n "a" : 1 }', True),
+        ('{"x":1.0}', '{"x":1}', True),
+        ('{"x":[{"y":-0.0}]}', '{"x":[{"y":0}]}', True),
+        ('{"x":1e3}', '{"x":1000}', True),
+        ('{"name":"Zo\\u00eb"}', '{"name":"Zoë"}', True),
+        ("", "{}", True),
+        ("  ", "{}", True),
+        (
+            '{"id":1234567890123456789}',
+            '{"id":1234567890123456800}',
+            True,
+        ),  # what JSON.parse and JSON.stringify make of it
+        ('{"x":1e400}', '{"x":1E+400}', True),
+        ('{"x":1}', '{"x":"1"}', False),
+        ('{"x":1}', '{"x":true}', False),
+        ('{"x":[1,2]}', '{"x":[2,1]}', False),
+        ('{"x":1.5}', '{"x":1}', False),
+        ('{"x":null}', "{}", False),
+        ("not json", "not  json", False),
     ],
 )
-def test_reserialised_tool_arguments_have_one_digest(first: str, second: str) -> None:
-    assert called(first).content_digest == called(second).content_digest
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ('{"x":1}', '{"x":"1"}'),
-        ('{"x":1}', '{"x":true}'),
-        ('{"x":[1,2]}', '{"x":[2,1]}'),
-        ('{"x":1.5}', '{"x":1}'),
-        ('{"x":null}', "{}"),
-        ("not json", "not  json"),
-    ],
-)
-def test_other_tool_arguments_have_another_digest(first: str, second: str) -> None:
-    assert called(first).content_digest != called(second).content_digest
+def test_reserialised_tool_arguments_have_one_digest_and_others_another(first: str, second: str, is_same: bool) -> None:
+    assert (called(first).content_digest == called(second).content_digest) is is_same
 
 
 def test_a_call_that_has_an_id_is_known_by_it_whatever_a_client_makes_of_its_arguments() -> None:
@@ -127,12 +115,6 @@ JSON_VALUES = st.recursive(
 def test_arguments_keep_one_form_however_json_is_written(value: Any) -> None:
     compact = canonical_arguments(json.dumps(value))
     assert compact == canonical_arguments(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def test_a_stored_message_spells_out_its_calls_and_its_interruption() -> None:
-    message = Message("assistant", "Looking.", tool_calls=(ToolCall("c", "search", '{"q":1}'),), interrupted=True)
-    assert stored_text(message) == 'Looking.\n[call search {"q":1}]\n[interrupted]'
-    assert stored_text(called("{}")) == "[call search {}]"
 
 
 def test_blocks_anywhere_in_text_are_removed() -> None:

@@ -13,11 +13,7 @@ from typing import Any
 import pytest
 from conftest import REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon
 from daemon_process import Answer, DaemonProcess, Headers, ask, user
-from openai_responses import TOOL_ARGUMENTS
 from recording_upstream import RecordingUpstream, Request, Response, recording_upstream
-
-from memd.wire.chat import CHAT
-from memd.wire.responses import RESPONSES
 
 FACT = "Please note: the release word for the lighthouse lamp is cinnamon-42, written on the brass plate."
 QUESTION = "What is the release word for the lighthouse lamp?"
@@ -204,17 +200,6 @@ def test_the_key_of_the_client_counts_tokens_too(make_daemon: MakeDaemon, upstre
     assert counted and {one.header("X-Api-Key") for one in counted} == {"secret"}
 
 
-def test_off_and_token_counts_pass_byte_for_byte(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    upstream.answer = anthropic_answer
-    daemon = make_daemon(upstream.url).start()
-    body = b'{ "model":"tiny", "messages":[ {"role":"user","content":"hi"} ],"memory_in": {} }'
-    headers = {"X-Memory-Mode": "off"}
-    for path, sent in (("/v1/messages", headers), ("/v1/messages/count_tokens", {}), ("/v1/messages/batches", {})):
-        answer = ask(f"{daemon.base_url}{path}", body, headers=sent)
-        assert (upstream.requests[-1].target, upstream.requests[-1].body) == (path, body)
-        assert answer.body == json.dumps(ANSWER).encode()
-
-
 def test_errors_of_memd_s_own_have_the_api_s_shape(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon("http://127.0.0.1:9", {"limits": {"body_bytes_max": 4096}}).start()
     answers = [
@@ -235,19 +220,6 @@ def test_errors_of_memd_s_own_have_the_api_s_shape(make_daemon: MakeDaemon) -> N
 def respond(daemon: DaemonProcess, given: object, headers: Headers | None = None, **more: Any) -> Answer:
     """A response, not streaming; `more` are further members of the body."""
     return ask(f"{daemon.base_url}/v1/responses", {"model": "tiny", "input": given, **more}, headers=headers)
-
-
-def test_a_thin_client_sends_only_what_is_new(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
-    upstream.answer = response_answer
-    daemon = make_daemon(upstream.url).start()
-    for text in ("hello", "goodbye"):
-        assert respond(daemon, text, {"X-Memory-History": "daemon"}).status == 200
-    sent = json.loads(upstream.requests[-1].body)["input"]
-    assert [(item["role"], item["content"]) for item in sent] == [
-        ("user", "hello"),
-        ("assistant", [{"type": "output_text", "text": "Noted.", "annotations": []}]),
-        ("user", "goodbye"),
-    ]
 
 
 def response_answer(request: Request) -> Response:
@@ -275,33 +247,3 @@ def test_an_error_of_the_upstream_comes_through_as_it_is(
     through = ask(f"{daemon.base_url}/v1/responses", body)
     assert direct.status >= 400
     assert (through.status, through.body) == (direct.status, direct.body)
-
-
-def test_the_model_s_prompt_with_a_block_is_the_one_of_chat_completions(llama: str) -> None:
-    chat: list[Any] = [
-        {"role": "system", "content": "Be brief."},
-        user("What is on the shelf?"),
-        {
-            "role": "assistant",
-            "content": "I look.",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "read", "arguments": TOOL_ARGUMENTS}}],
-        },
-        {"role": "tool", "tool_call_id": "c1", "content": "Dust."},
-        {"role": "assistant", "content": "Dust."},
-        {"role": "user", "content": [{"type": "text", "text": "And the word?"}]},
-    ]
-    items: list[Any] = [
-        user("What is on the shelf?"),
-        {"type": "message", "role": "assistant", "content": "I look."},
-        {"type": "function_call", "call_id": "c1", "name": "read", "arguments": TOOL_ARGUMENTS},
-        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "Dust."}]},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Dust."}]},
-        {"role": "user", "content": [{"type": "input_text", "text": "And the word?"}]},
-    ]
-    counts = []
-    for api, body in ((CHAT, {"messages": chat}), (RESPONSES, {"input": items, "instructions": "Be brief."})):
-        request = api.parse(json.dumps({"model": "tiny", **body}).encode())
-        blocks = {len(request.messages) - 1: "[memory]\n[mem:a3f9] user: It is cinnamon-42.\n[/memory]"}
-        counts.append(ask(llama + api.count_path, api.encode(request, blocks=blocks)).json)
-    assert counts[0] == counts[1]
-    assert counts[0]["input_tokens"] > 100

@@ -37,14 +37,12 @@ from memd.access import ATTEMPT_SECONDS, ATTEMPTS_MAX, WrongTokens
 from memd.admin import reads, status
 from memd.admin.routes import ROUTES
 from memd.admin.routing import Route
-from memd.admin.tokens import TokenWatch
-from memd.errors import MemdError, StoreError
+from memd.errors import StoreError
 from memd.principals import OWNER, RIGHTS, Principal, Principals, digest_of, overlapping
 from memd.settings import model as settings
-from memd.settings.loading import SettingsSource, load_config
 from memd.settings.model import known_principals
 from memd.store.disk import LocalDisk
-from memd.store.shared.books import KeptToken, TokenList
+from memd.store.shared.books import TokenList
 
 LAMP, VAULT = "The release word for the lighthouse lamp is cinnamon-42.", "The word for the vault door is hibiscus-77."
 QUESTION = "What is the release word for the lighthouse lamp, and what the word for the vault door?"
@@ -580,28 +578,37 @@ def test_a_command_without_the_right_token_changes_tokens_and_the_daemon_follows
     wait_until(lambda: status_of(served, added.stdout.strip()) == 200, served.log.read_text)
 
 
-def test_the_settings_are_read_again_and_a_wrong_list_changes_nothing(serving: Serving) -> None:
-    def one(name: str) -> dict[str, object]:
-        return token_setting(name, f"secret-of-{name}", "read")
+def test_the_settings_are_read_again_and_no_list_that_is_wrong_or_gone_takes_a_token_back(serving: Serving) -> None:
+    def settings_of(*names: str) -> dict[str, Any]:
+        return {"auth": {"tokens": [token_setting(name, f"secret-of-{name}", "read") for name in names]}}
 
-    served = serving({"auth": {"tokens": [one("ann")]}})
+    def troubles() -> int:
+        return served.log.read_text().count("tokens stay as they were")
+
+    served = serving(settings_of("ann"))
     assert (status_of(served, "secret-of-ann"), status_of(served, "secret-of-bob")) == (200, 401)
-    given = yaml.safe_load(served.config.read_text())
-    given["auth"]["tokens"] = [one("ann"), one("ann")]
-    served.config.write_text(yaml.safe_dump(given))
-    wait_until(lambda: "tokens stay as they were" in served.log.read_text(), served.log.read_text)
-    assert status_of(served, "secret-of-ann") == 200
-    given["auth"]["tokens"] = [one("bob")]
-    served.config.write_text(yaml.safe_dump(given))
+    cid, whole = made(served, "cid", "team-*", "read"), served.config.read_text()
+    wrong = (yaml.safe_dump(settings_of("ann", other)) for other in ("ann", "cid"))
+    for left in ("", whole[: whole.index("rights")], "a: [", "nothing: known", *wrong):
+        before = troubles()
+        served.config.write_text(left)
+        wait_until(lambda before=before: troubles() > before, served.log.read_text)  # type: ignore[misc]  # a default
+        assert [status_of(served, secret) for secret in ("secret-of-ann", cid)] == [200, 200], left
+    assert served.run("token", "revoke", "cid").returncode == 0
+    assert status_of(served, cid) == 401
+    wait_until(
+        lambda: status_of(served, "secret-of-cid") == 200, served.log.read_text
+    )  # only that both had it was wrong
+    served.config.unlink()
+    eve = served.run("token", "add", "eve", "--topics=*", "--rights=read").stdout.strip()
+    assert status_of(served, eve) == status_of(served, "secret-of-ann") == 200
+    served.configure(settings_of("bob"))
     wait_until(lambda: status_of(served, "secret-of-bob") == 200, served.log.read_text)
     assert status_of(served, "secret-of-ann") == 401
     audit = served.run("audit", "--act", "settings", "--json", "--config", str(served.config)).stdout.splitlines()[1:]
-    [taken] = map(json.loads, audit)
-    assert (taken["who"], taken["from"], taken["detail"]) == (
-        "memd",
-        str(served.config),
-        "tokens added: bob; gone: ann",
-    )
+    *_, taken = map(json.loads, audit)
+    told = "tokens added: bob; gone: ann, cid"
+    assert (taken["who"], taken["from"], taken["detail"]) == ("memd", str(served.config), told)
     assert (
         "stands in auth.tokens of the settings"
         in served.run("token", "revoke", "bob", "--config", str(served.config)).stderr
@@ -662,82 +669,7 @@ def test_the_log_counts_what_waits_in_the_topics_that_a_token_may_read(
     assert "4 messages" in served.run("stats").stdout, "who reads the files reads all of them"
 
 
-# The end of a token: what is under way with it, and lists of tokens that are being written or cannot be read
-
-
-ANNS, BOB, CID = ("ann-" * 8, "bob-" * 8, "cid-" * 8)
-
-
-def listed(secret: str, since: int | None = None) -> dict[str, object]:
-    return token_setting(secret[:3], secret, "read") | ({} if since is None else {"since": since})
-
-
-class Lists:
-    """The settings file and the list of `memd token`, and who reads them while they change."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path, self._folder = folder / "config.yaml", folder
-        self.write([ANNS, BOB])
-        source = SettingsSource(
-            self.path, config := load_config(self.path, {}, {}), lambda: load_config(self.path, {}, {})
-        )
-        self.watch = TokenWatch(config.auth, TokenList(LocalDisk(), folder), source)
-        self.watch.load()
-
-    def text(self, secrets: list[str]) -> str:
-        return yaml.safe_dump({"auth": {"tokens": [listed(one) for one in secrets]}})
-
-    def write(self, secrets: list[str]) -> None:
-        self.path.write_text(self.text(secrets))
-
-    def keep(self, *secrets: str) -> None:
-        TokenList(LocalDisk(), self._folder).keep([KeptToken(**listed(one, 1)) for one in secrets])  # type: ignore[arg-type]
-
-    async def known(self) -> tuple[list[str], str]:
-        """Who is known after another look, and what was wrong with the lists."""
-        problem = ""
-        try:
-            await self.watch.reload()
-        except MemdError as error:
-            problem = str(error)
-        return self.watch.principals.names, problem
-
-
-@pytest.fixture
-def lists(tmp_path: Path) -> Lists:
-    return Lists(tmp_path)
-
-
-async def test_a_settings_file_that_is_empty_wrong_or_gone_takes_no_token_back(lists: Lists) -> None:
-    whole = lists.path.read_text()
-    for left, problem in (
-        ("", "is empty"),
-        (whole[: whole.index("rights")], "it has no token_sha256"),
-        ("a: [", "not YAML"),
-    ):
-        lists.path.write_text(left)
-        names, told_problem = await lists.known()
-        assert names == ["ann", "bob"] and problem in told_problem
-    lists.path.unlink()
-    assert (await lists.known())[0] == ["ann", "bob"]
-    lists.write([BOB])
-    assert await lists.known() == (["bob"], "")
-
-
-async def test_a_token_is_taken_back_also_while_the_settings_are_wrong(lists: Lists) -> None:
-    lists.keep(CID)
-    assert await lists.known() == (["ann", "bob", "cid"], "")
-    lists.path.write_text("nothing: known")
-    lists.keep()
-    names, problem = await lists.known()
-    assert names == ["ann", "bob"] and "nothing" in problem
-    assert await lists.known() == (["ann", "bob"], ""), "it is told once"
-    lists.write([BOB])
-    lists.keep(BOB)
-    names, problem = await lists.known()
-    assert names == ["ann", "bob"] and "another token with the name bob" in problem
-    lists.keep()
-    assert await lists.known() == (["bob"], ""), "what was wrong was only that both have it"
+# The end of a token: what is under way with it
 
 
 @asynccontextmanager

@@ -240,60 +240,24 @@ def test_a_question_in_parts_has_its_memory_in_front_of_it(stage: Stage, name: s
     assert is_inserted(stage.prompt(own), shown, block)
 
 
-# Templates that refuse more than any that is shipped
+# A template that refuses more than any that is shipped
 
 
-REFUSE = "{{- raise_exception('no such message') -}}"
-STRICT_ROLES = "{%- for m in messages -%}{%- if not loop.first and m.role in ['system', 'developer'] -%}" + (
-    REFUSE + "{%- endif -%}{%- endfor -%}"
-)
-"""Refuses an instruction in mid-conversation, as the templates of Gemma and Mistral do."""
 NO_MEMORY = (
-    "{%- for m in messages -%}{%- if '[memory]' in (m.content or '') -%}" + REFUSE + ("{%- endif -%}{%- endfor -%}")
+    "{%- for m in messages -%}{%- if '[memory]' in (m.content or '') -%}{{- raise_exception('no such message') -}}"
+    "{%- endif -%}{%- endfor -%}"
 )
 """Refuses memory wherever it stands: the worst template there could be."""
-
-
-def _recalled(tmp_path: Path, make_daemon: MakeDaemon, template: str, system: str = "") -> Answer:
-    """The answer to a question whose answer was said in an earlier chat."""
-    model = tmp_path / "strict.gguf"
-    write_scripted_model(model, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY, template=template)
-    with running_llama(model, context=8192, log=tmp_path / "llama.log") as url:
-        daemon = make_daemon(url).start()
-        assert daemon.chat([user(KEY)]).status == 200
-        messages = [{"role": "system", "content": system}] if system else []
-        return daemon.chat([*messages, user(ASKS_KEY)], memory_in={})
-
-
-@pytest.mark.parametrize(
-    ("template", "system"),
-    [(CHATML_TEMPLATE, ""), (STRICT_ROLES + CHATML_TEMPLATE, "Be brief.")],
-    ids=["any role", "strict roles"],
-)
-def test_memory_is_seen_whatever_roles_a_template_takes(
-    tmp_path: Path, make_daemon: MakeDaemon, template: str, system: str
-) -> None:
-    answer = _recalled(tmp_path, make_daemon, template, system)
-    assert (answer.reply, answer.headers["X-Memory-Status"]) == (SEEN, "injected")
 
 
 def test_where_memory_is_refused_altogether_the_answer_comes_without_it_and_says_so(
     tmp_path: Path, make_daemon: MakeDaemon
 ) -> None:
-    answer = _recalled(tmp_path, make_daemon, NO_MEMORY + CHATML_TEMPLATE)
+    model, template = tmp_path / "strict.gguf", NO_MEMORY + CHATML_TEMPLATE
+    write_scripted_model(model, marker=MEMORY_MARKER, reply=REPLY, reply_seen=REPLY_WITH_MEMORY, template=template)
+    with running_llama(model, context=8192, log=tmp_path / "llama.log") as url:
+        daemon = make_daemon(url).start()
+        assert daemon.chat([user(KEY)]).status == 200
+        answer = daemon.chat([user(ASKS_KEY)], memory_in={})
     assert (answer.reply, answer.headers["X-Memory-Status"]) == ("".join(REPLY), "degraded:template")
     assert answer.json["memory_out"] == {"injected_chunks": []}
-
-
-def test_a_mistake_of_the_client_is_answered_as_the_upstream_answers_it_and_costs_no_memory(
-    make_daemon: MakeDaemon, llama: str
-) -> None:
-    daemon = make_daemon(llama).start()
-    daemon.chat([user(KEY)])
-    question = user(ASKS_KEY)
-    mistake = {"model": "tiny", "messages": [question], "tools": "not a list of tools"}
-    direct = ask(f"{llama}/v1/chat/completions", mistake)
-    answer = daemon.chat([question], tools="not a list of tools")
-    assert (answer.status, answer.body) == (direct.status, direct.body)
-    assert answer.headers["X-Memory-Status"] == "injected"
-    assert daemon.chat([question]).reply == SEEN

@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memd.assets import ranks_bytes
-from memd.conversation.tokens import (
-    ATTACHMENT_TOKENS,
-    MESSAGE_OVERHEAD,
-    Drift,
-    TokenCounter,
-    cl100k_base,
-)
+from memd.conversation.tokens import ATTACHMENT_TOKENS, MESSAGE_OVERHEAD, Drift, TokenCounter, cl100k_base
 from memd.messages import Message, ToolCall
 
 

@@ -119,13 +119,7 @@ def test_headers_of_one_name_in_two_spellings_are_both_there(exchange: Exchange)
 
 
 def test_the_answer_has_the_upstream_s_headers_and_no_others(exchange: Exchange) -> None:
-    headers = [
-        b"sErVer: llama.cpp",
-        b"ETag: x",
-        b"Set-Cookie: a=1",
-        b"Set-Cookie: b=2",
-        b"Access-Control-Max-Age: 9",
-    ]
+    headers = [b"sErVer: llama.cpp", b"ETag: x", b"Set-Cookie: a=1", b"Set-Cookie: b=2", b"Access-Control-Max-Age: 9"]
     exchanged = exchange(request(b"GET", b"/v1/models"), answer(b"ok", *headers, status=b"299 Odd Reason"))
     assert exchanged.answer == lines(b"HTTP/1.1 299 Odd Reason", *headers, b"Content-Length: 2")
     assert exchanged.client.read_body() == b"ok"
@@ -138,10 +132,7 @@ def test_the_answer_has_the_upstream_s_headers_and_no_others(exchange: Exchange)
         (request(b"GET", b"/v1/models", b"If-None-Match: x"), b"HTTP/1.1 304 Not Modified\r\nETag: x"),
         (request(b"DELETE", b"/v1/models/x"), b"HTTP/1.1 204 No Content\r\nX-A: b"),
         (request(b"GET", b"/x"), b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /elsewhere\r\nContent-Length: 0"),
-        (
-            request(b"OPTIONS", b"/v1/chat/completions"),
-            b"HTTP/1.1 200 OK\r\nAllow: *\r\nContent-Length: 0",
-        ),
+        (request(b"OPTIONS", b"/v1/chat/completions"), b"HTTP/1.1 200 OK\r\nAllow: *\r\nContent-Length: 0"),
     ],
 )
 def test_answers_without_a_body_pass_as_they_are(exchange: Exchange, asked: bytes, answered: bytes) -> None:
@@ -216,7 +207,7 @@ FACT = "The spare key hangs behind the barometer."
 QUESTION = "Where does the spare key hang?"
 ODD_JSON = b'{ "messages" : [ {"content":"h\\u00e9llo \xc3\xa9", "role":"user"} ],\n\t"n":1.0, "x":{"b":1,"a":[]} }'
 HOSTILE_TOPICS = [
-    *("../../outside", "..", "/etc/memd", "a/b", "a\\b", ".hidden", "x" * 129, "nul\x00byte", "", "ü", "a b"),
+    *("../../outside", "..", "/etc/memd", "a/b", "a\\b", ".hidden", "x" * 129, "nul\x00byte", "", "ü", "a b")
 ]
 HOSTILE_PATH_TOPICS = ["..", "..%2f..%2foutside", "%2e%2e", ".hidden", "a%00b", "a%20b", "x" * 129]
 

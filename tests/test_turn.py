@@ -17,7 +17,7 @@ from memd.proxy.receive import Received
 from memd.proxy.remember import Rememberer
 from memd.proxy.room import PromptRoom, RoomMaker
 from memd.recall.retrieve import Retriever
-from memd.settings.model import InjectionSettings
+from memd.settings.model import BufferSettings, InjectionSettings
 from memd.store.log.format import HEADER_BYTES
 from memd.store.tools.export import export
 
@@ -125,19 +125,31 @@ async def test_a_request_with_corrections_that_is_sent_again_and_answered_alike_
     assert client.daemon.metrics.corrections.counts["applied",] == 1
 
 
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "waiting"])
 @pytest.mark.parametrize("topic", ["default", "related"])
-async def test_a_retry_is_not_shown_again_what_was_corrected_since(client: Client, topic: str) -> None:
+async def test_a_retry_is_not_shown_again_what_was_corrected_since_nor_does_it_come_back_when_it_is_stored(
+    tmp_path: Path, topic: str, is_stored: bool
+) -> None:
+    buffer = BufferSettings(store_after_seconds=0 if is_stored else 3600, idle_seconds=7200)
     sideband = {"memory_in": json.dumps({"related_topic_ids": ["related"]})}
-    await client.ask(FACT, topic=topic)
-    await client.stored(topic)
-    for _ in range(2):
-        _, _, answer = await client.ask(QUESTION, metadata=sideband)
-        await client.settled()
-    assert client.upstream.prompts[-1] == client.upstream.prompts[-2] and FACT in client.upstream.prompts[-1]
-    [shown] = [one["id"] for one in answer["memory_out"]["injected_chunks"]]
-    await client.correct(topic, action="Update", chunk_ids=[shown], content=MOVED, reason="it was moved")
-    assert (await client.ask(QUESTION, metadata=sideband))[1] == "injected"
-    assert MOVED in client.upstream.prompts[-1] and FACT not in client.upstream.prompts[-1]
+    async with daemon_in_process(tmp_path, buffer=buffer) as client:
+        await client.ask(FACT, topic=topic)
+        await client.ask("When does the ferry leave?", "At noon.", "And the mail?", topic=topic)
+        if is_stored:
+            await client.stored(topic)
+        for _ in range(2):
+            _, _, answer = await client.ask(QUESTION, metadata=sideband)
+            await client.settled()
+        assert client.upstream.prompts[-1] == client.upstream.prompts[-2] and FACT in client.upstream.prompts[-1]
+        shown = answer["memory_out"]["injected_chunks"][0]["id"]
+        await client.correct(topic, action="Update", chunk_ids=[shown], content=MOVED, reason="it was moved")
+        assert (await client.ask(QUESTION, metadata=sideband))[1] == "injected"
+        assert MOVED in client.upstream.prompts[-1] and FACT not in client.upstream.prompts[-1]
+        await client.stored(topic)
+        files, data_dir = client.daemon.store.files, client.daemon.config.data_dir
+        live = [one["content"] for one in export(data_dir, files, topic_id=topic, live_only=True)]
+    assert MOVED in live and not any(FACT in text for text in live)
+    assert sum("ferry" in text for text in live) == sum("mail" in text for text in live) == 1
 
 
 async def test_equal_requests_at_the_same_moment_all_get_the_same_block(client: Client) -> None:

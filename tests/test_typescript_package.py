@@ -771,10 +771,7 @@ def test_what_is_flushed_is_found_corrected_and_in_the_log(
         "reason": "moved",
         "content": "The spare lamp is in the boat.",
     }
-    steps: list[Json] = [
-        {"call": "flush", "corrections": [update, CORRECTION]},
-        {"call": "log", "part": {"limit": 2}},
-    ]
+    steps: list[Json] = [{"call": "flush", "corrections": [update, CORRECTION]}, {"call": "log", "part": {"limit": 2}}]
     flushed, page = memd_client.steps("routes.ts", steps, **options)
     assert flushed["told"] == {"failed": ["ffffffff"], "notes": []}
     assert [flushed["pending"], flushed["refused"]] == [[], []]

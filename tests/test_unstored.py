@@ -26,14 +26,13 @@ from memd.conversation.conversation import Conversation, History
 from memd.conversation.events import Forgotten, Injected
 from memd.conversation.hot_buffer import HotBuffer
 from memd.conversation.tokens import TokenCounter
-from memd.entries import Correction, Draft, Entry
+from memd.entries import Draft, Entry
 from memd.errors import EmbeddingError
 from memd.ingest import unstored
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import Part, each_part
 from memd.messages import BlockChunk
-from memd.proxy.correct import Corrector
 from memd.recall.retrieve import Budget, Candidate, Filters, Retriever
 from memd.settings.model import BufferSettings, ChunkingSettings, Config
 from memd.store.log.segment import ROWS_AT_ONCE, PendingChunk, PendingSegment
@@ -349,28 +348,6 @@ async def test_what_a_line_named_is_stored_under_its_id_though_the_line_left(sta
     assert await storing
     assert await stage.archiver.store(topic, conversation, len(conversation))
     assert named <= {one.public_id for one in live_entries(topic)} and not conversation.former_lines
-
-
-def corrector_of(stage: Stage) -> Corrector:
-    return Corrector(stage.topics, stage.encoder, stage.archiver, stage.tasks, stage.metrics, retry_seconds=120)
-
-
-@pytest.mark.parametrize("where", ["talk", "other"])
-async def test_a_correction_of_a_pending_chunk_stays_behind_the_rest(stage: Stage, topic: Topic, where: str) -> None:
-    source = await stage.topics.get(where)
-    conversation = talk(source.buffer, *FERRY, *LAMP, *MAIL)
-    found = max(await recalled(stage, "Where is the spare lamp?", source.log), key=lambda one: one.parts.score)
-    entry = found.entry
-    topic.buffer.record(Injected([BlockChunk(entry.public_id, entry.uuid, where, entry.origin_id)]))
-    update = Correction((entry.public_id,), "Update", "it was moved", "The spare lamp is in the boat.")
-    assert await corrector_of(stage)._apply(topic, [update], bytes(16), topic.buffer.resolve) == ()
-    assert await stage.archiver.store(source, conversation, len(conversation))
-    contents = [one.content for one in live_entries(topic)]
-    assert "The spare lamp is in the boat." in contents
-    if source is topic:
-        assert not any("second landing" in content for content in contents)
-    assert sum("ferry" in one.content for one in live_entries(source)) == 1
-    assert sum("Mondays" in one.content for one in live_entries(source)) == 1
 
 
 async def test_a_correction_of_a_pending_chunk_goes_before_what_waits_to_be_stored(stage: Stage, topic: Topic) -> None:

@@ -83,12 +83,7 @@ def test_memd_check_shows_them_too(raw: RawUpstream, tmp_path: Path, memd: Daemo
 
 @pytest.mark.parametrize(
     "url",
-    [
-        f"ftp://{USER}@host",
-        "http://ann:s@cret/word@host",
-        "http://ann:s@cret#1@host:99999",
-        [f"http://{USER}@host"],
-    ],
+    [f"ftp://{USER}@host", "http://ann:s@cret/word@host", "http://ann:s@cret#1@host:99999", [f"http://{USER}@host"]],
     ids=["protocol", "path", "port", "no text"],
 )
 def test_a_wrong_address_is_refused_without_its_password(url: object) -> None:

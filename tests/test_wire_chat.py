@@ -13,7 +13,6 @@ from wire_cases import Dialect, all_text, captured, cuts, events_stream, json_va
 from memd.messages import Message, ToolCall
 from memd.wire.chat import CHAT, parse_message, with_text_in_front
 from memd.wire.reply import Reply, Usage
-from memd.wire.sideband import MemoryIn
 
 TIMINGS = {"cache_n": 9, "prompt_n": 13, "predicted_n": 5, "predicted_ms": 1.5}
 
@@ -85,45 +84,47 @@ def test_a_reply_is_the_same_message_streamed_or_not(content: str | None, tool_c
     assert reply.finish_reason == "stop"
 
 
-def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
-    capture = captured(CHAT, stream_of(chunk({"refusal": "I can"}), chunk({"refusal": "not."}, "stop")))
-    message = capture.reply().message
-    assert message == Message("assistant", "I cannot.")
-    echo = {"role": "assistant", "content": None, "refusal": "I cannot."}
-    assert message == CHAT.parse(json.dumps({"messages": [echo]}).encode()).messages[0]
+def called(delta: dict[str, Any]) -> dict[str, Any]:
+    return chunk({"tool_calls": [delta]})
 
 
-def test_only_choice_0_is_captured() -> None:
-    both = stream_of(chunk({"content": "no"}, index=1), chunk({"content": "yes"}), chunk({}, "stop", index=1))
-    capture = captured(CHAT, both)
-    assert capture.reply().message == Message("assistant", "yes")
-    assert capture.reply().finish_reason is None
+INTERLEAVED = [(1, "b", "["), (0, "a", "{"), (1, None, "]"), (0, None, "}")]
+CAPTURED: dict[str, tuple[list[Any], Message]] = {
+    "a refusal": ([chunk({"refusal": "I can"}), chunk({"refusal": "not."}, "stop")], Message("assistant", "I cannot.")),
+    "choice 0 alone": (
+        [chunk({"content": "no"}, index=1), chunk({"content": "yes"}), chunk({}, "stop", index=1)],
+        Message("assistant", "yes"),
+    ),
+    "interleaved calls": (
+        [
+            called({"index": index, "id": name, "function": {"name": name, "arguments": text}})
+            for index, name, text in INTERLEAVED
+        ],
+        Message("assistant", "", (ToolCall("a", "a", "{}"), ToolCall("b", "b", "[]"))),
+    ),
+    "no index, and the name again": (
+        [
+            called({"id": "1", "function": {"name": "f", "arguments": "{"}}),
+            called({"function": {"name": "f", "arguments": "}"}}),
+            called({"id": "2", "function": {"name": "g", "arguments": {"a": 1}}}),
+        ],
+        Message("assistant", "", (ToolCall("1", "f", "{}"), ToolCall("2", "g", '{"a":1}'))),
+    ),
+    "a legacy function call": (
+        [chunk({"function_call": one}) for one in ({"name": "f", "arguments": "{"}, {"arguments": "}"})],
+        Message("assistant", "", (ToolCall("", "f", "{}"),)),
+    ),
+    "halves of a character": (
+        [chunk({"content": "a\ud83d"}), chunk({"content": "\ude00b"})],
+        Message("assistant", "a😀b"),
+    ),
+    "half a character": ([chunk({"content": "a\ud83d"}), chunk({"content": "b"})], Message("assistant", "a\ufffdb")),
+}
 
 
-def test_interleaved_and_parallel_tool_calls_are_kept_apart() -> None:
-    deltas = [(1, "b", "["), (0, "a", "{"), (1, None, "]"), (0, None, "}")]
-    chunks = [
-        chunk({"tool_calls": [{"index": index, "id": name, "function": {"name": name, "arguments": text}}]})
-        for index, name, text in deltas
-    ]
-    message = captured(CHAT, stream_of(*chunks)).reply().message
-    assert message == Message("assistant", "", (ToolCall("a", "a", "{}"), ToolCall("b", "b", "[]")))
-
-
-def test_a_server_that_leaves_out_the_index_and_repeats_the_name_is_understood() -> None:
-    deltas: list[dict[str, Any]] = [
-        {"id": "1", "function": {"name": "f", "arguments": "{"}},
-        {"function": {"name": "f", "arguments": "}"}},
-        {"id": "2", "function": {"name": "g", "arguments": {"a": 1}}},
-    ]
-    message = captured(CHAT, stream_of(*(chunk({"tool_calls": [delta]}) for delta in deltas))).reply().message
-    assert message == Message("assistant", "", (ToolCall("1", "f", "{}"), ToolCall("2", "g", '{"a":1}')))
-
-
-def test_a_legacy_function_call_is_captured() -> None:
-    deltas = [{"name": "f", "arguments": "{"}, {"arguments": "}"}]
-    message = captured(CHAT, stream_of(*(chunk({"function_call": delta}) for delta in deltas))).reply().message
-    assert message == Message("assistant", "", (ToolCall("", "f", "{}"),))
+@pytest.mark.parametrize(("chunks", "message"), CAPTURED.values(), ids=CAPTURED)
+def test_whatever_deltas_a_server_sends_the_reply_is_captured(chunks: list[Any], message: Message) -> None:
+    assert captured(CHAT, stream_of(*chunks)).reply().message == message
 
 
 @pytest.mark.parametrize(
@@ -222,14 +223,6 @@ def test_a_stream_that_comes_in_large_parts_is_captured_as_one_that_comes_in_sma
     slow = captured(CHAT, stream, list(range(0, len(stream), 997)), bytes_max=bytes_max)
     fast = captured(CHAT, stream, at, bytes_max=bytes_max)
     assert (fast.reply(), fast.truncated, fast.finished) == (slow.reply(), slow.truncated, slow.finished)
-
-
-@pytest.mark.parametrize(("said", "text"), [(("a\ud83d", "\ude00b"), "a😀b"), (("a\ud83d", "b"), "a\ufffdb")])
-def test_halves_of_a_character_in_two_pieces_are_one_and_a_half_alone_is_replaced(
-    said: tuple[str, ...], text: str
-) -> None:
-    reply = captured(CHAT, stream_of(*(chunk({"content": piece}) for piece in said))).reply()
-    assert reply.message == Message("assistant", text)
 
 
 part_types = st.sampled_from(["text", "image_url", "input_audio", "file", "refusal", "thinking"])
@@ -402,26 +395,6 @@ def test_of_the_assistants_messages_side_by_side_only_the_answer_with_the_result
 
 
 # The sideband
-
-
-@pytest.mark.parametrize(
-    ("members", "topic_id", "forwarded"),
-    [
-        ({"memory_in": {"topic_id": "a"}}, "a", {}),
-        ({"memory_in": '{"topic_id":"a"}'}, "a", {}),
-        ({"metadata": {"memory_in": {"topic_id": "a"}}}, "a", {}),
-        ({"metadata": {"memory_in": '{"topic_id":"a"}', "user": "u"}}, "a", {"metadata": {"user": "u"}}),
-        ({"metadata": {"memory_in": {"topic_id": "a"}}, "memory_in": {"topic_id": "b"}}, "a", {}),
-        ({"memory_in": {"topic_id": "b"}, "metadata": {"memory_in": {"topic_id": "a"}}}, "a", {}),
-        ({"metadata": {"memory_in": None}, "memory_in": {"topic_id": "b"}}, "b", {}),
-        ({"memory_in": {}, "metadata": {}}, None, {"metadata": {}}),
-        ({"memory_in": {}, "metadata": "text"}, None, {"metadata": "text"}),
-    ],
-)
-def test_memory_in_is_found_and_taken_out(members: Any, topic_id: str | None, forwarded: Any) -> None:
-    body = body_of({"role": "user", "content": "hi"}, **members)
-    assert CHAT.parse(body).memory_in == MemoryIn(topic_id)
-    assert sent(body) == {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **forwarded}
 
 
 def test_a_memory_in_of_null_is_none_and_is_taken_out() -> None:

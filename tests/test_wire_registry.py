@@ -22,6 +22,7 @@ from memd.wire.ollama import OLLAMA
 from memd.wire.registry import APIS, api_of
 from memd.wire.reply import Reply
 from memd.wire.responses import RESPONSES
+from memd.wire.sideband import MemoryIn
 
 
 def test_a_request_belongs_to_the_api_of_its_path_and_only_when_it_is_posted() -> None:
@@ -116,16 +117,30 @@ def test_arbitrary_json_raises_nothing_but_the_declared_error(dialect: Dialect, 
     assert {len(one) for one in parallel if one} <= {len(request.messages)}
     for position, message in enumerate(request.messages):
         if message.role == "user":
-            dialect.api.encode(request, leave_out={position - 1}, blocks={position: BLOCK})
+            dialect.api.encode(request, leave_out={position - 1} - {-1}, blocks={position: BLOCK})
 
 
 @EVERY
-@pytest.mark.parametrize("memory_in", [b'"memory_in":{},', b'"metadata":{"memory_in":"{}"},', b""])
-def test_memory_in_is_taken_out_and_all_else_keeps_its_bytes_and_its_order(dialect: Dialect, memory_in: bytes) -> None:
+@pytest.mark.parametrize(
+    ("memory_in", "left"),
+    [
+        (b'"memory_in":{},', b""),
+        (b'"memory_in":{},"metadata":"text",', b'"metadata":"text",'),
+        (b'"metadata":{"memory_in":"{}"},', b""),
+        (b'"metadata":{"memory_in":{}},"memory_in":{"topic_id":"b"},', b""),
+        (b'"metadata":{"memory_in":"{}","user":"u"},', b'"metadata":{"user":"u"},'),
+        (b"", b""),
+    ],
+)
+def test_memory_in_is_taken_out_and_all_else_keeps_its_bytes_and_its_order(
+    dialect: Dialect, memory_in: bytes, left: bytes
+) -> None:
     messages = b'[{ "role":"user","z": 1.00, "content" : "h\\u00e9\\/ \xc3\xa9" },{"role":"user","content":""}]'
     body = b'{"b": 1.50,"%b":%b,"a":[ 1e5 ], %b "c":"\\u0041"}' % (dialect.member.encode(), messages, memory_in)
-    sent = b'{"b":1.50,"%b":%b,"a":[ 1e5 ],"c":"\\u0041"}' % (dialect.member.encode(), messages)
-    encoded = dialect.api.encode(dialect.api.parse(body))
+    sent = b'{"b":1.50,"%b":%b,"a":[ 1e5 ],%b"c":"\\u0041"}' % (dialect.member.encode(), messages, left)
+    request = dialect.api.parse(body)
+    encoded = dialect.api.encode(request)
+    assert request.memory_in == (MemoryIn() if memory_in else None), "of two that in the metadata"
     assert encoded == sent if memory_in else encoded is body
 
 

@@ -38,28 +38,6 @@ def parse(*fed: bytes) -> list[tuple[bytes, bytes]]:
     return [(event.name, event.data) for piece in fed for event in parser.feed(piece)]
 
 
-@pytest.mark.parametrize(
-    ("stream", "events"),
-    [
-        (b"data: a\n\n", [(b"", b"a")]),
-        (b"data:a\r\n\r\ndata:b\r\rdata:c\n\n", [(b"", b"a"), (b"", b"b"), (b"", b"c")]),
-        (b"data:  a\n\n", [(b"", b" a")]),
-        (b"data\ndata\n\n", [(b"", b"\n")]),
-        (b"data: a\ndata: b\n\n", [(b"", b"a\nb")]),
-        (b": ping\n\ndata: a\n\n", [(b"", b"a")]),
-        (b"event: e\ndata: a\n\ndata: b\n\n", [(b"e", b"a"), (b"", b"b")]),
-        (b"event: e\n\ndata: b\n\n", [(b"", b"b")]),
-        (b"id: 1\nretry: 5\nother: x\ndatax: no\n\n", []),
-        (b"\xef\xbb\xbfdata: a\n\n\xef\xbb\xbfdata: b\n\n", [(b"", b"a")]),
-        (b"data: unfinished", []),
-        (b"data: unfinished\n", []),
-    ],
-)
-def test_events_follow_the_event_stream_rules(stream: bytes, events: list[tuple[bytes, bytes]]) -> None:
-    assert parse(stream) == events
-    assert parse(*(bytes([byte]) for byte in stream)) == events
-
-
 def reference_events(stream: bytes) -> list[tuple[bytes, bytes]]:
     """The rules once more, on the whole stream at once and as plainly as can be."""
     lines = stream.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -127,11 +105,7 @@ def splice(*fed: bytes) -> bytes:
     st.lists(st.integers(min_value=0)),
 )
 def test_memory_out_goes_into_the_first_chunk_with_a_choice_and_nothing_else_changes(
-    before: list[tuple[bytes, bytes]],
-    first: bytes,
-    after: list[tuple[bytes, bytes]],
-    line_end: bytes,
-    cuts: list[int],
+    before: list[tuple[bytes, bytes]], first: bytes, after: list[tuple[bytes, bytes]], line_end: bytes, cuts: list[int]
 ) -> None:
     head = b"".join(event + end * 2 for event, end in before)
     tail = line_end * 2 + b"".join(event + end * 2 for event, end in after)

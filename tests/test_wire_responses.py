@@ -368,14 +368,6 @@ def test_reasoning_and_references_count_for_nothing_and_unknown_items_for_themse
     assert messages_of([{"type": "computer_call_output", "call_id": "c", "output": {"x": 1}}])[0].role == "tool"
 
 
-@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
-def test_a_request_that_does_not_stand_for_itself_is_forwarded_as_it_is(name: str) -> None:
-    asked = body_of("hi", **{name: "resp_1"}, memory_in={})
-    request = RESPONSES.parse(asked)
-    assert request.goes_on_with == f'{name} "resp_1"' and RESPONSES.encode(request) == asked
-    assert messages_of("hi", **{name: None}) == messages_of("hi", **{name: ""}) == [Message("user", "hi")]
-
-
 @pytest.mark.parametrize(
     "body",
     [
