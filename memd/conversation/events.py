@@ -23,7 +23,7 @@ from memd.conversation.conversation import (
     TurnKey,
     is_instruction,
 )
-from memd.conversation.matching import ConversationIndex, aligned, gaps
+from memd.conversation.matching import ConversationIndex, aligned, gaps, parts
 from memd.messages import Block, BlockChunk, Message
 from memd.notes import Note
 
@@ -265,7 +265,9 @@ def retold(conversations: Iterable[Conversation]) -> Iterator[BufferEvent]:
 
 
 def _way(one: Conversation, parent: Conversation, found: list[Run]) -> Rewriting:
-    runs = [part for run in found for part in _equal_parts(one, parent, run)]
+    runs = [
+        *parts(found, lambda at, place: _same(one.messages[at], parent.messages[place], is_settled=at < one.settled))
+    ]
     added = [
         msgspec.structs.replace(one.messages[position], digest=b"")
         for ours, _ in gaps(runs, len(one), len(parent))
@@ -285,19 +287,6 @@ def _departed(one: Conversation) -> list[int]:
     """The positions of messages that left one by one."""
     instructions = (position for position in range(one.left_out) if is_instruction(one.messages[position].message))
     return [*(position for position in instructions if position not in one.kept), *sorted(one.gone)]
-
-
-def _equal_parts(one: Conversation, parent: Conversation, run: Run) -> Iterator[Run]:
-    """The parts of a run that can be taken over as they are: with the same text, if any is needed, and identity."""
-    start, place, length = run
-    begun = 0
-    for i in range(length):
-        if not _same(one.messages[start + i], parent.messages[place + i], is_settled=start + i < one.settled):
-            if i > begun:
-                yield start + begun, place + begun, i - begun
-            begun = i + 1
-    if length > begun:
-        yield start + begun, place + begun, length - begun
 
 
 def _same(item: Buffered, other: Buffered, *, is_settled: bool) -> bool:

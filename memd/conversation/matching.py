@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -69,6 +69,17 @@ def aligned(history: Sequence[Hashable], conversation: Sequence[Hashable]) -> li
 def total(runs: Sequence[Run]) -> int:
     """The number of messages in runs."""
     return sum(length for _, _, length in runs)
+
+
+def parts(runs: Sequence[Run], stays: Callable[[int, int], bool]) -> Iterator[Run]:
+    """The parts of runs whose messages stay in them, each given by its two places."""
+    for one, other, length in runs:
+        begun = 0
+        for i in range(length + 1):
+            if i == length or not stays(one + i, other + i):
+                if i > begun:
+                    yield one + begun, other + begun, i - begun
+                begun = i + 1
 
 
 def gaps(runs: Sequence[Run], history: int, conversation: int) -> list[tuple[range, range]]:
@@ -404,7 +415,8 @@ def rewriting_to(
     items = list(map(Buffered, nothing, history.contents, tokens, history.messages, stored_as or nothing))
     places = _places(parent, runs, items)
     left_out = _left_out(parent, places, items)
-    kept = list(_with_texts(parent, runs, left_out))
+    # Without messages that come back into the prompt and have no text in the parent any more.
+    kept = list(parts(runs, lambda ours, place: ours < left_out or parent.messages[place].message is not None))
     added: list[Buffered] = []
     same: list[tuple[int, int]] = []
     for ours, _ in gaps(kept, len(items), len(parent)):
@@ -511,16 +523,3 @@ def _left_out(parent: Conversation, places: dict[int, int], items: Sequence[Buff
         return 0
     users = [position for position, item in enumerate(items) if item.message is not None and item.message.opens_turn]
     return next((position for position in users if position > out[-1]), users[-1] if users else 0)
-
-
-def _with_texts(parent: Conversation, runs: Sequence[Run], left_out: int) -> Iterator[Run]:
-    """The runs without messages that come back into the prompt and have no text in the parent any more."""
-    for start, place, length in runs:
-        begun = start
-        for position in range(max(start, left_out), start + length):
-            if parent.messages[place + position - start].message is None:
-                if position > begun:
-                    yield begun, place + begun - start, position - begun
-                begun = position + 1
-        if start + length > begun:
-            yield begun, place + begun - start, start + length - begun

@@ -34,6 +34,7 @@ from memd.caching import Latest
 from memd.messages import DIGEST_BYTES, ROOT_DIGEST, chain_all, leading_count
 from memd.proxy.upstream.client import GATEWAYS, LOADING, Upstream, UpstreamFacts
 from memd.proxy.upstream.connection import Interim, attempt_of_task
+from memd.proxy.upstream.windows import model_name
 from memd.settings.model import Config
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
@@ -110,7 +111,6 @@ def rank(opening: bytes, url: str) -> bytes:
 MODEL_LIST_PATHS = frozenset({"/v1/models", "/models", "/api/v0/models", "/api/tags", "/api/ps"})
 """Where servers list their models: OpenAI's API, llama-server's short form of it, LM Studio's, Ollama's two."""
 _LIST_FIELDS = ("data", "models")
-_NAME_FIELDS = ("id", "model", "name")
 
 
 def merged_lists(answers: Iterable[Any]) -> dict[str, Any] | None:
@@ -125,14 +125,9 @@ def merged_lists(answers: Iterable[Any]) -> dict[str, Any] | None:
         for field in _LIST_FIELDS:
             listed, more = whole.get(field), answer.get(field)
             if isinstance(listed, list) and isinstance(more, list):
-                known = set(map(_model_name, listed))
-                whole[field] = [*listed, *(card for card in more if _model_name(card) not in known)]
+                known = set(map(model_name, listed))
+                whole[field] = [*listed, *(card for card in more if model_name(card) not in known)]
     return whole
-
-
-def _model_name(card: Any) -> str | None:
-    names = (card.get(field) for field in _NAME_FIELDS) if isinstance(card, dict) else ()
-    return next((name for name in names if isinstance(name, str)), None)
 
 
 NO_ANSWER = (aiohttp.ClientError, TimeoutError)

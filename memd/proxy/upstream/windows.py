@@ -105,11 +105,16 @@ def _of_card(card: Mapping[str, Any], path: str) -> ModelWindow | None:
     return ModelWindow(min(numbers), counts_reply=path == "/v1/models", source=path) if numbers else None
 
 
+def model_name(card: Any) -> str | None:
+    """The name of a listed model, if it has one: in OpenAI's lists, or in one of Ollama's two."""
+    named = (card.get(field) for field in ("id", "model", "name")) if isinstance(card, dict) else ()
+    return next((name for name in named if isinstance(name, str) and name), None)
+
+
 def _names(card: Mapping[str, Any]) -> Iterator[str]:
     """The names of a model; Ollama takes one without its `:latest` too."""
     aliases = card.get("aliases")
-    own = next((one for name in ("id", "model", "name") if (one := card.get(name))), None)
-    for name in (own, *(aliases if isinstance(aliases, list) else ())):
+    for name in (model_name(card), *(aliases if isinstance(aliases, list) else ())):
         if isinstance(name, str) and name:
             yield from dict.fromkeys((name, name.removesuffix(":latest")))
 
