@@ -10,8 +10,7 @@ What was said stays as it is in the conversation; only the prompt is mended. The
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -19,9 +18,9 @@ from memd.conversation import compaction
 from memd.conversation.conversation import Conversation, is_answer
 from memd.conversation.hot_buffer import Arrival
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
-from memd.principals import OWNER, Principal
+from memd.proxy.reading import Asked
 from memd.store.erasure import ForbiddenText
-from memd.wire.api import Api, ModelRequest
+from memd.wire.api import ModelRequest
 
 UNANSWERED = Message("assistant", "[no answer]")
 """Stands between results that the model did not come to answer and the user's next words."""
@@ -40,80 +39,28 @@ class Mended(msgspec.Struct, frozen=True):
     """Not in the prompt as messages of their own, but as part of a later one (`joined`)."""
     bare: frozenset[int] = frozenset()
     """In the prompt without their calls, which have no results."""
-    unanswered: tuple[int, ...] = ()
-    """In front of these stands `UNANSWERED`; ascending."""
-
-    def shift(self, position: int) -> int:
-        """The number of messages that were put in before the message at this position."""
-        return bisect_right(self.unanswered, position)
+    unanswered: frozenset[int] = frozenset()
+    """In front of these stands `UNANSWERED`."""
 
 
-_NOTHING_MENDED = Mended()
-
-
-class LiveTurns(msgspec.Struct, frozen=True):
-    """A request with its history, which a client sends itself unless it is a thin one."""
-
-    request: ModelRequest
-    arrival: Arrival
-    mended: Mended = _NOTHING_MENDED
-
-
-def with_live_turns(api: Api, request: ModelRequest, arrival: Arrival, lead: int) -> LiveTurns:
-    """Put the visible turns of the buffer in front of the request of a thin client, which sends only new messages."""
-    conversation = arrival.conversation
-    start = min(conversation.kept, default=conversation.left_out)
-    live = conversation.messages[start : arrival.offset]
-    messages = [_GONE if item.message is None else item.message for item in live] + request.messages[lead:]
-    mended = _mended(conversation, range(start, arrival.offset), messages)
-    raws = list(map(api.encode_message, messages[: len(live)])) + request.raw_messages[lead:]
-    digests = [item.content_digest for item in live] + request.digests[lead:]
-    continues = [*map(api.continues, messages[: len(live)], [None, *messages]), *request.continues[lead:]]
-    history: list[tuple[bytes, Message, bytes, bool]] = []
-    for position, (raw, message, digest, same) in enumerate(
-        zip(raws, messages, digests, continues, strict=True), start
-    ):
-        if position in mended.bare:
-            raw = api.encode_message(msgspec.structs.replace(message, tool_calls=()))
-        if position in mended.joined:
-            raw = api.in_front(raw, mended.joined[position])
-        if position in mended.unanswered:
-            history.append((api.encode_message(UNANSWERED), UNANSWERED, UNANSWERED.content_digest, False))
-        history.append((raw, message, digest, same))
-    completed = msgspec.structs.replace(
-        request,
-        original=None,
-        raw_messages=[*request.raw_messages[:lead], *(msgspec.Raw(raw) for raw, _, _, _ in history)],
-        messages=[*request.messages[:lead], *(message for _, message, _, _ in history)],
-        digests=[*request.digests[:lead], *(digest for _, _, digest, _ in history)],
-        continues=[*request.continues[:lead], *(same for _, _, _, same in history)],
-    )
-    return LiveTurns(completed, msgspec.structs.replace(arrival, offset=start), mended)
-
-
-def _mended(conversation: Conversation, live: range, messages: Sequence[Message]) -> Mended:
-    """Mend the live part of a history: `messages` from the position `live.start` on, the client's new ones included."""
-    shown = [
-        (position, message)
-        for position, message in enumerate(messages, live.start)
-        if position >= live.stop or conversation.is_visible(position)
-    ]
-    hidden, bare = _broken_calls(shown, live.stop)
+def _mended(shown: Sequence[tuple[int, Message]], live_end: int) -> Mended:
+    """Mend a history, given by its positions and messages, of which those from `live_end` on are the client's own."""
+    hidden, bare = _broken_calls(shown, live_end)
     joined: dict[int, str] = {}
     covered: set[int] = set()
-    unanswered: list[int] = []
+    unanswered: set[int] = set()
     before: tuple[int, Message] | None = None
     for position, message in shown:
         if position in hidden:
             continue
-        if before is not None and message.role == "user" and before[0] < live.stop:
+        if before is not None and message.role == "user" and before[0] < live_end:
             if before[1].role == "user":
                 covered.add(before[0])
                 joined[position] = "\n\n".join(filter(None, (joined.pop(before[0], ""), before[1].text)))
             elif before[1].role in RESULT_ROLES:
-                unanswered.append(position)
+                unanswered.add(position)
         before = position, message
-    return Mended(joined, frozenset(hidden), frozenset(covered), frozenset(bare), tuple(unanswered))
+    return Mended(joined, frozenset(hidden), frozenset(covered), frozenset(bare), frozenset(unanswered))
 
 
 def _broken_calls(shown: Sequence[tuple[int, Message]], live_end: int) -> tuple[set[int], set[int]]:
@@ -141,14 +88,16 @@ def _broken_calls(shown: Sequence[tuple[int, Message]], live_end: int) -> tuple[
 class Prompt:
     """A request in its conversation. Marks and blocks are looked up at each call, because compaction moves them."""
 
-    def __init__(self, api: Api, live: LiveTurns, lead: int, standing_tokens: int, who: Principal = OWNER) -> None:
-        """`who`: sees no blocks with chunks of topics that it may not read, though others of its conversation do."""
-        self._api = api
-        self._mended = live.mended
-        self._request = live.request
-        self._arrival = live.arrival
+    def __init__(self, asked: Asked, arrival: Arrival, lead: int, standing_tokens: int) -> None:
+        """Who asks sees no blocks with chunks of topics that it may not read, though others of its conversation do."""
+        self._api = asked.api
+        self._mended = Mended()
+        self._request = asked.request
+        self._arrival = arrival
+        self._live_end = arrival.offset if asked.is_thin else 0
+        """Before it, a thin client's history is memd's."""
         self._lead = lead
-        self._who = who
+        self._who = asked.who
         self.standing_tokens = standing_tokens
         """Raw tokens of the leading system messages and the tool definitions."""
         self._has_attachments = any(message.attachments for message in self._request.messages)
@@ -170,7 +119,7 @@ class Prompt:
     def return_position(self, *, whole_max: float, part_max: float) -> int | None:
         """See `compaction.return_position`; None where the request is no branch, or does not have the whole history."""
         arrival, conversation = self._arrival, self.conversation
-        if not arrival.branched or arrival.head or self._mended.covered or not conversation.left_out_count():
+        if not arrival.branched or arrival.head or self._live_end or not conversation.left_out_count():
             return None
         sent = range(arrival.offset, min(arrival.end, len(conversation)))
         opened = [position for position in sent if self._message(position).opens_turn]
@@ -234,7 +183,7 @@ class Prompt:
         """The images in the prompt, whose tokens differ from model to model."""
         if not self._has_attachments:
             return 0
-        return sum(len(self._message(position).attachments) for position in self._visible())
+        return sum(len(self._message(one).attachments) for one in self._visible() if one >= self._live_end)
 
     def visible_digests(self) -> set[bytes]:
         """The digests of the messages that are whole in the prompt."""
@@ -279,15 +228,51 @@ class Prompt:
 
     def body(self, *, with_memory: bool = True) -> bytes:
         """Encode the body to forward."""
-        blocks = {self._index(position): block.text for position, block in self.blocks()} if with_memory else {}
-        visible, gone, replaced = self._visible(), list[int](), dict[int, str]()
-        if len(visible) < len(self._request.messages) - self._lead or self._mended.covered:
-            shown = {self._index(position) for position in visible if position not in self._mended.covered}
-            shown |= {self._index(position) - 1 for position in self._mended.unanswered if position in visible[1:]}
+        blocks = {position: block.text for position, block in self.blocks()} if with_memory else {}
+        visible, request, lines, gone = self._visible(), self._request, self.conversation.lines, list[int]()
+        live = self._live(visible, blocks) if self._live_end else []
+        if self._live_end:
+            visible = [position for position in visible if position >= self._live_end]
+            request = self._behind(live)
+        if len(visible) < len(self._request.messages) - self._lead:
+            shown = set(map(self._index, visible))
             gone = [index for index in range(self._lead, len(self._request.messages)) if index not in shown]
-        if lines := self.conversation.lines:
-            replaced = {self._index(position): lines[position].text for position in visible if position in lines}
-        return self._api.encode(self._request, leave_out=gone, replaced=replaced, blocks=blocks)
+        put = len(live)
+        replaced = {put + self._index(one): lines[one].text for one in visible if one in lines} if lines else {}
+        own_blocks = {put + self._index(one): text for one, text in blocks.items() if one >= self._live_end}
+        leave_out = [put + index for index in gone]
+        return self._api.encode(request, leave_out=leave_out, replaced=replaced, blocks=own_blocks)
+
+    def _live(self, visible: Sequence[int], blocks: Mapping[int, str]) -> list[Message]:
+        """The buffered turns as they stand in front of what a thin client sends."""
+        mended, messages = self._mended, list[Message]()
+        for position in visible:
+            if position in mended.unanswered:
+                messages.append(UNANSWERED)
+            if position >= self._live_end:
+                break
+            message, line = self._message(position), self.conversation.lines.get(position)
+            texts = blocks.get(position), mended.joined.get(position), message.text if line is None else line.text
+            calls = () if position in mended.bare else message.tool_calls
+            if position not in mended.covered:
+                text = "\n\n".join(filter(None, texts))
+                messages.append(msgspec.structs.replace(message, text=text, tool_calls=calls))
+        return messages
+
+    def _behind(self, live: list[Message]) -> ModelRequest:
+        """The request behind the buffered turns."""
+        api, request, lead = self._api, self._request, self._lead
+        raws = [*request.raw_messages[:lead], *map(api.encode_message, live), *request.raw_messages[lead:]]
+        if joined := self._mended.joined.get(self._live_end):
+            raws[lead + len(live)] = api.in_front(raws[lead + len(live)], joined)
+        continues = map(api.continues, live, [None, *live])
+        return msgspec.structs.replace(
+            request,
+            original=None,
+            raw_messages=raws,
+            messages=[*request.messages[:lead], *live, *request.messages[lead:]],
+            continues=[*request.continues[:lead], *continues, *request.continues[lead:]],
+        )
 
     @property
     def turn_block(self) -> Block | None:
@@ -306,12 +291,11 @@ class Prompt:
         with their tokens, only where that may have changed: there are thousands, and a request asks ten times."""
         conversation, head = self.conversation, self._arrival.head
         if self._listed[0] != conversation.changes:
-            first, hidden = self._arrival.offset + head, self._mended.hidden
+            first, kept = (0, range(0)) if self._live_end else (self._arrival.offset + head, range(head))
             behind = [position for position in conversation.visible_positions(self._arrival.end) if position >= first]
-            kept: Sequence[int] = range(head)
-            if hidden:
-                behind = [position for position in behind if position not in hidden]
-                kept = [position for position in kept if position not in hidden]
+            if self._live_end:
+                self._mended = _mended([(position, self._message(position)) for position in behind], self._live_end)
+                behind = [position for position in behind if position not in self._mended.hidden]
             tokens = conversation.tokens_of(behind) + sum([conversation.messages[position].tokens for position in kept])
             self._listed = conversation.changes, [*kept, *behind], tokens
         return self._listed[1]
@@ -323,10 +307,9 @@ class Prompt:
         return position not in self._mended.covered and self._message(position).opens_turn
 
     def _message(self, position: int) -> Message:
+        if position < self._live_end:
+            return self.conversation.messages[position].message or _GONE
         return self._request.messages[self._index(position)]
 
     def _index(self, position: int) -> int:
-        if position < self._arrival.head:
-            return self._lead + position
-        shift = self._mended.shift(position) if self._mended.unanswered else 0
-        return self._lead + position - self._arrival.offset + shift
+        return self._lead + (position if position < self._arrival.head else position - self._arrival.offset)

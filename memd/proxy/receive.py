@@ -22,7 +22,7 @@ from memd.conversation.tokens import TokenCounter
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
 from memd.messages import Block, Message, Speech, chain_all, leading_count
-from memd.proxy.prompt import LiveTurns, Prompt, with_live_turns
+from memd.proxy.prompt import Prompt
 from memd.proxy.reading import Asked
 from memd.proxy.upstream.pool import Assignment, Hints, UpstreamPool, trail_of
 from memd.wire.api import ModelRequest, without_own_blocks
@@ -132,12 +132,9 @@ class Receiver:
             arrival = topic.buffer.glance(history)
         if asked.mode == "full" and arrival.leaves_unstored:
             await topic.make_durable()
-        live = LiveTurns(request, arrival)
-        if asked.is_thin:
-            live = with_live_turns(asked.api, request, arrival, lead)
         standing_tokens = sum(self._counter.messages(request.messages[:lead], request.digests[:lead]))
         standing_tokens += self._counter.estimate_again(request.standing_text)
-        prompt = Prompt(asked.api, live, lead, standing_tokens, asked.who)
+        prompt = Prompt(asked, arrival, lead, standing_tokens)
         key, is_retry = None, False
         if asked.mode == "full":
             memory_in = hashlib.blake2b(msgspec.msgpack.encode(request.memory_in), digest_size=16).digest()
