@@ -65,11 +65,10 @@ from memd.ingest.topics import Topics
 from memd.messages import Speech
 from memd.proxy.connections import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, listen, tls_of
 from memd.proxy.correct import Corrector
-from memd.proxy.headers import keep_header_bytes
 from memd.proxy.memory import Memory
 from memd.proxy.reading import RequestReader
 from memd.proxy.receive import Receiver
-from memd.proxy.relay import Relayed
+from memd.proxy.relay import Relayed, keep_header_bytes
 from memd.proxy.remember import Promise, Rememberer
 from memd.proxy.room import RoomMaker
 from memd.proxy.turn import Steps, TurnRunner

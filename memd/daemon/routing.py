@@ -21,9 +21,16 @@ from memd.admin import page
 from memd.admin.parts import DaemonParts
 from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
-from memd.proxy.headers import is_preflight, let_page_read, preflight_answer
 from memd.proxy.reading import BAD_MODE, NO_MODE, Call, Plain, RequestReader, unpacked
-from memd.proxy.relay import forwarded_headers, pass_through, tunnel, wants_websocket
+from memd.proxy.relay import (
+    forwarded_headers,
+    is_preflight,
+    let_page_read,
+    pass_through,
+    preflight_answer,
+    tunnel,
+    wants_websocket,
+)
 from memd.proxy.turn import INQUIRY, TurnRunner
 from memd.proxy.upstream.connection import is_unreadable, transfer_codings
 from memd.proxy.upstream.pool import MODEL_LIST_PATHS, Unanswered, UpstreamPool

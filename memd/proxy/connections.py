@@ -33,7 +33,7 @@ from aiohttp.web_protocol import _ErrInfo
 
 from memd.access import ProvableConnection, error_response
 from memd.errors import AddressUnusable, MemdError
-from memd.proxy.headers import let_page_read
+from memd.proxy.relay import let_page_read
 from memd.proxy.upstream.connection import HEADERS_MAX
 from memd.settings.model import WILDCARDS, Config, LimitsSettings, is_this_machine
 from memd.store.disk import DESCRIPTORS_REMEDY, connections_room, descriptors_limit

@@ -1,6 +1,6 @@
 """Connections to the upstream: what aiohttp's client has to do differently for a proxy.
 
-Rule: all that reaches into aiohttp is here and in `headers.py`, and tests/test_answers.py holds each of it.
+Rule: all that reaches into aiohttp is here and in `relay.py`, and tests/test_answers.py holds each of it.
 A limit that judges others counts their time alone (`time_of_others`), not that in which this event loop was held. What
 happened to one request (was its connection a reused one, did a byte come back) is in its `Attempt`.
 """
