@@ -73,7 +73,7 @@ from memd.proxy.remember import Promise, Rememberer
 from memd.proxy.room import RoomMaker
 from memd.proxy.turn import Steps, TurnRunner
 from memd.proxy.upstream.client import ASK_SECONDS, NO_TEMPLATE, Upstream, window_unknown
-from memd.proxy.upstream.llama_child import LlamaChild
+from memd.proxy.upstream.llama_child import llama_child
 from memd.proxy.upstream.pool import UpstreamPool
 from memd.recall.block import line_of
 from memd.recall.neutralising import neutralised
@@ -222,8 +222,8 @@ async def running(
         embedding = loop.run_in_executor(None, _embedder, config, disk, command)
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
-            child = await stack.enter_async_context(LlamaChild.started(model))
-            served = msgspec.structs.replace(config.upstream, url=child.url, urls=())
+            url = await stack.enter_async_context(llama_child(model))
+            served = msgspec.structs.replace(config.upstream, url=url, urls=())
             config = msgspec.structs.replace(config, upstream=served)
         embedder, counter = await embedding, TokenCounter(await encoding)
         redactor = Redactor.of(config.ingest)

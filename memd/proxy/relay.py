@@ -143,10 +143,6 @@ async def parts_of(answer: aiohttp.ClientResponse, record: RequestRecord, read: 
         yield part
 
 
-async def no_pause() -> None:
-    """Wait for nothing."""
-
-
 class Passing:
     """Passes the body of one answer on until it ends."""
 
@@ -158,7 +154,7 @@ class Passing:
         *,
         look: Callable[[bytes], bytes] = bytes,
         is_due: Callable[[], bool] = bool,
-        pause: Callable[[], Awaitable[None]] = no_pause,
+        pause: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """
         Args:
@@ -180,7 +176,7 @@ class Passing:
         async for part in parts:
             passed = self._look(part)
             while True:
-                if self._is_due():
+                if self._pause is not None and self._is_due():
                     await self._pause()
                 await self._response.write(passed)
                 if not passed:

@@ -1,7 +1,7 @@
 """A llama.cpp server of memd's own, in a child process (`memd serve --model FILE.gguf`).
 
 Rule: the child never outlives memd. It exits when its standard input closes, and that happens however memd ends, also
-by `kill -9`. This file is both sides: `LlamaChild` in memd, and the child's program when run with `python -m`.
+by `kill -9`. This file is both sides: `llama_child` in memd, and the child's program when run with `python -m`.
 """
 
 from __future__ import annotations
@@ -26,42 +26,34 @@ END_SECONDS = 5.0
 LISTENING = "LISTENING "
 
 
-class LlamaChild:
-    """A running child; `url` is where it serves."""
-
-    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
-        self._process = process
-        self.url = url
-
-    @staticmethod
-    @asynccontextmanager
-    async def started(model: Path) -> AsyncIterator[LlamaChild]:
-        """Start llama.cpp with a model and wait until it is ready; it ends when the block is left. Raises
-        UpstreamError: the `llama` extra is missing, or the model could not be loaded."""
-        if find_spec("xllamacpp") is None:
-            needed = pip_install("memd-proxy[llama]")
-            raise UpstreamError(f"--model needs llama.cpp: {needed} (or start llama-server and use --upstream)")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "memd.proxy.upstream.llama_child",
-            str(model),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal is memd's to handle: replies in flight need the model
-        )
+@asynccontextmanager
+async def llama_child(model: Path) -> AsyncIterator[str]:
+    """Start llama.cpp with a model and wait until it is ready; yields its address, and it ends when the block is left.
+    Raises UpstreamError: the `llama` extra is missing, or the model could not be loaded."""
+    if find_spec("xllamacpp") is None:
+        needed = pip_install("memd-proxy[llama]")
+        raise UpstreamError(f"--model needs llama.cpp: {needed} (or start llama-server and use --upstream)")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "memd.proxy.upstream.llama_child",
+        str(model),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C in the terminal is memd's to handle: replies in flight need the model
+    )
+    try:
+        url = await asyncio.wait_for(_listening(process, model), READY_SECONDS_MAX)
+        await asyncio.wait_for(_ready(url, process, model), READY_SECONDS_MAX)
+        yield url
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
         try:
-            url = await asyncio.wait_for(_listening(process, model), READY_SECONDS_MAX)
-            await asyncio.wait_for(_ready(url, process, model), READY_SECONDS_MAX)
-            yield LlamaChild(process, url)
-        finally:
-            if process.stdin is not None:
-                process.stdin.close()
-            try:
-                await asyncio.wait_for(process.wait(), END_SECONDS)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+            await asyncio.wait_for(process.wait(), END_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
 async def _listening(process: asyncio.subprocess.Process, model: Path) -> str:
