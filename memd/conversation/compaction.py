@@ -27,7 +27,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -259,8 +259,10 @@ def departure(
         ):
             chosen.wanted = wanted + math.ceil(kept_max * (1 - fraction) * fraction)
             chosen.take_units(read)
-        if forced:
-            chosen.take_what_must(newest, excess_tokens)
+        if forced:  # of the unit that the model has not read yet what must leave, and no more
+            chosen.wanted = excess_tokens
+            chosen.replace_results([newest])
+            chosen.replace_results([newest], longer_than=LINE_TOKENS)
     if not excess_tokens and chosen.freed < wanted // 2:
         return Departure()  # nobody waits for it, and the model would read all behind it anew
     return chosen.departure
@@ -359,12 +361,6 @@ class _Chosen:
                 if self.is_short and self._is_long_result(place, longer_than):
                     self._replaced.add(place)
                     self.freed += self._saved(place)
-
-    def take_what_must(self, newest: range, excess_tokens: int) -> None:
-        """Take of the unit that the model has not read yet what a request must lose to be accepted, and no more."""
-        self.wanted = excess_tokens
-        self.replace_results([newest])
-        self.replace_results([newest], longer_than=LINE_TOKENS)
 
     def _is_long_result(self, position: int, longer_than: int) -> bool:
         item = self._conversation.messages[position]
@@ -483,20 +479,6 @@ def goes_on(conversation: Conversation) -> bool:
 def is_stored_kind(message: Message | None, *, instructions: bool = False) -> bool:
     """Whether a message is stored: not one that says nothing; an instruction only if asked for, once it has left."""
     return message is not None and (instructions or message.role not in LEADING_ROLES) and is_remembered(message)
-
-
-def lowered_marks(conversation: Conversation, is_in_log: Callable[[bytes], bool]) -> tuple[int, int, list[int]]:
-    """Return `stored` and `left_out` as far as the log bears them out, and the positions of what only a client has."""
-    told: list[int] = []
-    untold: list[int] = []
-    for position, item in enumerate(conversation.messages[: min(conversation.stored, conversation.wanted_end)]):
-        if item.message is None:
-            is_vouched_for, lost = position < conversation.settled, untold
-        else:
-            is_vouched_for, lost = is_stored_kind(item.message), told
-        if is_vouched_for and not item.is_erased and not is_in_log(item.identity):
-            lost.append(position)
-    return min([conversation.stored, *told]), min([conversation.left_out, *untold]), untold
 
 
 def line_text(tokens: int, chunk_ids: Sequence[str]) -> str:

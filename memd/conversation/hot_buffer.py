@@ -19,7 +19,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from memd.conversation import events
-from memd.conversation.compaction import lowered_marks
+from memd.conversation.compaction import is_stored_kind
 from memd.conversation.conversation import Buffered, Conversation, History, TurnKey
 from memd.conversation.events import (
     Appended,
@@ -259,10 +259,16 @@ class HotBuffer:
 
     def lower_marks(self, is_in_log: Callable[[bytes], bool]) -> None:
         """Move all marks back to what the log has, which has lost some of what the journal vouches for."""
-        for conversation in self.conversations():
-            stored, left_out, lost = lowered_marks(conversation, is_in_log)
-            if lost or (stored, left_out) != (conversation.stored, conversation.left_out):
-                self.record(events.Lowered(conversation.id, stored, left_out, lost))
+        for one in self.conversations():
+            told: list[int] = []
+            untold: list[int] = []  # only a client has what was said there
+            for position, item in enumerate(one.messages[: min(one.stored, one.wanted_end)]):
+                is_vouched_for = position < one.settled if item.message is None else is_stored_kind(item.message)
+                if is_vouched_for and not item.is_erased and not is_in_log(item.identity):
+                    (untold if item.message is None else told).append(position)
+            stored, left_out = min([one.stored, *told]), min([one.left_out, *untold])
+            if untold or (stored, left_out) != (one.stored, one.left_out):
+                self.record(events.Lowered(one.id, stored, left_out, untold))
 
     def conversations(self) -> list[Conversation]:
         """All open conversations, least recently used first."""
