@@ -14,15 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from memd.conversation.conversation import (
-    Buffered,
-    Conversation,
-    Line,
-    Rewriting,
-    Run,
-    TurnKey,
-    is_instruction,
-)
+from memd.conversation.conversation import Buffered, Conversation, Line, Rewriting, Run, TurnKey, is_instruction
 from memd.conversation.matching import ConversationIndex, aligned, gaps, parts
 from memd.messages import Block, BlockChunk, Message
 from memd.notes import Note

@@ -21,15 +21,7 @@ from msgspec import UNSET, UnsetType
 from memd.conversation import events
 from memd.conversation.compaction import is_stored_kind
 from memd.conversation.conversation import Buffered, Conversation, History, TurnKey
-from memd.conversation.events import (
-    Appended,
-    Branching,
-    BufferEvent,
-    ConversationEvent,
-    OfAll,
-    Placed,
-    PlacedBefore,
-)
+from memd.conversation.events import Appended, Branching, BufferEvent, ConversationEvent, OfAll, Placed, PlacedBefore
 from memd.conversation.matching import (
     LAST_EXCHANGE,
     SHARED_MIN,
