@@ -58,10 +58,7 @@ def cl100k_base(ranks: bytes) -> tiktoken.Encoding:
     words = ranks.split()  # all at once and by functions of C: half the time of line by line, at each start
     mergeable_ranks = dict(zip(map(binascii.a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
     encoding = tiktoken.Encoding(
-        "cl100k_base",
-        pat_str=_PATTERN,
-        mergeable_ranks=mergeable_ranks,
-        special_tokens=_SPECIAL_TOKENS,
+        "cl100k_base", pat_str=_PATTERN, mergeable_ranks=mergeable_ranks, special_tokens=_SPECIAL_TOKENS
     )
     encoding._mergeable_ranks = {}  # kept for pickling alone: 13 MB, which its core has a second time
     return encoding

@@ -270,11 +270,7 @@ class Connection(ProvableConnection):
             self._waiter.set_result(None)
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Answer an unreadable request, or one that a handler failed on, with an error in an API's shape."""
         if not isinstance(exc, BadHttpMessage):

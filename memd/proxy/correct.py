@@ -57,13 +57,7 @@ class Corrector:
     """Applies the corrections of requests."""
 
     def __init__(
-        self,
-        topics: Topics,
-        encoder: Encoder,
-        archiver: Archiver,
-        tasks: Tasks,
-        metrics: Metrics,
-        retry_seconds: float,
+        self, topics: Topics, encoder: Encoder, archiver: Archiver, tasks: Tasks, metrics: Metrics, retry_seconds: float
     ) -> None:
         """`retry_seconds`: how long the same request again counts as a retry."""
         self._topics = topics

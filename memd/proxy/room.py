@@ -59,11 +59,7 @@ class RoomMaker:
     """Makes room before recall, so that what has just left the prompt can be recalled into it."""
 
     def __init__(
-        self,
-        buffer: BufferSettings,
-        injection: InjectionSettings,
-        counter: TokenCounter,
-        archiver: Archiver,
+        self, buffer: BufferSettings, injection: InjectionSettings, counter: TokenCounter, archiver: Archiver
     ) -> None:
         self._buffer = buffer
         self._injection = injection
