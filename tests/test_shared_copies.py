@@ -33,7 +33,7 @@ from memd.settings.model import Config
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.layout import CLUSTER_NAME, TopicLayout
 from memd.store.log.format import encode_record
-from memd.store.log.journal import payloads_in, read_journal
+from memd.store.log.journal import read_journal, records_of
 from memd.store.shared.moving import Step, into_folder, into_log
 from memd.store.shared.postgres import SharedLog
 from memd.store.store import ModelId, Store, StoreShared
@@ -67,7 +67,7 @@ def told(buffer: HotBuffer, *texts: str) -> None:
 async def payloads_of(kept: FaultyLog) -> bytes:
     """All that the rows of the buffer say."""
     rows = (await asyncio.to_thread(kept.since, "team", {"hot": 0})).of("hot")
-    return b"".join(payload for row in rows for payload in payloads_in(row.data, 0))
+    return b"".join(payload for row in rows for payload in records_of(row.data, 0).payloads)
 
 
 def meanwhile(say: Callable[[], None], at: int = 1) -> Callable[[str], str]:

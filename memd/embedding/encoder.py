@@ -42,7 +42,8 @@ class Encoder:
     def __init__(self, embedder: Embedder, *, is_awaited: bool = False) -> None:
         """`is_awaited`: see `Priority`."""
         self.embedder = embedder
-        self._ingestion = ThreadPoolExecutor(INGESTING_MAX, "memd-ingest")
+        self.ingestion = ThreadPoolExecutor(INGESTING_MAX, "memd-ingest")
+        """The threads in which what is stored is chunked and embedded, one a topic: they take turns at the model."""
         self._batches = ThreadPoolExecutor(1, "memd-texts")  # which are embedded in the order in which they come
         self._waiting = 0
         self.priority = Priority(is_awaited=is_awaited)
@@ -55,11 +56,6 @@ class Encoder:
         self._asking = ThreadPoolExecutor(4, "memd-embed")
         self._asked: dict[str, Future[NDArray[np.float32]]] = {}
         """By question: the answers that a slow model owes."""
-
-    @property
-    def ingestion(self) -> ThreadPoolExecutor:
-        """The threads in which what is stored is chunked and embedded, one a topic: they take turns at the model."""
-        return self._ingestion
 
     @property
     def backlog(self) -> int:
@@ -154,7 +150,7 @@ class Encoder:
         """End the threads; work that has not begun is dropped, and what is stored in the background given up."""
         self._background.end()
         self.embedder.close()
-        for threads in (self._asking, self._ingestion, self._batches):
+        for threads in (self._asking, self.ingestion, self._batches):
             threads.shutdown(wait=True, cancel_futures=True)
 
     def give_way(self) -> None:

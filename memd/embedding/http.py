@@ -157,35 +157,29 @@ class HttpEmbedder(Embedder):
         return _unit(halves.mean(axis=0, keepdims=True))
 
     def _asked(self, inputs: Sequence[str], seconds: float) -> NDArray[np.float32]:
-        vectors = self._answered(inputs, seconds)
-        if self.dimension and vectors.shape[1] != self.dimension:
-            raise EmbeddingError(
-                f"{self._server.shown} gives vectors of {vectors.shape[1]} components, and those in the log that "
-                f"{self._settings.name!r} made have {self.dimension}: serve the former model again, or give another "
-                "embedding.name and run `memd reembed`"
-            )
-        self._pause = self._silent_until = 0.0
-        return _unit(vectors)
-
-    def _answered(self, inputs: Sequence[str], seconds: float) -> NDArray[np.float32]:
-        """The vectors as the server gives them, float32 `(len(inputs), dimension)`. Raises EmbeddingError: it did not
-        answer within `seconds`, or with something else."""
+        """Unit vectors, float32 `(len(inputs), dimension)`. Raises EmbeddingError: the server did not answer within
+        `seconds`, or with something else."""
         deadline = time.monotonic() + seconds
         inputs = [one.encode("utf-8", "replace").decode() for one in inputs]
-        refused: _RefusedError | None = None
+        refused: list[_RefusedError] = []
         for route in tuple(self._routes):
             try:
                 vectors = self._asked_at(route, inputs, deadline)
             except _RefusedError as error:
                 if error.status not in _NO_SUCH_ROUTE or len(self._routes) == 1:
                     raise
-                # Of two that are not there the one that names the model says more than one that names the route.
-                refused = error if refused is None or "model" in str(error) else refused
-            else:
-                self._routes = [route]
-                return vectors
-        assert refused is not None, "there is at least one route"
-        raise refused
+                refused.append(error)
+                continue
+            if self.dimension and vectors.shape[1] != self.dimension:
+                raise EmbeddingError(
+                    f"{self._server.shown} gives vectors of {vectors.shape[1]} components, and those in the log that "
+                    f"{self._settings.name!r} made have {self.dimension}: serve the former model again, or give "
+                    "another embedding.name and run `memd reembed`"
+                )
+            self._routes, self._pause, self._silent_until = [route], 0.0, 0.0
+            return _unit(vectors)
+        # Of two that are not there the one that names the model says more than one that names the route.
+        raise next((one for one in refused[1:] if "model" in str(one)), refused[0])
 
     def _asked_at(self, route: str, inputs: Sequence[str], deadline: float) -> NDArray[np.float32]:
         is_ollama = route.endswith(_OLLAMA)

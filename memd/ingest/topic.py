@@ -48,7 +48,7 @@ from memd.messages import Message, rebuilt
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.log.format import encode_record
-from memd.store.log.journal import Journal, SharedMark, payloads_in, read_journal
+from memd.store.log.journal import Journal, SharedMark, read_journal, records_of
 from memd.store.shared.postgres import News, Row, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.snapshot import Snapshot, asked_by
@@ -793,7 +793,7 @@ def _answered(answer: asyncio.Future[Ended], asked: asyncio.Future[Ended]) -> No
 
 
 def _payloads_of(rows: Iterable[Row]) -> list[bytes]:
-    return [payload for row in rows for payload in payloads_in(row.data, 0)]
+    return [payload for row in rows for payload in records_of(row.data, 0).payloads]
 
 
 def _buffer_of(rows: Iterable[Row]) -> HotBuffer:

@@ -52,7 +52,7 @@ from memd.store.layout import (
     topic_ids_in,
 )
 from memd.store.log.columns import Records
-from memd.store.log.format import ModelId, scan_records
+from memd.store.log.format import ModelId
 from memd.store.log.journal import records_of
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import read_header
@@ -149,7 +149,7 @@ class Store:
                 topic = TopicLog(self.shared, claim)
             else:
                 journal = self.files.read(layout.hot) if self.files.size(layout.hot) is not None else b""
-                mark = records_of(journal, scan_records(journal)).mark
+                mark = records_of(journal).mark
                 topic = SharedTopicLog(self.shared, claim, self.kept, 0 if mark is None else mark.generation)
         except BaseException:
             claim.release()

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import BadQuestion, CorruptFile, DiskFull, ObjectMissing, StoreError, StoreLocked
+from memd.store import layout
 from memd.store.bucket.objects import (
     IDENTITY_KEY,
     READERS,
@@ -40,19 +41,10 @@ from memd.store.disk import (
     replace_file,
     write_pieces,
 )
-from memd.store.layout import (
-    BUCKET_NAME,
-    ERASURES_NAME,
-    LOCK_NAME,
-    RECENT_NAME,
-    RESTORING_NAME,
-    is_derived,
-    topic_ids_in,
-)
 from memd.store.tools.backup import LISTING_NAME, MARKER_NAME, missing_topics
 from memd.wording import counted, day_and_time
 
-_ITS_OWN = (MARKER_NAME, LISTING_NAME, LOCK_NAME, RECENT_NAME)
+_ITS_OWN = (MARKER_NAME, LISTING_NAME, layout.LOCK_NAME, layout.RECENT_NAME)
 """Files of a backup in a folder that are no part of what is restored."""
 _WHOLE_BYTES = 256 << 10
 """Rounds up to this are read as a whole: pieces of many files are in them."""
@@ -99,7 +91,7 @@ def restore(
     catalog, notes = _state(rounds, last, until)
     plan = {target / folder / name: file for folder in catalog.topics for name, file in catalog.files(folder).items()}
     report, left_out = _restored(bucket.read, {one.key: one.size for one in rounds.names}, files, plan, target, tell)
-    replace_file(files, target / BUCKET_NAME, f"{identity.directory}\n".encode())
+    replace_file(files, target / layout.BUCKET_NAME, f"{identity.directory}\n".encode())
     _make_whole(files, target)
     if left_out:
         told = counted(len(left_out), "index file")
@@ -118,7 +110,7 @@ def restore_copy(source: Path, target: Path, files: LocalDisk, tell: Tell = lamb
     """
     if files.size(source / MARKER_NAME) is None:
         raise BadQuestion(f"{source}: has no backup of memd; give its folder, or s3://BUCKET/PREFIX")
-    if any(files.is_locked(source / name) for name in (MARKER_NAME, LOCK_NAME)):
+    if any(files.is_locked(source / name) for name in (MARKER_NAME, layout.LOCK_NAME)):
         raise StoreLocked(f"{source}: memd writes to it now; wait until `memd backup` has ended, or stop that daemon")
 
     def read(path: str, start: int, end: int) -> bytes:
@@ -129,7 +121,7 @@ def restore_copy(source: Path, target: Path, files: LocalDisk, tell: Tell = lamb
     report, _ = _restored(read, {}, files, plan, target, tell)
     _make_whole(files, target)
     report.at = max((file.changed_at for file in plan.values()), default=0) // 1000
-    report.topics = len(topic_ids_in(files, target))
+    report.topics = len(layout.topic_ids_in(files, target))
     report.damaged = list(map(str, missing_topics(source, files)))
     return report
 
@@ -187,9 +179,9 @@ def _state(rounds: Rounds, last: RoundName, until: int | None) -> tuple[Catalog,
             f"{counted(len(erased), 'topic')} from which something was erased since ({', '.join(sorted(erased)[:5])}) "
             "are as they were right after that"
         )
-    ledger = {name: one for name, one in later.files("").items() if name.startswith(f"{ERASURES_NAME}/")}
+    ledger = {name: one for name, one in later.files("").items() if name.startswith(f"{layout.ERASURES_NAME}/")}
     if ledger:
-        own = {name: one for name, one in catalog.files("").items() if not name.startswith(f"{ERASURES_NAME}/")}
+        own = {name: one for name, one in catalog.files("").items() if not name.startswith(f"{layout.ERASURES_NAME}/")}
         catalog.put("", own | ledger)
     return catalog, notes
 
@@ -206,7 +198,7 @@ def _restored(
     _check_target(files, target)
     folders = {folder for path in plan for folder in path.parents if folder.is_relative_to(target)}
     make_folder(files, target)
-    replace_file(files, target / RESTORING_NAME, b"")
+    replace_file(files, target / layout.RESTORING_NAME, b"")
     _check_room(files, target, plan)
     for folder in sorted(folders - {target}):
         make_folder(files, folder)
@@ -244,12 +236,12 @@ def _restored(
 
 def _check_target(files: LocalDisk, target: Path) -> None:
     names = files.names(target)
-    if names and RESTORING_NAME not in names:
+    if names and layout.RESTORING_NAME not in names:
         raise StoreError(f"{target}: is not empty; choose an empty or a new folder")
 
 
 def _make_whole(files: LocalDisk, target: Path) -> None:
-    files.remove(target / RESTORING_NAME)
+    files.remove(target / layout.RESTORING_NAME)
     files.sync_directory(target)
 
 
@@ -268,7 +260,7 @@ def _remove_others(files: LocalDisk, folder: Path, plan: dict[Path, KnownFile]) 
         path = folder / name
         if files.is_directory(path):
             _remove_others(files, path, plan)
-        elif path not in plan and name != RESTORING_NAME:
+        elif path not in plan and name != layout.RESTORING_NAME:
             files.remove(path)
 
 
@@ -286,7 +278,7 @@ def _brought(files: LocalDisk, path: Path, known: KnownFile, pieces: Iterator[by
         put_in_place(files, temporary, path)
     except (ObjectMissing, CorruptFile) as error:
         reason = str(error).rpartition("; ")[0]
-        if not is_derived(path.name):
+        if not layout.is_derived(path.name):
             raise type(error)(
                 f"{path}: cannot be had from the backup ({reason}); bring that object back from an older version or a "
                 "copy of the bucket, or restore to a time before (memd restore --until)"

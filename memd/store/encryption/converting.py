@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import StoreError, WrongKey
+from memd.store import layout
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, checksum_of, pieces_of, put_in_place, write_pieces
 from memd.store.encryption.disk import EncryptedDisk, check_not_lost
 from memd.store.encryption.frames import DataKey
@@ -29,18 +30,6 @@ from memd.store.encryption.key_files import (
     new_key,
     read_key_file,
     write_key_file,
-)
-from memd.store.layout import (
-    CONVERSION_NAME,
-    DIGESTS_SUFFIX,
-    KEY_NAME,
-    LOCK_NAME,
-    RECEIPTS_NAME,
-    RECEIPTS_OLD_NAME,
-    TOPIC_KEY_NAME,
-    TopicLayout,
-    erasures_dir,
-    topic_folders_in,
 )
 from memd.store.log.format import FLAG_ENCRYPTED, HEADER_BYTES, decode_any_header
 
@@ -62,8 +51,8 @@ class ConversionReport(msgspec.Struct):
 def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> ConversionReport:
     """Encrypt a data directory, or go on where that was interrupted. Raises WrongKey: it is encrypted already, or with
     another key; StoreError: a daemon runs on it, or a file cannot be read or written. Done again, it goes on."""
-    path = data_dir / KEY_NAME
-    with disk.lock(data_dir / LOCK_NAME):
+    path = data_dir / layout.KEY_NAME
+    with disk.lock(data_dir / layout.LOCK_NAME):
         if disk.size(path) is None:
             check_not_lost(disk, data_dir)
             directory = secrets.token_bytes(16).hex()
@@ -77,12 +66,12 @@ def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
 def decrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> ConversionReport:
     """Write a data directory in plain text again, or go on where that was interrupted. Raises WrongKey: it is not
     encrypted, or with another key; StoreError: see `encrypt`."""
-    with disk.lock(data_dir / LOCK_NAME):
+    with disk.lock(data_dir / layout.LOCK_NAME):
         _check_encrypted(disk, data_dir)
         directory, key, _ = _opened(disk, data_dir, master, "decrypting", "")
-        write_key_file(disk, data_dir / KEY_NAME, master.key_file(directory, key, "decrypting"))
+        write_key_file(disk, data_dir / layout.KEY_NAME, master.key_file(directory, key, "decrypting"))
         report = _Conversion(data_dir, disk, directory, key, None, tell).run()
-        disk.wipe(data_dir / KEY_NAME)
+        disk.wipe(data_dir / layout.KEY_NAME)
         disk.sync_directory(data_dir)
     return report
 
@@ -96,8 +85,8 @@ def rekey(
         WrongKey: it is not encrypted, or with another key than `master` (and `new`, where this was interrupted).
         StoreError: see `encrypt`.
     """
-    path = data_dir / KEY_NAME
-    with disk.lock(data_dir / LOCK_NAME):
+    path = data_dir / layout.KEY_NAME
+    with disk.lock(data_dir / layout.LOCK_NAME):
         _check_encrypted(disk, data_dir)
         present = new if read_key_file(disk, path, DirectoryKeyFile).master == new.id else master
         directory, key, former = _opened(disk, data_dir, present, "renewing", "")
@@ -123,7 +112,7 @@ class _Conversion:
         self._source, self._target = (
             disk if one is None else EncryptedDisk(disk, directory, one, data_dir) for one in (former, key)
         )
-        self._aside = data_dir / CONVERSION_NAME
+        self._aside = data_dir / layout.CONVERSION_NAME
         self._wiper = Wiper(disk)
         self._report = ConversionReport(kept_elsewhere=self._wiper.left)
 
@@ -132,12 +121,12 @@ class _Conversion:
         plain_files.make_directory(aside)
         plain_files.sync_directory(self._data_dir)
         self._finish_interrupted()
-        erasures = erasures_dir(self._data_dir)
-        digests = (name for name in plain_files.names(erasures) if name.endswith(DIGESTS_SUFFIX))
-        receipts = (self._data_dir / name for name in (RECEIPTS_OLD_NAME, RECEIPTS_NAME))
+        erasures = layout.erasures_dir(self._data_dir)
+        digests = (name for name in plain_files.names(erasures) if name.endswith(layout.DIGESTS_SUFFIX))
+        receipts = (self._data_dir / name for name in (layout.RECEIPTS_OLD_NAME, layout.RECEIPTS_NAME))
         for path in (*receipts, *(erasures / name for name in digests)):
             self._no_topics(path)
-        for topic_id in topic_folders_in(plain_files, self._data_dir):
+        for topic_id in layout.topic_folders_in(plain_files, self._data_dir):
             if not self._is_done(topic_id):
                 self._topic(topic_id)
         plain_files.remove_directory(aside)
@@ -176,10 +165,10 @@ class _Conversion:
     def _copy_folder(self, old: Path, new: Path) -> None:
         plain_files = self._plain_files
         plain_files.make_directory(new)
-        lexical = TopicLayout(self._data_dir, old.name).lexical if old.parent == self._data_dir else None
+        lexical = layout.TopicLayout(self._data_dir, old.name).lexical if old.parent == self._data_dir else None
         for name in plain_files.names(old):
             one, other = old / name, new / name
-            if name.endswith(TEMPORARY_SUFFIX) or name == TOPIC_KEY_NAME or one == lexical:
+            if name.endswith(TEMPORARY_SUFFIX) or name == layout.TOPIC_KEY_NAME or one == lexical:
                 continue  # what was being written, the old key, what is rebuilt
             if plain_files.is_directory(one):
                 self._copy_folder(one, other)
@@ -211,7 +200,7 @@ class _Conversion:
         return header.topic == self._key.id
 
     def _is_done(self, topic_id: str) -> bool:
-        path = self._data_dir / topic_id / TOPIC_KEY_NAME
+        path = self._data_dir / topic_id / layout.TOPIC_KEY_NAME
         has_key = self._plain_files.size(path) is not None
         if self._key is None or not has_key:
             return has_key == (self._key is not None)
@@ -219,7 +208,7 @@ class _Conversion:
 
 
 def _check_encrypted(disk: LocalDisk, data_dir: Path) -> None:
-    if disk.size(data_dir / KEY_NAME) is None:
+    if disk.size(data_dir / layout.KEY_NAME) is None:
         raise WrongKey(f"{data_dir}: is not encrypted")
 
 
@@ -228,7 +217,7 @@ def _opened(
 ) -> tuple[str, DataKey, DataKey | None]:
     """The id and the keys of a directory that is whole, or in the state that the command has left; a reason `if_whole`
     refuses."""
-    path = data_dir / KEY_NAME
+    path = data_dir / layout.KEY_NAME
     found = read_key_file(disk, path, DirectoryKeyFile)
     key, former = master.opened(path, found)
     if found.state == "whole" and if_whole:

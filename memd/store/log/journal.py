@@ -62,6 +62,7 @@ class JournalRecords(msgspec.Struct, frozen=True):
     mark: SharedMark | None
     unmarked: int
     """How many of the payloads are behind the mark."""
+    scan: Scan
 
 
 class Journal:
@@ -99,9 +100,8 @@ class Journal:
             journal.rewrite([])
             return journal, []
         data = files.read(path)
-        scanned = scan_records(data)
-        found = records_of(data, scanned)
-        payloads, extent = found.payloads, found.extent
+        found = records_of(data)
+        scanned, payloads, extent = found.scan, found.payloads, found.extent
         try:
             check_topic(files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
             is_damaged = bool(scanned.gaps)
@@ -181,19 +181,14 @@ def read_journal(path: Path, files: LocalDisk) -> list[bytes]:
     data = files.read(path)
     with suppress(CorruptFile):  # its records may be readable all the same
         check_topic(files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
-    return records_of(data, scan_records(data)).payloads
+    return records_of(data).payloads
 
 
-def payloads_in(data: bytes, start: int = HEADER_BYTES) -> list[bytes]:
-    """Return the payloads of the intact records in these bytes of a journal."""
-    return records_of(data, scan_records(data, start)).payloads
-
-
-def records_of(data: bytes, scanned: Scan) -> JournalRecords:
-    """Return the records in these bytes of a journal."""
-    payloads: list[bytes] = []
+def records_of(data: bytes, start: int = HEADER_BYTES) -> JournalRecords:
+    """Return the intact records in these bytes of a journal."""
+    payloads, scan = list[bytes](), scan_records(data, start)
     extent, mark, unmarked = None, None, 0
-    for span in scanned.spans:
+    for span in scan.spans:
         payload = payload_of(data, span)
         if payload.startswith(_EXTENT_BEGINS):
             extent = _decoder.decode(payload)
@@ -202,7 +197,7 @@ def records_of(data: bytes, scanned: Scan) -> JournalRecords:
         else:
             payloads.append(payload)
             unmarked += 1
-    return JournalRecords(payloads, extent, mark, unmarked)
+    return JournalRecords(payloads, extent, mark, unmarked, scan)
 
 
 def _records(extent: LogExtent | None, payloads: Sequence[bytes], mark: SharedMark | None) -> bytes:

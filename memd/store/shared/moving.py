@@ -26,7 +26,7 @@ from memd.store.log.format import (
     encode_record,
     scan_records,
 )
-from memd.store.log.journal import Journal, SharedMark, payloads_in, read_journal
+from memd.store.log.journal import Journal, SharedMark, read_journal, records_of
 from memd.store.log.recovery import find_damage, read_log_file
 from memd.store.shared.postgres import Row, SharedLog, Stream, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog
@@ -114,7 +114,7 @@ def _copy(kept: SharedLog, log: TopicLog) -> None:
         journal.rewrite([], mark=SharedMark(log.generation, 0))  # so that an interrupted move knows what it has
     log.catch_up()
     rows = list(_rows(kept, log.topic_id, "hot"))
-    payloads = [payload for row in rows for payload in payloads_in(row.data, 0)]
+    payloads = [payload for row in rows for payload in records_of(row.data, 0).payloads]
     kept_payloads = [one for one in payloads if one != b"\xc0"]  # that stands for an empty buffer
     journal.rewrite(kept_payloads, mark=SharedMark(log.generation, rows[-1].last if rows else 0))
 

@@ -53,7 +53,7 @@ from memd.store.layout import (
     topic_ids_in,
 )
 from memd.store.log.format import scan_records
-from memd.store.log.journal import payloads_in
+from memd.store.log.journal import records_of
 from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
 from memd.store.log.segment import read_header
 from memd.store.tools.export import active_bytes
@@ -420,7 +420,7 @@ def _has_own(files: LocalDisk, source: TopicLayout, target: TopicLayout, waiting
     if not all(_is_known(files, path, source, number) for path, number in logs.items()):
         return True
     told, known = (
-        payloads_in(files.read(one)) if files.size(one) is not None else [] for one in (target.hot, source.hot)
+        records_of(files.read(one)).payloads if files.size(one) is not None else [] for one in (target.hot, source.hot)
     )
     return not set(told) <= set(known) and (waiting is None or waiting(target.hot, files) > 0)
 

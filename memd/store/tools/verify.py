@@ -134,7 +134,7 @@ class _Verification:
         self._merged(layout)
         self.findings += returned(self._erasures, layout, self._records)
         if journal is not None and self._journal(layout.hot, journal):
-            extent = records_of(journal, scan_records(journal)).extent
+            extent = records_of(journal).extent
             self.findings += recovery.ahead_of_log(
                 layout.hot, extent, lambda upto: sum(one <= upto for one in self._ids)
             )
