@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from memd.settings.model import BufferSettings, CompactionSettings, LogSettings,
 from memd.store.disk import (
     RESERVE_BYTES,
     RESERVE_FILES,
-    Appender,
     DiskTrouble,
     DiskWatch,
     LocalDisk,
@@ -174,11 +173,11 @@ class FullAtErasure(FullDisk):
     number = 0
     """Which one of them; 0: none."""
 
-    def create(self, path: Path) -> Appender:
+    def create(self, path: Path) -> None:
         if path.parent.name == ERASURES_NAME and path.name.endswith(".json.tmp"):
             self.number -= 1
             self.full |= self.number == 0
-        return super().create(path)
+        super().create(path)
 
 
 async def _noted_and_erased(client: Client, disk: FullAtErasure, number: int) -> Any:
@@ -362,26 +361,14 @@ class SlowDisk(LocalDisk):
         super().__init__()
         self.sync_waits, self.journal_waits = sync_waits, journal_waits
 
-    def append_to(self, path: Path) -> Appender:
-        return _Slow(super().append_to(path), self, path)
+    def append(self, path: Path, data: bytes, identity: Hashable | None = None) -> None:
+        if path.name == "hot.log":
+            self.journal_waits()
+        super().append(path, data, identity)
 
-    def create(self, path: Path) -> Appender:
-        return _Slow(super().create(path), self, path)
-
-
-class _Slow:
-    def __init__(self, real: Appender, disk: SlowDisk, path: Path) -> None:
-        self._real, self._disk, self._is_journal = real, disk, path.name == "hot.log"
-        self.close = real.close
-
-    def write(self, data: bytes) -> None:
-        if self._is_journal:
-            self._disk.journal_waits()
-        self._real.write(data)
-
-    def sync(self) -> None:
-        self._disk.sync_waits()
-        self._real.sync()
+    def sync(self, path: Path) -> None:
+        self.sync_waits()
+        super().sync(path)
 
 
 async def test_turns_are_kept_and_told_in_the_order_in_which_they_were_answered(tmp_path: Path) -> None:
@@ -499,41 +486,43 @@ def count_descriptors() -> int:
     return len(list(Path("/dev/fd").iterdir()))
 
 
-def appenders(files: LocalDisk, folder: Path, count: int) -> list[Appender]:
-    made = [files.create(folder / f"log{number}") for number in range(count)]
-    for file in made:
-        file.sync()
-    return made
+def logs(files: LocalDisk, folder: Path, count: int) -> list[Path]:
+    paths = [folder / f"log{number}" for number in range(count)]
+    for path in paths:
+        files.create(path)
+    for path in paths:
+        files.sync(path)
+    return paths
 
 
 def test_files_beyond_the_limit_are_synced_at_once_and_lose_nothing(tmp_path: Path) -> None:
-    files, before = appenders(LocalDisk(unsynced_max=3), tmp_path, 20), count_descriptors()
+    files, before = LocalDisk(unsynced_max=3), count_descriptors()
+    paths = logs(files, tmp_path, 20)
     for text in (b"one ", b"two ", b"three"):
-        for file in files:
-            file.write(text)
+        for path in paths:
+            files.append(path, text)
             assert count_descriptors() <= before + 3
-    for file in files:
-        file.sync()
+    for path in paths:
+        files.sync(path)
     assert count_descriptors() == before, "what is synced has no descriptor"
-    for file in files:
-        file.close()
     assert [path.read_bytes() for path in sorted(tmp_path.iterdir())] == [b"one two three"] * 20
 
 
 def test_a_write_that_cannot_be_synced_for_want_of_room_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = appenders(LocalDisk(unsynced_max=1), tmp_path, 2)
+    files = LocalDisk(unsynced_max=1)
+    first, second = logs(files, tmp_path, 2)
 
     def broken(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    first.write(b"not synced")
+    files.append(first, b"not synced")
     with monkeypatch.context() as patched:
         patched.setattr("memd.store.disk.sync_descriptor", broken)
         with pytest.raises(StoreWriteFailed, match=r"log1: cannot be written \(Input/output error\)"):
-            second.write(b"one too many")
-    first.sync()
+            files.append(second, b"one too many")
+    files.sync(first)
 
 
 def test_an_error_for_want_of_descriptors_names_the_limit_and_the_remedy(tmp_path: Path) -> None:
@@ -545,6 +534,6 @@ def test_an_error_for_want_of_descriptors_names_the_limit_and_the_remedy(tmp_pat
         with pytest.raises(StoreError, match=r"the limit of this process is 3\); allow more: `ulimit -n"):
             files.read(tmp_path / "log")
         with pytest.raises(StoreWriteFailed, match=r"the limit of this process is 3\); allow more: `ulimit -n"):
-            files.append_to(tmp_path / "log")
+            files.append(tmp_path / "log", b"one")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

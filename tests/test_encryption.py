@@ -11,7 +11,7 @@ import itertools
 import random
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -92,21 +92,18 @@ def test_a_file_reads_as_a_plain_one_whatever_is_appended_cut_and_read_at_any_pl
         for one in (plain, files):
             one.make_directory(DATA_DIR)
             one.make_directory(TOPIC)
-        appenders = [plain.create(FILE), files.create(FILE)]
+            one.create(FILE)
         for _ in range(30):
             size = plain.size(FILE) or 0
             what = chance.random()
             if what < 0.6:
                 data = chance.randbytes(chance.choice([1, 50, 700, PIECE_BYTES, 2 * PIECE_BYTES + 7]))
-                for appender in appenders:
-                    appender.write(data)
+                for one in (plain, files):
+                    one.append(FILE, data)
             elif what < 0.8:
-                for appender in appenders:
-                    appender.close()
                 cut = chance.randint(0, size)
                 for one in (plain, files):
                     one.cut(FILE, cut)
-                appenders = [plain.append_to(FILE), files.append_to(FILE)]
             offset, length = chance.randint(0, size + 9), chance.choice([0, 1, 80, 5000, 10**6])
             assert files.size(FILE) == plain.size(FILE)
             assert files.read_at(FILE, offset, length) == plain.read_at(FILE, offset, length)
@@ -127,8 +124,7 @@ def test_nothing_that_was_written_stands_on_the_disk_and_no_nonce_stands_there_t
     seen: list[bytes] = []
     for _ in range(3):  # the same place again and again, as after interrupted writes
         files.cut(FILE, HEADER_BYTES)
-        appender = files.append_to(FILE)
-        appender.write(b"the same bytes")
+        files.append(FILE, b"the same bytes")
         raw = files.raw.read(FILE)
         assert raw != before
         before = raw
@@ -137,7 +133,6 @@ def test_nothing_that_was_written_stands_on_the_disk_and_no_nonce_stands_there_t
             seen.append(raw[at + 36 : at + 36 + NONCE_BYTES])
             at += frame.bytes
         assert at == len(raw)
-        appender.close()
     assert len({*seen}) >= 4, "the header's frame and one for each time"
 
 
@@ -186,9 +181,9 @@ def test_a_frame_that_was_moved_swapped_or_repeated_is_not_read() -> None:
     files.make_directory(TOPIC)
     other = TOPIC / "hot.log"
     for path, letter in ((FILE, b"a"), (other, b"b")):
-        with closing(files.create(path)) as appender:
-            for number in range(4):
-                appender.write(letter * 10 + b"%d" % number)
+        files.create(path)
+        for number in range(4):
+            files.append(path, letter * 10 + b"%d" % number)
     mine, foreign = files.raw.read(FILE), files.raw.read(other)
     size = 11 + FRAME_OVERHEAD
     head, *frames = mine[:HEADER_BYTES], *(mine[at : at + size] for at in _places(mine)[:-1])
@@ -265,7 +260,7 @@ def test_a_key_file_of_a_topic_that_is_missing_or_damaged_is_told_and_no_new_one
     for attempt in (
         lambda: again.read(FILE),
         lambda: again.create(TOPIC / "new"),
-        lambda: again.append_to(FILE),
+        lambda: again.append(FILE, b"more"),
         lambda: open_store(again, segment_entries_max=5).topic("talk"),
     ):
         with pytest.raises(WrongKey, match="out of a backup"):
@@ -323,9 +318,9 @@ def plain_directory() -> CrashFiles:
             topic.append([draft(f"{name} {number}")])
         seal_all(topic)
     store.close()
-    with_receipts = files.create(DATA_DIR / RECEIPTS_NAME)
-    with_receipts.write(RECEIPT)
-    with_receipts.sync()
+    files.create(DATA_DIR / RECEIPTS_NAME)
+    files.append(DATA_DIR / RECEIPTS_NAME, RECEIPT)
+    files.sync(DATA_DIR / RECEIPTS_NAME)
     files.sync_directory(DATA_DIR)
     return files
 

@@ -53,7 +53,7 @@ from memd.ingest.erasing import DAY_US, PlannedErasure, Retention
 from memd.principals import OWNER
 from memd.settings.model import AuditSettings, EncryptionSettings
 from memd.store.audit import Act, AuditBook, read_book
-from memd.store.disk import Appender, LocalDisk, Wiper
+from memd.store.disk import LocalDisk, Wiper
 from memd.store.encryption.key_files import new_key_file
 from memd.store.erasure import Erasure, ForbiddenText, read_forbidden, stub_payload
 from memd.store.layout import TopicLayout
@@ -597,11 +597,10 @@ class AppendingDisk(LocalDisk):
         super().__init__()
         self.meanwhile: list[Callable[[], object]] = []
 
-    def create(self, path: Path) -> Appender:
-        appender = super().create(path)
+    def create(self, path: Path) -> None:
+        super().create(path)
         if path.name.endswith(".bin.tmp") and path.name != "active.bin.tmp" and self.meanwhile:
             self.meanwhile.pop()()
-        return appender
 
 
 def test_a_file_that_is_begun_while_the_one_before_is_rewritten_is_another_one(tmp_path: Path) -> None:

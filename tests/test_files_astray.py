@@ -173,7 +173,7 @@ def test_a_directory_that_has_nothing_to_sync_is_no_failure(monkeypatch: pytest.
 
 def test_an_error_at_close_is_none_of_what_was_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, path, real = LocalDisk(), tmp_path / "log", os.close
-    files.create(path).close()
+    files.create(path)
     file = AppendFile(files, path, 0)
     file.append(b"one", sync=True)
 

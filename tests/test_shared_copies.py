@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -356,6 +357,22 @@ def test_a_move_into_a_folder_that_ended_at_any_operation_goes_on(kept: FaultyLo
         assert verify(FOLDER, files, is_served=False).ok
         assert [read_journal(TopicLayout(FOLDER, name).hot, files) for name in TOPICS] == [[SAID], [SAID]]
     assert cut_after > 20
+
+
+def test_a_topic_counts_as_moved_when_all_of_it_is_durable(
+    kept: FaultyLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[int, int] = {}
+
+    def noted(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        synced[found.st_ino] = found.st_size
+        os.fsync(descriptor)
+
+    monkeypatch.setattr("memd.store.disk.sync_descriptor", noted)
+    for _, _, moved in into_folder(filled(kept), tmp_path / "memory", LocalDisk()):
+        found = TopicLayout(tmp_path / "memory", moved.topic).active.stat()
+        assert synced[found.st_ino] == found.st_size
 
 
 @pytest.mark.parametrize("fault", ["away", "doubt"])

@@ -358,7 +358,8 @@ class AuditBook:
         folder = self._layout.folder
         self._files.make_directory(folder)
         self._files.sync_directory(folder.parent)
-        self._files.create(folder / name).close()
+        self._files.create(folder / name)
+        self._files.close(folder / name)
         self._files.sync_directory(folder)
         self._name, self._size = name, 0
         head = self._write(head, [Act(at=at, act="file", who="memd", previous=head.hash)])

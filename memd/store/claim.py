@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from memd.errors import Fenced, FileReplaced, StoreError, StoreWriteFailed
-from memd.store.disk import Appender, LocalDisk, Wiper, only_whole, put_in_place
+from memd.store.disk import LocalDisk, Wiper, only_whole, put_in_place
 from memd.store.layout import TopicLayout
 
 Stream = Literal["log", "hot"]
@@ -30,41 +30,42 @@ class AppendFile:
 
     def __init__(self, files: LocalDisk, path: Path, end: int) -> None:
         """The file that the path names now; another one that it may name later is left alone."""
-        self._files = files
-        self._path = path
+        self._files, self._path = files, path
         self._identity = files.identity(path)
-        self._appender: Appender | None = None
+        self._is_whole, self._is_synced = False, True
+        """Whether it ends at `end`, as far as is known; whether all in it is durable."""
         self.end = end
 
     def append(self, data: bytes, *, sync: bool) -> None:
         """Append `data`; with `sync`, durably. Raises StoreWriteFailed: nothing was appended; the file is cut back now
         or before the next append."""
-        appender = self._open()
+        self._mend()
         try:
-            appender.write(data)
+            self._is_synced = False
+            self._files.append(self._path, data, self._identity)
             if sync:
-                appender.sync()
+                self.sync()
         except StoreWriteFailed:
             self.close()
             with suppress(StoreError):  # the first error is the one to report; else the next append cuts the file
-                self._open()
+                self._mend()
             raise
         self.end += len(data)
 
     def sync(self) -> None:
         """Make everything appended durable."""
-        if self._appender is not None:
-            self._appender.sync()
+        if not self._is_synced:
+            self._files.sync(self._path)
+            self._is_synced = True
 
     def close(self) -> None:
         """Close the file; the next append opens it again."""
-        if self._appender is not None:
-            self._appender.close()
-            self._appender = None
+        self._files.close(self._path)
+        self._is_whole = False
 
-    def _open(self) -> Appender:
-        if self._appender is not None:
-            return self._appender
+    def _mend(self) -> None:
+        if self._is_whole:
+            return
         if self._files.identity(self._path) != self._identity:
             raise FileReplaced(str(self._path))
         size = self._files.size(self._path)
@@ -76,8 +77,7 @@ class AppendFile:
         if size > self.end:
             self._files.cut(self._path, self.end)
             self._identity = self._files.identity(self._path)
-        self._appender = self._files.append_to(self._path)
-        return self._appender
+        self._is_whole = True
 
 
 class Claim:

@@ -34,9 +34,9 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
@@ -179,6 +179,8 @@ def _told(error: OSError, remedy: str) -> str:
 # Another file system; one without hard links; no more links to this file; a sandbox or kernel that does not allow it.
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 _APPENDING = os.O_WRONLY | os.O_APPEND
+_APPENDING_LOCKS = 64
+"""Of so many files at once, one a lock, nobody waits for another's write or sync."""
 _ZEROS_BYTES = 1 << 20
 # A directory of autofs, squashfs, 9p or some FUSE: there is nothing to sync, or the file system does it by itself.
 _NOTHING_TO_SYNC = {errno.EINVAL, errno.EBADF}
@@ -200,19 +202,6 @@ class Room(msgspec.Struct, frozen=True):
     is_read_only: bool
 
 
-class Appender(Protocol):
-    """A file open for appending. Every method but `close` raises StoreWriteFailed (DiskFull if the disk is full)."""
-
-    def write(self, data: bytes) -> None:
-        """Write all of `data`; after an error, part of it may be in the file."""
-
-    def sync(self) -> None:
-        """Make the contents durable."""
-
-    def close(self) -> None:
-        """Close without syncing; a second call does nothing."""
-
-
 class FileChecksum(msgspec.Struct, frozen=True):
     """Size and CRC32 that a file has, or must have."""
 
@@ -226,8 +215,9 @@ class LocalDisk:
     def __init__(self, unsynced_max: int | None = None) -> None:
         """`unsynced_max`: files that have a descriptor; None: what the limit of this process allows."""
         self.unsynced_max = unsynced_max or appended_max(descriptors_limit())
-        self.unsynced: dict[_DiskAppender, None] = {}
-        """Those that have one now."""
+        self._unsynced: dict[Path, int] = {}
+        """The descriptors of files, each from a write until that is synced."""
+        self._appending_locks = [threading.Lock() for _ in range(_APPENDING_LOCKS)]
         self._locks: list[Lock] = []
 
     def note(self, path: Path) -> None:
@@ -277,16 +267,41 @@ class LocalDisk:
         """Tell the damage of a file that cannot be seen in what is read of it; None: there is none."""
         return None
 
-    def create(self, path: Path) -> Appender:
-        """Open a new empty file; an existing one is emptied."""
+    def create(self, path: Path) -> None:
+        """Make a new empty file; an existing one is emptied."""
         self.confirm_lock()
-        appender = self._appender(path, os.O_CREAT | os.O_TRUNC)
+        self.close(path)
+        with self._appending_lock(path), writing(path):
+            self._unsynced[path] = opened(path, _APPENDING | os.O_CREAT | os.O_TRUNC)
         self.note(path)
-        return appender
 
-    def append_to(self, path: Path) -> Appender:
-        """Open an existing file."""
-        return self._appender(path, 0)
+    def append(self, path: Path, data: bytes, identity: Hashable | None = None) -> None:
+        """Write all of `data` at the end of a file; after an error, part of it may be there. Where too many files wait
+        to be synced, this one is at once, so that the number of topics takes no descriptors.
+
+        Args:
+            identity: of the file that is meant; None: whatever has the name. Raises FileReplaced: it is another one.
+        """
+        rest = memoryview(data)
+        self.confirm_lock()
+        with self._appending(path, identity) as descriptor:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        self.note(path)
+        if len(self._unsynced) > self.unsynced_max:
+            self.sync(path)
+
+    def sync(self, path: Path) -> None:
+        """Make the contents of a file durable."""
+        with self._appending(path) as descriptor:  # the one that wrote: a later one could not vouch for all of it
+            sync_descriptor(descriptor)
+            close_descriptor(self._unsynced.pop(path))
+
+    def close(self, path: Path) -> None:
+        """Let go of a file that was appended to, without syncing it."""
+        with self._appending_lock(path):
+            if (descriptor := self._unsynced.pop(path, None)) is not None:
+                close_descriptor(descriptor)
 
     def cut(self, path: Path, size: int) -> None:
         """Cut a file to its first `size` bytes, durably; after an error, it may be cut all the same."""
@@ -296,8 +311,25 @@ class LocalDisk:
             self.note(path)
             sync_descriptor(descriptor)
 
-    def _appender(self, path: Path, flags: int) -> _DiskAppender:
-        return _DiskAppender(self, path, flags)
+    def _appending_lock(self, path: Path) -> threading.Lock:
+        return self._appending_locks[hash(path) % _APPENDING_LOCKS]
+
+    @contextmanager
+    def _appending(self, path: Path, identity: Hashable | None = None) -> Iterator[int]:
+        """A descriptor to append with. Raises FileReplaced unless the path names the file before and afterwards: an
+        unlinked one takes writes, and loses them."""
+        with self._appending_lock(path), writing(path):
+            if self.identity(path) is None:
+                raise FileReplaced(str(path))
+            if path not in self._unsynced:
+                self._unsynced[path] = opened(path, _APPENDING)
+            descriptor = self._unsynced[path]
+            held = _identity(os.fstat(descriptor))
+            if held != (identity or held) or held != self.identity(path):
+                raise FileReplaced(str(path))
+            yield descriptor
+            if held != self.identity(path):  # what is acknowledged is in the file that the path names
+                raise FileReplaced(str(path))
 
     def make_directory(self, path: Path) -> None:
         """Create a directory unless it exists; an empty one becomes its user's alone. Its parent must exist."""
@@ -440,75 +472,6 @@ class LocalDisk:
     def may_write(self, path: Path) -> bool:
         """Whether permissions let this process write a file, or create files in a directory."""
         return os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK)
-
-
-class _DiskAppender:
-    """Has a descriptor from a write until that is synced; a write is synced at once where too many have one: so the
-    number of topics takes none."""
-
-    def __init__(self, disk: LocalDisk, path: Path, flags: int) -> None:
-        self._disk, self._path = disk, path
-        self._lock = threading.Lock()
-        self._is_closed = False
-        with writing(path):
-            self._descriptor: int | None = opened(path, flags | _APPENDING)
-            self._identity = _identity(os.fstat(self._descriptor))
-        disk.unsynced[self] = None
-        if not flags & os.O_CREAT:
-            self._let_go()
-
-    def write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        self._disk.confirm_lock()
-        with self._opened() as descriptor:
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-        self._disk.note(self._path)
-        if len(self._disk.unsynced) > self._disk.unsynced_max:
-            self.sync()
-
-    def sync(self) -> None:
-        """See Appender. A later descriptor could not vouch for what was written: it is the one that wrote it."""
-        if self._is_closed or self._descriptor is not None:
-            with self._opened() as descriptor:
-                sync_descriptor(descriptor)
-            self._let_go()
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._let_go()
-
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        with self._lock, writing(self._path):
-            if self._is_closed:
-                raise StoreWriteFailed(f"{self._path}: the file was closed before this write; open the store again")
-            if self._descriptor is None:
-                self._check_place()
-                descriptor = opened(self._path, _APPENDING)
-                if _identity(os.fstat(descriptor)) != self._identity:
-                    close_descriptor(descriptor)
-                    raise FileReplaced(str(self._path))
-                self._descriptor = descriptor
-                self._disk.unsynced[self] = None
-            yield self._descriptor
-            self._check_place()  # afterwards too: what is acknowledged is in the file that the path names
-
-    def _check_place(self) -> None:
-        """Raise FileReplaced unless the path still names this file: an unlinked one takes writes, and loses them."""
-        try:
-            named = _identity(self._path.stat())
-        except (FileNotFoundError, NotADirectoryError):
-            named = None
-        if named != self._identity:
-            raise FileReplaced(str(self._path))
-
-    def _let_go(self) -> None:
-        with self._lock:
-            if self._descriptor is not None:
-                descriptor, self._descriptor = self._descriptor, None
-                self._disk.unsynced.pop(self, None)
-                close_descriptor(descriptor)
 
 
 def _overwritten(descriptor: int) -> bool:
@@ -657,27 +620,30 @@ def make_folder(files: LocalDisk, path: Path) -> None:
             files.sync_directory(folder.parent)
 
 
-def replace_file(files: LocalDisk, path: Path, data: bytes) -> None:
+def replace_file(files: LocalDisk, path: Path, data: bytes | Iterable[bytes]) -> None:
     """Replace the whole file durably: after a crash it is the old or the new one, never part of one."""
     put_in_place(files, write_beside(files, path, data), path)
 
 
-def write_beside(files: LocalDisk, path: Path, data: bytes) -> Path:
+def write_beside(files: LocalDisk, path: Path, data: bytes | Iterable[bytes]) -> Path:
     """Write a temporary file beside `path`, whose contents are durable then, and return it; no part of one is left."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with only_whole(files, temporary):
-        write_pieces(files, temporary, [data])
+        write_pieces(files, temporary, [data] if isinstance(data, bytes) else data)
     return temporary
 
 
 def write_pieces(files: LocalDisk, path: Path, pieces: Iterable[bytes]) -> FileChecksum:
     """Write a new file, whose contents are durable then and whose name is not; return its size and checksum."""
     size = crc = 0
-    with closing(files.create(path)) as appender:
+    files.create(path)
+    try:
         for piece in pieces:
-            appender.write(piece)
+            files.append(path, piece)
             size, crc = size + len(piece), zlib.crc32(piece, crc)
-        appender.sync()
+        files.sync(path)
+    finally:
+        files.close(path)
     return FileChecksum(size, crc)
 
 

@@ -104,7 +104,7 @@ class ReceiptRing:
             self._close()
             self._make_room()
         if self._file is None:
-            self._files.create(self._newer).close()
+            self._files.create(self._newer)
             self._file = AppendFile(self._files, self._newer, 0)
             self._file.append(self._first_line, sync=False)
         return self._file

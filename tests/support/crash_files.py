@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Literal
 
-from memd.errors import DiskFull, StoreError, StoreLocked, StoreWriteFailed
-from memd.store.disk import Appender, FileChecksum, LocalDisk, Lock, Room, check_file
+from memd.errors import DiskFull, FileReplaced, StoreError, StoreLocked, StoreWriteFailed
+from memd.store.disk import FileChecksum, LocalDisk, Lock, Room, check_file
 
 Loss = Literal["lost", "torn", "zeros", "kept", "reordered"]
 """The effect of a power cut on contents that were not synced: all lost; half of it on disk; the length on disk but only
@@ -134,17 +134,41 @@ class CrashFiles(LocalDisk):
     def damage_of(self, path: Path) -> str | None:
         return None
 
-    def create(self, path: Path) -> Appender:
+    def create(self, path: Path) -> None:
         self._parent(path)
         self._step(f"create {path.name}", path)
         inode = self._live.get(path)
         if inode is None:
             inode = self._live[path] = Inode()
         inode.change()[:] = b""
-        return _CrashAppender(self, path, inode)
 
-    def append_to(self, path: Path) -> Appender:
-        return _CrashAppender(self, path, self._file(path))
+    def append(self, path: Path, data: bytes, identity: Hashable | None = None) -> None:
+        inode, room = self._file(path), self.bytes_left
+        if identity not in (None, inode):
+            raise FileReplaced(str(path))
+        if room is not None and len(data) > room:
+            inode.change().extend(data[:room])
+            self.bytes_left = 0
+            raise DiskFull(f"{path}: the disk is full")
+        try:
+            self._step(f"write {path.name}", path)
+        except StoreWriteFailed:
+            inode.change().extend(data[: len(data) // 2])
+            raise
+        except PowerCutError:
+            inode.change().extend(data)  # how much of it is left is for `after_power_cut` to say
+            raise
+        inode.change().extend(data)
+        if room is not None:
+            self.bytes_left = room - len(data)
+
+    def sync(self, path: Path) -> None:
+        inode = self._file(path)
+        self._step(f"sync {path.name}", path)
+        inode.durable = bytes(inode.live)
+
+    def close(self, path: Path) -> None:
+        pass
 
     def cut(self, path: Path, size: int) -> None:
         inode = self._file(path)
@@ -300,35 +324,3 @@ class _CrashLock(Lock):
 
     def release(self) -> None:
         self._all.discard(self._path)
-
-
-class _CrashAppender:
-    def __init__(self, files: CrashFiles, path: Path, inode: Inode) -> None:
-        self._files = files
-        self._path = path
-        self._inode = inode
-
-    def write(self, data: bytes) -> None:
-        room = self._files.bytes_left
-        if room is not None and len(data) > room:
-            self._inode.change().extend(data[:room])
-            self._files.bytes_left = 0
-            raise DiskFull(f"{self._path}: the disk is full")
-        try:
-            self._files._step(f"write {self._path.name}", self._path)
-        except StoreWriteFailed:
-            self._inode.change().extend(data[: len(data) // 2])
-            raise
-        except PowerCutError:
-            self._inode.change().extend(data)  # how much of it is left is for `after_power_cut` to say
-            raise
-        self._inode.change().extend(data)
-        if room is not None:
-            self._files.bytes_left = room - len(data)
-
-    def sync(self) -> None:
-        self._files._step(f"sync {self._path.name}", self._path)
-        self._inode.durable = bytes(self._inode.live)
-
-    def close(self) -> None:
-        pass

@@ -60,6 +60,6 @@ class EncryptedCrashFiles(EncryptedDisk):
             self.raw.put(path, data)
             return
         self.raw.put(path, b"")
-        appender = self.create(path)
-        appender.write(data)
-        appender.sync()
+        self.create(path)
+        self.append(path, data)
+        self.sync(path)

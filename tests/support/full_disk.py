@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Hashable
 from pathlib import Path
 
 from memd.errors import DiskFull
-from memd.store.disk import Appender, LocalDisk
+from memd.store.disk import LocalDisk
 
 
 class FullDisk(LocalDisk):
@@ -18,12 +19,15 @@ class FullDisk(LocalDisk):
 
     full = False
 
-    def append_to(self, path: Path) -> Appender:
-        return _Appender(super().append_to(path), self, path)
-
-    def create(self, path: Path) -> Appender:
+    def create(self, path: Path) -> None:
         self.check(path)
-        return _Appender(super().create(path), self, path)
+        super().create(path)
+
+    def append(self, path: Path, data: bytes, identity: Hashable | None = None) -> None:
+        if self.full:
+            super().append(path, data[: len(data) // 2], identity)  # a full disk takes what still fits
+        self.check(path)
+        super().append(path, data, identity)
 
     def try_writing(self, directory: Path, data: bytes) -> None:
         self.check(directory)
@@ -34,15 +38,3 @@ class FullDisk(LocalDisk):
             raise DiskFull(f"{path}: the disk is full; free some space") from OSError(
                 errno.ENOSPC, os.strerror(errno.ENOSPC)
             )
-
-
-class _Appender:
-    def __init__(self, real: Appender, disk: FullDisk, path: Path) -> None:
-        self._real, self._disk, self._path = real, disk, path
-        self.sync, self.close = real.sync, real.close
-
-    def write(self, data: bytes) -> None:
-        if self._disk.full:
-            self._real.write(data[: len(data) // 2])  # a full disk takes what still fits
-        self._disk.check(self._path)
-        self._real.write(data)

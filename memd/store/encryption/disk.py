@@ -24,8 +24,8 @@ from typing import TypeVar
 
 from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
 from memd.settings.model import Config, EncryptionSettings
-from memd.store.disk import TEMPORARY_SUFFIX, Appender, FileChecksum, LocalDisk, make_folder, pieces_of, replace_file
-from memd.store.encryption.frames import FRAME_BYTES_MAX, SALT_BYTES, DataKey, FrameTable, frame_at, frames_of
+from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, make_folder, pieces_of, replace_file
+from memd.store.encryption.frames import FRAME_BYTES_MAX, DataKey, FrameTable, frame_at
 from memd.store.encryption.key_files import (
     DirectoryKeyFile,
     MasterKey,
@@ -78,7 +78,7 @@ _PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
 """Of the data directory: what is in them quotes nothing, but for the digests of what is being erased."""
 _OF_THE_DISK_BELOW = (
     *("identity", "names", "is_directory", "changed_at", "may_write", "make_directory", "remove_directory", "link"),
-    *("sync_directory", "lock", "confirm_lock", "is_locked", "room", "try_writing"),
+    *("sync", "close", "sync_directory", "lock", "confirm_lock", "is_locked", "room", "try_writing"),
 )
 """Names, locks and the disk itself know nothing of encryption."""
 _OTHER_FILES = ("rename", "remove", "wipe", "replace_wiping")
@@ -104,34 +104,6 @@ def check_header(data: bytes, key: DataKey, path: Path) -> bool:
             "belong together, out of a backup if need be"
         )
     return True
-
-
-class EncryptedAppender:
-    """See Appender. For one thread."""
-
-    def __init__(self, inner: Appender, key: DataKey, table: FrameTable | None) -> None:
-        """Append to a file that is there, with the `table` of its frames, or to a new one (None)."""
-        self._inner, self._key = inner, key
-        self._salt = (table and table.salt) or secrets.token_bytes(SALT_BYTES)
-        self._end, self._number = (table.end, table.number) if table else (0, 0)
-        """The plain offset of the end, and the number of the next frame."""
-        self._has_header = table is not None
-
-    def write(self, data: bytes) -> None:
-        """See Appender."""
-        frames = frames_of(data, self._key, self._salt, start=self._end, number=self._number)
-        header = b"" if self._has_header or not data else header_of(self._key, data)
-        self._inner.write(b"".join([header, *frames]))
-        self._end, self._number = self._end + len(data), self._number + len(frames)
-        self._has_header = self._has_header or bool(data)
-
-    def sync(self) -> None:
-        """See Appender."""
-        self._inner.sync()
-
-    def close(self) -> None:
-        """See Appender."""
-        self._inner.close()
 
 
 def header_of(key: DataKey, data: bytes) -> bytes:
@@ -212,21 +184,19 @@ class EncryptedDisk(LocalDisk):
 
     # Writing
 
-    def create(self, path: Path) -> Appender:
+    def create(self, path: Path) -> None:
         """See LocalDisk."""
-        key = self._key(path, writing=True)
+        self._key(path, writing=True)
         self._forget(path)
-        inner = self.plain_files.create(path)
-        return inner if key is None else EncryptedAppender(inner, key, None)
+        self.plain_files.create(path)
 
-    def append_to(self, path: Path) -> Appender:
+    def append(self, path: Path, data: bytes, identity: Hashable | None = None) -> None:
         """See LocalDisk."""
-        key = self._key(path, writing=True)
-        if key is None:
-            return self.plain_files.append_to(path)
-        self._forget(path)
-        table = self._whole_table(path, key)
-        return EncryptedAppender(self.plain_files.append_to(path), key, table)
+        if (key := self._key(path, writing=True)) is not None and data:
+            table = self._whole_table(path, key)
+            header = b"" if table else header_of(key, data)
+            data = header + (table or FrameTable(key, lambda pieces: [])).following(data)
+        self.plain_files.append(path, data, identity)
 
     def cut(self, path: Path, size: int) -> None:
         """See LocalDisk. Where that is within a frame, another file takes its place; a crash leaves one of the two."""
@@ -234,19 +204,24 @@ class EncryptedDisk(LocalDisk):
         if key is None:
             self.plain_files.cut(path, size)
             return
-        self._forget(path)
         table = self._whole_table(path, key)
-        if table is None or (kept := table.upto(size)) is None:
+        kept = None if table is None else table.upto(size)
+        self._forget(path)
+        if kept is None:
             replace_file(self, path, self.read(path)[:size])
         else:
             self.plain_files.cut(path, kept.place)
 
     def _whole_table(self, path: Path, key: DataKey) -> FrameTable | None:
         """The frames of a file; None if it has not even a header."""
-        raw_size, table = self.plain_files.size(path) or 0, FrameTable(key, partial(self.plain_files.read_pieces, path))
+        raw_size = self.plain_files.size(path) or 0
         if raw_size < HEADER_BYTES:
             return None
-        check_header(self.plain_files.read_at(path, 0, HEADER_BYTES), key, path)
+        if raw_size < self._table(path, key).place:  # another process has cut it
+            self._forget(path)
+        table = self._table(path, key)
+        if table.place == HEADER_BYTES:
+            check_header(self.plain_files.read_at(path, 0, HEADER_BYTES), key, path)
         table.cover(raw_size)
         return table
 

@@ -154,7 +154,7 @@ class FrameTable:
         self.salt: bytes | None = None
         """Of the file; None: no frame of it is known."""
         self._read_pieces = read_pieces
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._frames: list[Frame] = []
 
     def size(self, raw_size: int) -> int:
@@ -198,11 +198,17 @@ class FrameTable:
 
     def cover(self, size: int, upto: int | None = None) -> None:
         """Find the frames of a file of `size` encrypted bytes, all of them or those up to a plain offset."""
-        while self.place < size and (upto is None or self.end < upto):
-            wanted = _READ_BYTES if self._frames else _FIRST_READ_BYTES
-            [data] = self._read_pieces([(self.place, min(wanted, size - self.place))])
-            if not self._follow(data) and not self._search(*self._read_pieces([(self.place, size - self.place)])):
-                break
+        with self._lock:
+            while self.place < size and (upto is None or self.end < upto):
+                wanted = _READ_BYTES if self._frames else _FIRST_READ_BYTES
+                [data] = self._read_pieces([(self.place, min(wanted, size - self.place))])
+                if not self._follow(data) and not self._search(*self._read_pieces([(self.place, size - self.place)])):
+                    break
+
+    def following(self, data: bytes) -> bytes:
+        """Encrypt what is to be written behind the frames; the table has it once that was covered."""
+        salt = self.salt or secrets.token_bytes(SALT_BYTES)
+        return b"".join(frames_of(data, self.key, salt, start=self.end, number=self.number))
 
     def overlapping(self, start: int, end: int) -> list[Frame]:
         """Return the frames that have plain bytes from `start` to before `end`."""

@@ -100,8 +100,7 @@ def _into_folder(kept: SharedLog, store: Store, name: str) -> MovedTopic:
     store.close_topic(name)
     layout, files = TopicLayout(store.data_dir, name), store.files
     for path in layout.log_files(files):
-        with closing(files.append_to(path)) as appender:
-            appender.sync()
+        files.sync(path)
     return _compared(kept, layout, files)
 
 

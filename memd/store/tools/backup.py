@@ -31,11 +31,8 @@ from memd.store.disk import (
     LocalDisk,
     Wiper,
     checksum_of,
-    only_whole,
     pieces_of,
-    put_in_place,
     replace_file,
-    write_pieces,
 )
 from memd.store.encryption.disk import EncryptedDisk, key_id_of
 from memd.store.erasure import Erasure, ErasureLedger, is_erasure_of, read_erasures
@@ -340,11 +337,8 @@ class _BackupRun:
             self._copy(source, target)
 
     def _copy(self, source: Path, target: Path) -> None:
-        files, temporary = self._files, target.with_name(target.name + TEMPORARY_SUFFIX)
-        with only_whole(files, temporary):
-            written = write_pieces(files, temporary, pieces_of(files, source))
-        put_in_place(files, temporary, target)
-        self._count_copy(written.bytes)
+        replace_file(self._files, target, pieces_of(self._files, source))
+        self._count_copy(self._files.size(target) or 0)
 
     def _put(self, path: Path, data: bytes) -> None:
         if self._files.size(path) is not None and self._files.read(path) == data:
