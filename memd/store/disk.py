@@ -319,16 +319,15 @@ class LocalDisk:
         """A descriptor to append with. Raises FileReplaced unless the path names the file before and afterwards: an
         unlinked one takes writes, and loses them."""
         with self._appending_lock(path), writing(path):
-            if self.identity(path) is None:
+            named = self.identity(path)
+            if named is None or named != (identity or named):
                 raise FileReplaced(str(path))
-            if path not in self._unsynced:
-                self._unsynced[path] = opened(path, _APPENDING)
-            descriptor = self._unsynced[path]
-            held = _identity(os.fstat(descriptor))
-            if held != (identity or held) or held != self.identity(path):
+            if (descriptor := self._unsynced.get(path)) is None:
+                descriptor = self._unsynced[path] = opened(path, _APPENDING)
+            if _identity(os.fstat(descriptor)) != named:
                 raise FileReplaced(str(path))
             yield descriptor
-            if held != self.identity(path):  # what is acknowledged is in the file that the path names
+            if self.identity(path) != named:  # what is acknowledged is in the file that the path names
                 raise FileReplaced(str(path))
 
     def make_directory(self, path: Path) -> None:
