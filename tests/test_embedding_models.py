@@ -35,7 +35,7 @@ from memd.embedding import multilingual as adding
 from memd.embedding.calibration import RELATED, UNRELATED, CalibratedEmbedder, measure
 from memd.embedding.embedder import Embedder, Prefixes, prefixes_of
 from memd.embedding.encoder import Encoder
-from memd.embedding.loading import ResidentEmbedder, load_embedder
+from memd.embedding.loading import KnownModel, ResidentEmbedder, load_embedder
 from memd.embedding.local import ModelFiles, PiecewiseEmbedder, load_folder
 from memd.embedding.multilingual import files_of
 from memd.errors import EmbeddingError
@@ -167,7 +167,7 @@ def test_a_question_waits_for_no_model_being_loaded(embedder: Embedder, caplog: 
         assert may_end.wait(60), "the test ends it"
         return embedder
 
-    load_later = partial(ResidentEmbedder, "m", embedder.dimension, embedder.fingerprint, load)
+    load_later = partial(ResidentEmbedder, KnownModel("m", embedder.dimension, embedder.fingerprint), load)
     resident = load_later(idle_seconds=60.0, question_seconds=0.02)
     for _ in range(2):
         with pytest.raises(EmbeddingError, match="is being loaded; words alone find until then"):
@@ -348,7 +348,7 @@ def test_a_model_that_cannot_be_loaded_says_so_however_fast_it_fails() -> None:
     def load() -> Embedder:
         raise EmbeddingError("its files are gone")
 
-    resident = ResidentEmbedder("m", 3, "f", load, idle_seconds=math.inf, question_seconds=60)
+    resident = ResidentEmbedder(KnownModel("m", 3, "f"), load, idle_seconds=math.inf, question_seconds=60)
     for _ in range(300):
         with pytest.raises(EmbeddingError, match="its files are gone"):
             resident.embed_query("Who?")

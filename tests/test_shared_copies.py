@@ -36,7 +36,7 @@ from memd.store.layout import CLUSTER_NAME, TopicLayout
 from memd.store.log.format import encode_record
 from memd.store.log.journal import read_journal, records_of
 from memd.store.shared.moving import Step, into_folder, into_log
-from memd.store.shared.postgres import SharedLog
+from memd.store.shared.postgres import Row, SharedLog
 from memd.store.store import ModelId, Store, StoreShared
 from memd.store.tools.verify import verify
 
@@ -133,7 +133,7 @@ async def test_turns_moved_into_a_log_before_they_were_stored_are_there(tmp_path
     """A move writes the buffer as one base, before which there is no row."""
     told(buffer := made(), "What is the code of the gate?")
     base = b"".join(encode_record(encode_event(event)) for event in buffer.take_unsaved())
-    await asyncio.to_thread(kept.append, "team", "hot", 0, 1, base, generation=0, base=True)
+    await asyncio.to_thread(kept.append, "team", 0, Row("hot", 1, base, is_base=True), generation=0)
 
     async with topics_of(tmp_path / "a", kept) as (ours, _):
         assert said((await ours.get("team")).buffer) == [["What is the code of the gate?"]]
@@ -329,7 +329,7 @@ def filled(kept: SharedLog) -> SharedLog:
                 store.topic(name).append(
                     [draft(f"{name} {group} {number}", dimension=DIMENSION) for number in range(2)]
                 )
-            assert kept.append(name, "hot", 0, 1, encode_record(SAID), generation=1)
+            assert kept.append(name, 0, Row("hot", 1, encode_record(SAID)), generation=1)
     return kept
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from postgres_server import PostgresServer
 
 from memd.errors import BadTopicId, MadeAnew, MemdError, StoreError
-from memd.store.shared.postgres import PAGE_ROWS, STREAMS, News, SharedLog
+from memd.store.shared.postgres import PAGE_ROWS, STREAMS, News, Row, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import ModelId, Store, StoreShared
 
@@ -41,13 +41,13 @@ def _log(kept: SharedLog, after: int = 0, topic_id: str = "t") -> News:
 def test_only_who_knows_the_head_appends_and_since_tells_what_is_new_in_each_stream(kept: SharedLog) -> None:
     assert _log(kept) == News(), "what nobody has written has no generation"
     first = bytes(range(256)) * 400
-    assert kept.append("t", "log", 0, 100, first, generation=0)
+    assert kept.append("t", 0, Row("log", 100, first), generation=0)
     generation = _log(kept).generation
     assert generation > 0
     for behind, of in ((200, generation), (200, 0), (100, generation)):
-        assert not kept.append("t", "log", 0, behind, first, generation=of)
-    assert kept.append("t", "log", 100, 200, b"second", generation=generation)
-    assert kept.append("t", "hot", 0, 1, b"events", generation=generation)
+        assert not kept.append("t", 0, Row("log", behind, first), generation=of)
+    assert kept.append("t", 100, Row("log", 200, b"second"), generation=generation)
+    assert kept.append("t", 0, Row("hot", 1, b"events"), generation=generation)
 
     assert [(row.last, row.data) for row in _log(kept).rows] == [(100, first), (200, b"second")]
     assert [row.data for row in _log(kept, 100).rows] == [b"second"]
@@ -58,18 +58,18 @@ def test_only_who_knows_the_head_appends_and_since_tells_what_is_new_in_each_str
 
 
 def test_a_name_that_differs_only_in_case_is_refused(kept: SharedLog) -> None:
-    kept.append("topic", "log", 0, 100, b"x", generation=0)
+    kept.append("topic", 0, Row("log", 100, b"x"), generation=0)
 
     with pytest.raises(BadTopicId):
-        kept.append("Topic", "log", 0, 100, b"x", generation=0)
+        kept.append("Topic", 0, Row("log", 100, b"x"), generation=0)
 
 
 def test_a_base_replaces_what_is_before_it(kept: SharedLog) -> None:
-    kept.append("t", "hot", 0, 1, b"one", generation=0)
-    kept.append("t", "hot", 1, 2, b"two", generation=1)
-    assert not kept.append("t", "hot", 1, 3, b"who is behind", generation=1, base=True)
-    assert kept.append("t", "hot", 2, 3, b"all", generation=1, base=True)
-    kept.append("t", "hot", 3, 4, b"four", generation=1)
+    kept.append("t", 0, Row("hot", 1, b"one"), generation=0)
+    kept.append("t", 1, Row("hot", 2, b"two"), generation=1)
+    assert not kept.append("t", 1, Row("hot", 3, b"who is behind", is_base=True), generation=1)
+    assert kept.append("t", 2, Row("hot", 3, b"all", is_base=True), generation=1)
+    kept.append("t", 3, Row("hot", 4, b"four"), generation=1)
 
     news = kept.since("t", {"hot": 0})
 
@@ -81,7 +81,7 @@ def test_a_base_replaces_what_is_before_it(kept: SharedLog) -> None:
 
 def test_a_long_stream_is_told_in_pages(kept: SharedLog) -> None:
     for number in range(PAGE_ROWS + 3):
-        assert kept.append("t", "hot", number, number + 1, b"%d" % number, generation=1 if number else 0)
+        assert kept.append("t", number, Row("hot", number + 1, b"%d" % number), generation=1 if number else 0)
 
     first = kept.since("t", {"hot": 0})
     second = kept.since("t", {"hot": first.rows[-1].last})
@@ -91,15 +91,15 @@ def test_a_long_stream_is_told_in_pages(kept: SharedLog) -> None:
 
 
 def test_rewriting_begins_a_generation_in_which_nobody_of_the_former_one_appends(kept: SharedLog) -> None:
-    kept.append("t", "log", 0, 100, b"secret", generation=0)
-    kept.append("t", "log", 100, 200, b"other", generation=1)
+    kept.append("t", 0, Row("log", 100, b"secret"), generation=0)
+    kept.append("t", 100, Row("log", 200, b"other"), generation=1)
 
     generation = kept.rewrite("t", 1, {("log", 100): b"******"})
 
     assert (_log(kept).generation, [row.data for row in _log(kept).rows]) == (generation, [b"******", b"other"])
-    assert not kept.append("t", "log", 200, 300, b"late", generation=1)
-    assert not kept.append("t", "hot", 0, 1, b"late", generation=1)
-    assert kept.append("t", "hot", 0, 1, b"events", generation=generation)
+    assert not kept.append("t", 200, Row("log", 300, b"late"), generation=1)
+    assert not kept.append("t", 0, Row("hot", 1, b"late"), generation=1)
+    assert kept.append("t", 0, Row("hot", 1, b"events"), generation=generation)
     assert kept.rewrite("t", 1, None) == 0
 
     removed = kept.rewrite("t", generation, None)
@@ -107,8 +107,8 @@ def test_rewriting_begins_a_generation_in_which_nobody_of_the_former_one_appends
     assert removed > generation > 1 and kept.topics("", 10) == []
     news = kept.since("t", {"log": 0, "hot": 0})
     assert (news.rows, news.heads) == ((), {"log": 200, "hot": 1}), "a removed topic keeps its heads"
-    assert not kept.append("t", "log", 0, 50, b"below", generation=removed)
-    assert kept.append("t", "log", 200, 201, b"anew", generation=removed)
+    assert not kept.append("t", 0, Row("log", 50, b"below"), generation=removed)
+    assert kept.append("t", 200, Row("log", 201, b"anew"), generation=removed)
 
 
 def test_of_many_who_append_at_once_each_row_is_there_once_and_in_order(kept: SharedLog) -> None:
@@ -120,7 +120,7 @@ def test_of_many_who_append_at_once_each_row_is_there_once_and_in_order(kept: Sh
         while told < 20:
             news = kept.since("t", {"hot": 0})
             head = news.heads["hot"] if news.generation else 0
-            if kept.append("t", "hot", head, head + 1, b"%d %d" % (name, told), generation=news.generation):
+            if kept.append("t", head, Row("hot", head + 1, b"%d %d" % (name, told)), generation=news.generation):
                 told += 1
             else:
                 behind += 1
@@ -189,9 +189,9 @@ def test_a_wrong_address_is_told_with_the_remedy(url: str, change: object, remed
 
 
 def test_ends_tell_of_many_topics_at_once_what_since_tells_of_each(kept: SharedLog) -> None:
-    assert kept.append("one", "log", 0, 100, b"a", generation=0)
-    assert kept.append("one", "hot", 0, 1, b"base", generation=1, base=True)
-    assert kept.append("two", "log", 0, 7, b"b", generation=0)
+    assert kept.append("one", 0, Row("log", 100, b"a"), generation=0)
+    assert kept.append("one", 0, Row("hot", 1, b"base", is_base=True), generation=1)
+    assert kept.append("two", 0, Row("log", 7, b"b"), generation=0)
 
     ends = kept.ends(["one", "two", "nobody's"])
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,8 +126,16 @@ def _resident(
         loaded = load()
         fingerprint, dimension = loaded.fingerprint, loaded.dimension
     idle = settings.idle_unload_seconds or math.inf
-    made = partial(ResidentEmbedder, settings.model, dimension, fingerprint, load, folder)
+    made = partial(ResidentEmbedder, KnownModel(settings.model, dimension, fingerprint), load, folder)
     return made(idle_seconds=idle, question_seconds=question_seconds, loaded=loaded)
+
+
+class KnownModel(NamedTuple):
+    """A model before it is loaded; see `Embedder`."""
+
+    name: str
+    dimension: int
+    fingerprint: str
 
 
 class ResidentEmbedder(Embedder):
@@ -136,9 +145,7 @@ class ResidentEmbedder(Embedder):
 
     def __init__(
         self,
-        name: str,
-        dimension: int,
-        fingerprint: str,
+        known: KnownModel,
         load: Callable[[], Embedder],
         folder: Path | None = None,
         *,
@@ -153,7 +160,7 @@ class ResidentEmbedder(Embedder):
             question_seconds: the longest that a question waits for loading, which goes on behind it.
             loaded: the model, where it had to be loaded to know it: a second one beside it would take as much again.
         """
-        self.name, self.dimension, self.fingerprint = name, dimension, fingerprint
+        self.name, self.dimension, self.fingerprint = known
         self.waits = idle_seconds < math.inf  # loading for the first time keeps nobody waiting twice
         self._load, self._folder = load, folder
         self._idle_seconds, self._question_seconds = idle_seconds, question_seconds

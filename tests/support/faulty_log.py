@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from memd.errors import InDoubt, StoreWriteFailed
-from memd.store.shared.postgres import PAGE_ROWS, News, SharedLog, Stream
+from memd.store.shared.postgres import PAGE_ROWS, News, Row, SharedLog, Stream
 
 
 class FaultyLog(SharedLog):
@@ -31,14 +31,12 @@ class FaultyLog(SharedLog):
         with self._call("since"):
             return super().since(topic_id, after, limit)
 
-    def append(
-        self, topic_id: str, stream: Stream, after: int, last: int, data: bytes, *, generation: int, base: bool = False
-    ) -> bool:
-        assert last > after >= 0, "ids ascend"
-        assert data and isinstance(data, bytes), "a row says something, which nothing may change"
-        assert base or stream != "kept", "kept is replaced as a whole"
+    def append(self, topic_id: str, after: int, row: Row, *, generation: int) -> bool:
+        assert row.last > after >= 0, "ids ascend"
+        assert row.data and isinstance(row.data, bytes), "a row says something, which nothing may change"
+        assert row.is_base or row.stream != "kept", "kept is replaced as a whole"
         with self._call("append"):
-            return super().append(topic_id, stream, after, last, data, generation=generation, base=base)
+            return super().append(topic_id, after, row, generation=generation)
 
     def rewrite(self, topic_id: str, generation: int, rows: Mapping[tuple[Stream, int], bytes] | None) -> int:
         with self._call("rewrite"):

@@ -25,7 +25,7 @@ from memd.settings.model import TokenSettings
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.erasure import Erasure, Erasures
 from memd.store.layout import TOKENS_LOCK_NAME, TOKENS_NAME, followed_file, topic_names_in
-from memd.store.shared.postgres import News, SharedLog, Stream
+from memd.store.shared.postgres import News, Row, SharedLog, Stream
 
 
 class KeptToken(TokenSettings, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class SharedBook:
             data, last = msgspec.json.encode(rows), page.changes + 1
             try:
                 if self._kept.append(
-                    self._topic, "kept", page.changes, last, data, generation=self._generation, base=True
+                    self._topic, page.changes, Row("kept", last, data, is_base=True), generation=self._generation
                 ):
                     return BookPage(last, rows)
             except InDoubt as error:
@@ -245,7 +245,9 @@ class SharedErasures(Erasures):
             for _ in range(_TRIES):
                 self._hear()
                 last = self._read + 1
-                if self._kept.append(self._topic, self._STREAM, self._read, last, data, generation=self._generation):
+                if self._kept.append(
+                    self._topic, self._read, Row(self._STREAM, last, data), generation=self._generation
+                ):
                     self._known[erasure.id] = erasure
                     return
         raise StoreWriteFailed(f"{self._kept.place}: others erase all the time; try again")

@@ -128,16 +128,18 @@ def _into_log(layout: TopicLayout, files: LocalDisk, kept: SharedLog) -> MovedTo
     for last, header, records in _groups(layout, files):
         if last <= head:
             continue
-        if not kept.append(layout.topic_id, "log", head, last, header + records, generation=generation):
+        if not kept.append(layout.topic_id, head, Row("log", last, header + records), generation=generation):
             raise StoreError(f"topic {layout.topic_id}: a daemon of the cluster appends to it; stop that one first")
         generation, head = generation or 1, last
     payloads = read_journal(layout.hot, files)
     if payloads and not heads.get("hot"):
         data = b"".join(map(encode_record, payloads))
-        kept.append(layout.topic_id, "hot", 0, 1, data, generation=generation, base=True)
+        kept.append(layout.topic_id, 0, Row("hot", 1, data, is_base=True), generation=generation)
         generation = generation or 1
     if (forbidden := read_forbidden(files, layout)) and not heads.get("kept"):
-        kept.append(layout.topic_id, "kept", 0, 1, encode_forbidden(forbidden), generation=generation, base=True)
+        kept.append(
+            layout.topic_id, 0, Row("kept", 1, encode_forbidden(forbidden), is_base=True), generation=generation
+        )
     return _compared(kept, layout, files)
 
 

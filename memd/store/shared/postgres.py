@@ -252,28 +252,26 @@ class SharedLog:
                 )
         return News(generation=generation, heads=heads, rows=tuple(rows))
 
-    def append(
-        self, topic_id: str, stream: Stream, after: int, last: int, data: bytes, *, generation: int, base: bool = False
-    ) -> bool:
-        """Append one row durably, if the stream ends at `after` and the topic is of this generation; else return False.
+    def append(self, topic_id: str, after: int, row: Row, *, generation: int) -> bool:
+        """Append a row durably, if its stream ends at `after` and the topic is of this generation; else return False.
 
         Args:
-            last: the row's number, above `after`.
+            row: its number is above `after`; a base replaces all rows before it, which are gone.
             generation: 0 where the topic is new: it is made.
-            base: it replaces all rows before it, which are gone.
 
         Raises:
             InDoubt: the answer was lost; `since` tells.
             StoreWriteFailed: it is not stored (DiskFull where the database's disk is full).
         """
-        assert last > after >= 0, "ids ascend"
-        data = self._sealed(data, (topic_id, stream, last))
-        told = {"topic": topic_id, "stream": stream, "after": after, "last": last, "data": data, "base": base}
+        assert row.last > after >= 0, "ids ascend"
+        data = self._sealed(row.data, (topic_id, row.stream, row.last))
+        told = {"topic": topic_id, "stream": row.stream, "after": after, "last": row.last, "data": data}
+        told |= {"base": row.is_base, "generation": generation or 1}
 
         def appended(connection: Connection) -> bool:
             if not generation:
                 connection.execute(_CREATE, (topic_id, list(STREAMS)))
-            return connection.execute(_APPEND, {**told, "generation": generation or 1}).fetchone() is not None
+            return connection.execute(_APPEND, told).fetchone() is not None
 
         statements = 1 if generation else 2
         seconds = statements * self._wait_seconds + len(data) / _BYTES_A_SECOND

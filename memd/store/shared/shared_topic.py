@@ -107,7 +107,9 @@ class SharedTopicLog(TopicLog):
 
     def append_hot(self, after: int, data: bytes, *, base: bool = False) -> bool:
         """Append a row to the stream of the hot buffer; False: others were faster. Raises as `SharedLog.append`."""
-        done = self._kept.append(self.topic_id, "hot", after, after + 1, data, generation=self.generation, base=base)
+        done = self._kept.append(
+            self.topic_id, after, Row("hot", after + 1, data, is_base=base), generation=self.generation
+        )
         self.generation = self.generation or int(done)
         return done
 
@@ -116,7 +118,7 @@ class SharedTopicLog(TopicLog):
         self.catch_up()
         last, data = self._kept_head + 1, encode_forbidden(forbidden)
         if not self._kept.append(
-            self.topic_id, "kept", self._kept_head, last, data, generation=self.generation, base=True
+            self.topic_id, self._kept_head, Row("kept", last, data, is_base=True), generation=self.generation
         ):
             raise Behind(f"topic {self.topic_id}: another daemon erases in it at this moment; try again")
         self.generation, self._kept_head = self.generation or 1, last
@@ -179,7 +181,7 @@ class SharedTopicLog(TopicLog):
     def _write(self, entries: Sequence[Entry], data: bytes) -> int:
         last = entries[-1].canonical_id
         row = encode_header(new_header(self._layout, self._shared.model, 1)) + data
-        if not self._kept.append(self.topic_id, "log", self.head, last, row, generation=self.generation):
+        if not self._kept.append(self.topic_id, self.head, Row("log", last, row), generation=self.generation):
             raise Behind(f"topic {self.topic_id}: another daemon was faster")
         self.generation = self.generation or 1
         start = self.claim.append("log", data, sync=False)  # who loses it reads it again
@@ -246,4 +248,4 @@ def remove_topic(kept: SharedLog, topic_id: str, forbidden: bytes) -> None:
         generation = kept.rewrite(topic_id, news.generation, None)
     if forbidden:
         head = news.heads["kept"]
-        kept.append(topic_id, "kept", head, head + 1, forbidden, generation=generation, base=True)
+        kept.append(topic_id, head, Row("kept", head + 1, forbidden, is_base=True), generation=generation)
