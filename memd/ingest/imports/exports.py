@@ -35,7 +35,7 @@ from memd.assets import words_of
 from memd.errors import BadImport, BadRequestBody, EmptyImport
 from memd.messages import Message, ToolCall
 from memd.wire import anthropic, chat
-from memd.wire.lenient_json import LIST, OBJECT, UNREADABLE, is_list, is_object, text_or_empty
+from memd.wire.lenient_json import LIST, OBJECT, TEXT, UNREADABLE, is_list, is_object, is_string, text_or_empty
 from memd.wire.responses import grouped, parse_items
 
 _NAMES = ("said_at", "timestamp", "created_at", "createdAt", "create_time", "date", "time")
@@ -599,10 +599,8 @@ class ClaudeCodeSession:
 
     def _placed(self, event: Members, parent: str | None) -> str:
         """Put a line's blocks where they belong; return the element's key."""
-        at, content = (
-            self._dating.first_time([_value(event, "timestamp")]),
-            next(_at(event, "message.content"), Raw(b'""')),
-        )
+        at = self._dating.first_time([_value(event, "timestamp")])
+        content = next(_at(event, "message.content"), Raw(b'""'))
         if is_list(content):
             blocks = [Raw(bytes(block)) for block in LIST.decode(content)]
         else:
@@ -630,7 +628,8 @@ def _is_own(event: Members) -> bool:
     """Whether Claude Code wrote a message by itself."""
     if any(_value(event, name) for name in _OWN) or _told(event, "message.model") == "<synthetic>":
         return True
-    return _told(event, "message.content").lstrip().startswith(_OWN_WORDS)
+    content = next(_at(event, "message.content"), Raw())
+    return is_string(content) and TEXT.decode(content).lstrip().startswith(_OWN_WORDS)
 
 
 def _of_blocks(role: str, blocks: list[Raw], at: int | None) -> list[Message]:
