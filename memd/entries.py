@@ -101,8 +101,7 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     The log, `memd export`, `memd import` and redaction take their fields from here. A field that is added later has the
     type `… | UnsetType` and the default `UNSET`: it is written where it is set, and records and lines from before it
-    read on. Text in a field is redacted unless `redaction.py`
-    names the field.
+    read on. Text in a field is redacted unless `redaction.py` names the field.
     """
 
     uuid: bytes
