@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from archiver_stage import DIMENSION, HashEmbedder
 from conftest import MakeDaemon
 from daemon_process import DaemonProcess, wait_until
 from drafts import adjusted, deprecated, search
@@ -17,6 +18,7 @@ from recording_upstream import RecordingUpstream
 
 from memd.admin.history import story
 from memd.embedding.embedder import Embedder
+from memd.embedding.local import FINGERPRINT
 from memd.entries import Draft
 from memd.ingest import offline
 from memd.ingest.offline import reembed_topics
@@ -25,48 +27,39 @@ from memd.store.store import ModelId, Store, StoreShared, TopicLog
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify
 
-OTHER_FINGERPRINT = "f" * 32
 
+class Halved(HashEmbedder):
+    """Another model, of half the components."""
 
-class Halved(Embedder):
-    """Another model: the first half of the bundled one's vector."""
-
-    def __init__(self, whole: Embedder) -> None:
-        self._whole = whole
-        self.name, self.fingerprint, self.batch_texts = "halved", OTHER_FINGERPRINT, 1
-        self.dimension = whole.dimension // 2
-
-    def embed_query(self, text: str) -> NDArray[np.float32]:
-        halves = self._whole.embed_query(text)[:, : self.dimension]
-        return np.asarray(halves / np.linalg.norm(halves, axis=1, keepdims=True), dtype=np.float32)
+    dimension, fingerprint = DIMENSION // 2, "e" * 32
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        halves = self._whole.embed_many(texts)[:, : self.dimension]
+        halves = super().embed_many(texts)[:, : self.dimension]
         return np.asarray(halves / np.linalg.norm(halves, axis=1, keepdims=True), dtype=np.float32)
 
 
-class Refingerprinted(Halved):
+class Turned(HashEmbedder):
     """Another model of the same dimension, whose vectors look comparable and are not."""
 
-    def __init__(self, whole: Embedder) -> None:
-        super().__init__(whole)
-        self.dimension = whole.dimension
+    fingerprint = "f" * 32
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        return np.ascontiguousarray(self._whole.embed_many(texts)[:, ::-1])
-
-    def embed_query(self, text: str) -> NDArray[np.float32]:
-        return np.ascontiguousarray(self._whole.embed_query(text)[:, ::-1])
+        return np.ascontiguousarray(super().embed_many(texts)[:, ::-1])
 
 
 class StopError(Exception):
     """The process ends here."""
 
 
-@pytest.fixture(scope="module", params=[Halved, Refingerprinted])
-def former(request: pytest.FixtureRequest, embedder: Embedder) -> Embedder:
-    make: Callable[[Embedder], Embedder] = request.param
-    return make(embedder)
+@pytest.fixture
+def embedder() -> HashEmbedder:
+    return HashEmbedder()
+
+
+@pytest.fixture(params=[Halved, Turned])
+def former(request: pytest.FixtureRequest) -> Embedder:
+    made: Embedder = request.param()
+    return made
 
 
 def opened(folder: Path, embedder: Embedder) -> Store:
@@ -195,11 +188,11 @@ def test_a_chunk_that_cannot_be_read_is_said_and_costs_no_other(folder: Path, em
 
 
 def test_a_daemon_says_how_much_is_not_searched_and_what_to_do(
-    make_daemon: MakeDaemon, upstream: RecordingUpstream, embedder: Embedder
+    make_daemon: MakeDaemon, upstream: RecordingUpstream, embedder: HashEmbedder
 ) -> None:
     daemon = make_daemon(upstream.url)
-    store = opened(daemon.data_dir, Halved(embedder))
-    store.topic("talk").append([chunk(Halved(embedder), number) for number in range(5)])
+    store = opened(daemon.data_dir, embedder)
+    store.topic("talk").append([chunk(embedder, number) for number in range(5)])
     store.close()
     daemon.start()
     said = "5 chunks were embedded with another model"
@@ -223,7 +216,16 @@ def test_a_chunk_of_a_former_model_is_embedded_with_its_correction(daemon: Daemo
     shown = daemon.chat([{"role": "user", "content": where}], memory_in={}).json["memory_out"]["injected_chunks"]
     daemon.wait_stored(key)
     daemon.terminate()
-    _as_if_written_by(Halved(embedder), daemon.data_dir, embedder)
+    store = Store(daemon.data_dir, StoreShared(model=ModelId(384, FINGERPRINT), segment_entries_max=10))
+    views = store.topic("default").snapshot().views.values()
+    entries = [view.segment.read(row) for view in views for row in view.rows]
+    store.close()
+    (daemon.data_dir / "default" / "active.bin").unlink()  # as if the former model had written it; the journal stays
+    store = opened(daemon.data_dir, embedder)
+    store.topic("default").append(
+        [replace(entry.as_draft(), vector=embedder.embed(entry.content).tobytes()) for entry in entries]
+    )
+    store.close()
     daemon.start()
 
     [named] = [chunk["id"] for chunk in shown]
@@ -234,16 +236,3 @@ def test_a_chunk_of_a_former_model_is_embedded_with_its_correction(daemon: Daemo
     assert live["utility_multiplier"] == 1.5
     again = daemon.chat([{"role": "user", "content": where + " Once more."}], memory_in={}).json["memory_out"]
     assert named in [chunk["id"] for chunk in again["injected_chunks"]]
-
-
-def _as_if_written_by(former: Embedder, data_dir: Path, present: Embedder) -> None:
-    """Write the default topic's log anew with the vectors of `former`; the journal stays."""
-    store = opened(data_dir, present)
-    views = store.topic("default").snapshot().views.values()
-    entries = [view.segment.read(row) for view in views for row in view.rows]
-    store.close()
-    (data_dir / "default" / "active.bin").unlink()
-    store = opened(data_dir, former)
-    drafts = [replace(entry.as_draft(), vector=former.embed(entry.content).tobytes()) for entry in entries]
-    store.topic("default").append(drafts)
-    store.close()
