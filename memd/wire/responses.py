@@ -13,6 +13,7 @@ only by its call's id.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,7 +40,6 @@ from memd.wire.reply import (
     Reply,
     ReplyPart,
     SseEvent,
-    Usage,
     error_text,
     joined_answer,
     usage_of,
@@ -228,7 +228,8 @@ class ResponsesCapture(Capture):
         if kind == "error" or event.name == b"error":
             self.error = self.error or error_text(decoded.error or decoded.message or "error")
         elif kind in CONCLUSIONS:
-            self._conclude(decoded)
+            response = decode_or_none(_response_decoder, decoded.response) or _Response()
+            self.conclude(response, kind.rpartition(".")[2])  # `completed`, `incomplete` or `failed`
         elif kind == "response.output_item.added":
             self._open(decoded)
         elif kind == "response.output_item.done":
@@ -265,14 +266,15 @@ class ResponsesCapture(Capture):
             item.whole = message
             item.text.clear()
 
-    def _conclude(self, event: _ResponsesEvent) -> None:
-        self.finish_reason = event.type.rpartition(".")[2]  # `completed`, `incomplete` or `failed`
-        response = decode_or_none(_response_decoder, event.response) or _Response()
-        self.usage = _usage(response) or self.usage
-        self.error = self.error or _failure(response, self.finish_reason)
-        if not self._parts:  # the server sent nothing but the whole response
-            for place, raw in enumerate(_output_of(response)):
-                self._close(self._open(_ResponsesEvent(item=raw, output_index=place)), raw)
+    def conclude(self, response: _Response, status: str) -> None:
+        """Take in a whole response; its items only if none has come by itself."""
+        self.finish_reason = status or None
+        self.usage = usage_of(response.usage, "input_tokens", "output_tokens") or self.usage
+        failure = "the response failed" if status == "failed" else None  # one that failed always has an error
+        self.error = self.error or error_text(response.error) or failure
+        output = [] if self._parts else decode_or_none(LIST, response.output) or []
+        for place, raw in enumerate(output):
+            self._close(self._open(_ResponsesEvent(item=raw, output_index=place)), raw)
 
 
 def _key(output_index: Any, *ids: Any) -> int | str | None:
@@ -280,19 +282,6 @@ def _key(output_index: Any, *ids: Any) -> int | str | None:
     if isinstance(output_index, int):
         return output_index
     return next((one for one in ids if isinstance(one, str) and one), None)
-
-
-def _output_of(response: _Response) -> list[Raw]:
-    return decode_or_none(LIST, response.output) or []
-
-
-def _usage(response: _Response) -> Usage | None:
-    return usage_of(response.usage, "input_tokens", "output_tokens")
-
-
-def _failure(response: _Response, status: str | None) -> str | None:
-    """Return the message of a response's error; a response that failed always has one."""
-    return error_text(response.error) or ("the response failed" if status == "failed" else None)
 
 
 _HELD_ELSEWHERE = ("previous_response_id", "conversation")
@@ -342,13 +331,10 @@ class ResponsesApi(Api):
 
     def parse_reply(self, body: bytes) -> Reply:
         """See `Api.parse_reply`."""
-        response = decode_or_none(_response_decoder, body)
-        if response is None:
-            return Reply(message=None)
-        parts = [message for raw in _output_of(response) if (message := parsed_or_none(raw, parse_item)) is not None]
-        message = msgspec.structs.replace(joined_answer(parts), role="assistant") if parts else None
-        status = text_or_empty(response.status) or None
-        return Reply(message, _usage(response), status, _failure(response, status))
+        response, capture = decode_or_none(_response_decoder, body), ResponsesCapture(sys.maxsize)
+        if response is not None:
+            capture.conclude(response, text_or_empty(response.status))
+        return capture.reply()
 
 
 RESPONSES = ResponsesApi()
