@@ -35,7 +35,7 @@ from memd.wire.lenient_json import (
     text_or_empty,
     with_content,
 )
-from memd.wire.reply import CAPTURE_BYTES_MAX, Capture, Reply, SseEvent, Usage, count_of, error_text
+from memd.wire.reply import CAPTURE_BYTES_MAX, Capture, SseEvent, Usage, count_of, error_text
 
 _PLACES = "memd_places"  # member of a piece: the places of its blocks in the element; never forwarded
 _TOOL_RESULT = b'"tool_result"'
@@ -226,6 +226,17 @@ class AnthropicCapture(Capture):
         self.error = self.error or error_text(told.error)
         return bool(told.type == "message_start")
 
+    def take_whole(self, body: bytes) -> None:
+        """See `Capture.take_whole`."""
+        told = decode_or_none(_told_decoder, body) or _AnthropicTold()
+        self._begun = self._ended = isinstance(told.content, list)
+        for index, block in enumerate(told.content if self._begun else []):
+            if isinstance(block, dict):
+                self._begin(index, block)
+        self._count(told.usage)
+        self.finish_reason = text_or_empty(told.stop_reason) or None
+        self.error = error_text(told.error)
+
     def _count(self, usage: Any) -> None:
         self._counts |= _counts(usage)
         self.usage = _usage(self._counts)
@@ -361,15 +372,6 @@ class AnthropicApi(Api):
     def continues(self, message: Message, previous: Message | None) -> bool:
         """See `Api.continues`: the results of parallel calls share one user message."""
         return message.role == "tool" and previous is not None and previous.role == "tool"
-
-    def parse_reply(self, body: bytes) -> Reply:
-        """See `Api.parse_reply`."""
-        answer = decode_or_none(_told_decoder, body)
-        if answer is None:
-            return Reply(message=None)
-        message = _message(answer.content) if isinstance(answer.content, list) else None
-        stop_reason = text_or_empty(answer.stop_reason) or None
-        return Reply(message, _usage(_counts(answer.usage)), stop_reason, error_text(answer.error))
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
         """See `Api.error_body`: Anthropic's shape."""

@@ -42,7 +42,6 @@ from memd.wire.reply import (
     CAPTURE_BYTES_MAX,
     DONE,
     Capture,
-    Reply,
     ReplyPart,
     SseEvent,
     Usage,
@@ -282,6 +281,8 @@ class ChatCapture(Capture):
                     self.finish_reason = _text(choice.finish_reason) or self.finish_reason
                 if isinstance(choice.delta, dict):
                     self._take_delta(choice.delta)
+                elif bytes(choice.message):
+                    self._begun, self._parts[_TEXT].whole = True, parsed_or_none(choice.message, parse_message)
         return bool(answer.choices)
 
     def _take_delta(self, delta: dict[str, Any]) -> None:
@@ -322,14 +323,6 @@ class ChatCapture(Capture):
         if isinstance(arguments, dict):
             arguments = msgspec.json.encode(arguments).decode()
         self._append(call.text, _text(arguments))
-
-
-def assistant_message(raw: Raw, parse: Callable[[Raw], Message] = parse_message) -> Message | None:
-    """Read the message of a whole answer; None if it is none."""
-    message = parsed_or_none(raw, parse)
-    if message is None:
-        return None
-    return message if message.role else msgspec.structs.replace(message, role="assistant")
 
 
 def parsed_or_none(raw: Raw, parse: Callable[[Raw], Message]) -> Message | None:
@@ -402,15 +395,6 @@ class ChatApi(Api):
         """See `Api.in_front`."""
         first, *others = elements_of(raw)
         return Raw(b",".join([with_text_in_front(first, text), *others]))
-
-    def parse_reply(self, body: bytes) -> Reply:
-        """See `Api.parse_reply`."""
-        answer = decode_or_none(_answer_decoder, body)
-        if answer is None:
-            return Reply(message=None)
-        chosen = next((one for one in answer.choices or () if one.index == 0 and bytes(one.message)), _Choice())
-        message = assistant_message(chosen.message) if bytes(chosen.message) else None
-        return Reply(message, _usage(answer), _text(chosen.finish_reason) or None, error_text(answer.error))
 
 
 CHAT = ChatApi()

@@ -20,9 +20,9 @@ from msgspec import Raw
 from memd.messages import DIGEST_BYTES, Message
 from memd.wire import chat
 from memd.wire.api import Api, MessageCache, ModelRequest
-from memd.wire.chat import ChatApi, ChatCapture, assistant_message
+from memd.wire.chat import ChatApi, ChatCapture
 from memd.wire.lenient_json import OBJECT, decode_or_none, text_or_empty
-from memd.wire.reply import Reply, SseEvent, SseParser, Usage, count_of, error_text
+from memd.wire.reply import SseEvent, SseParser, Usage, count_of, error_text
 
 
 class _OwnMembers(msgspec.Struct, frozen=True):
@@ -157,14 +157,6 @@ class OllamaApi(ChatApi):
         if message.name:
             members["tool_name" if message.role == "tool" else "name"] = message.name
         return Raw(msgspec.json.encode(members))
-
-    def parse_reply(self, body: bytes) -> Reply:
-        """See `Api.parse_reply`."""
-        answer = decode_or_none(_line_decoder, body)
-        if answer is None:
-            return super().parse_reply(body)
-        message = assistant_message(answer.message, parse_message)
-        return Reply(message, answer.usage, text_or_empty(answer.done_reason) or None, error_text(answer.error))
 
     def error_body(self, status: int, message: str, kind: str) -> bytes:
         """See `Api.error_body`: Ollama's shape."""

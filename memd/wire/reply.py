@@ -184,12 +184,17 @@ class Capture:
         """Capture the next event; return whether `memory_out` belongs in it."""
         raise NotImplementedError
 
+    def take_whole(self, body: bytes) -> None:
+        """Capture a reply that was not streamed; of a body that is none there is nothing."""
+        self.take(SseEvent(body, b"", 0))
+        self._ended = True
+
     def message(self) -> Message | None:
         """Return the assistant's message so far; None if nothing of it has come."""
         places = sorted(self._parts, key=lambda key: key if isinstance(key, int) else 0)
         message = joined_answer([self._parts[place].message() for place in places])
         says = message.text or message.tool_calls or message.attachments
-        is_one = says or (self.finished and (self._begun or self._parts))
+        is_one = says or (self.finished and self._begun)
         return msgspec.structs.replace(message, role="assistant") if is_one else None
 
     def reply(self, interrupted: bool = False) -> Reply:
@@ -203,7 +208,8 @@ class Capture:
         """The part at this place, a new one of `size_bytes` if there is none; None: the budget is spent."""
         part = self._parts.get(key)
         if part is None and self._spend(STRUCTURE_BYTES + size_bytes):
-            part = self._parts[key] = ReplyPart(is_call)
+            self._begun, part = True, ReplyPart(is_call)
+            self._parts[key] = part
         return part
 
     def _append(self, kept: bytearray, piece: str) -> None:

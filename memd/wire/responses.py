@@ -13,7 +13,6 @@ only by its call's id.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -37,7 +36,6 @@ from memd.wire.lenient_json import (
 from memd.wire.reply import (
     CAPTURE_BYTES_MAX,
     Capture,
-    Reply,
     ReplyPart,
     SseEvent,
     error_text,
@@ -229,7 +227,7 @@ class ResponsesCapture(Capture):
             self.error = self.error or error_text(decoded.error or decoded.message or "error")
         elif kind in CONCLUSIONS:
             response = decode_or_none(_response_decoder, decoded.response) or _Response()
-            self.conclude(response, kind.rpartition(".")[2])  # `completed`, `incomplete` or `failed`
+            self._conclude(response, kind.rpartition(".")[2])  # `completed`, `incomplete` or `failed`
         elif kind == "response.output_item.added":
             self._open(decoded)
         elif kind == "response.output_item.done":
@@ -266,7 +264,12 @@ class ResponsesCapture(Capture):
             item.whole = message
             item.text.clear()
 
-    def conclude(self, response: _Response, status: str) -> None:
+    def take_whole(self, body: bytes) -> None:
+        """See `Capture.take_whole`."""
+        if (response := decode_or_none(_response_decoder, body)) is not None:
+            self._conclude(response, text_or_empty(response.status))
+
+    def _conclude(self, response: _Response, status: str) -> None:
         """Take in a whole response; its items only if none has come by itself."""
         self.finish_reason = status or None
         self.usage = usage_of(response.usage, "input_tokens", "output_tokens") or self.usage
@@ -328,13 +331,6 @@ class ResponsesApi(Api):
     def in_front(self, raw: Raw, text: str) -> Raw:
         """See `Api.in_front`."""
         return with_text_in_front(_items(raw), text, part_type="input_text")
-
-    def parse_reply(self, body: bytes) -> Reply:
-        """See `Api.parse_reply`."""
-        response, capture = decode_or_none(_response_decoder, body), ResponsesCapture(sys.maxsize)
-        if response is not None:
-            capture.conclude(response, text_or_empty(response.status))
-        return capture.reply()
 
 
 RESPONSES = ResponsesApi()
