@@ -18,25 +18,11 @@ from contextlib import contextmanager
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from memd.conversation import events
+from memd.conversation import events, matching
 from memd.conversation.compaction import is_stored_kind
 from memd.conversation.conversation import Buffered, Conversation, History, TurnKey
 from memd.conversation.events import Appended, Branching, BufferEvent, ConversationEvent, OfAll, Placed, PlacedBefore
-from memd.conversation.matching import (
-    LAST_EXCHANGE,
-    SHARED_MIN,
-    ConversationIndex,
-    Match,
-    answer_start,
-    heard_again,
-    is_sent_in_parts,
-    joined,
-    kept_count,
-    match,
-    prefill,
-    rewriting_to,
-    shortened_answer,
-)
+from memd.conversation.matching import ConversationIndex, Match
 from memd.entries import digits_of_id
 from memd.messages import BlockChunk, Message, block_digest, stamped
 from memd.notes import Note
@@ -113,15 +99,15 @@ class HotBuffer:
             said_at, author: of new messages, see `stamped`; the others keep theirs.
         """
         found = self._found(history)
-        parent, kept = found.conversation, kept_count(found, history.messages)
-        known_as = history.stored_as() if len(history) - found.known > LAST_EXCHANGE or found.runs else ()
-        if parent is not None and (heard := heard_again(found, history.messages)):
+        parent, kept = found.conversation, matching.kept_count(found, history.messages)
+        known_as = history.stored_as() if len(history) - found.known > matching.LAST_EXCHANGE or found.runs else ()
+        if parent is not None and (heard := matching.heard_again(found, history.messages)):
             heard = dict(zip(heard, stamped(heard.values(), said_at, author), strict=True))
             self.record(events.Heard(parent.id, heard))
         new = stamped(history.messages[0 if found.runs else kept :], said_at, author)
         history = msgspec.structs.replace(history, messages=[*history.messages[: len(history) - len(new)], *new])
         if parent is not None and found.runs:
-            way = rewriting_to(parent, found.runs, history, known_as)
+            way = matching.rewriting_to(parent, found.runs, history, known_as)
             name = self._new_id()
             self.record(events.Branched(name, parent.id, way, now, history.session or parent.session))
             self.record(events.Abandoned(parent.id))
@@ -141,19 +127,19 @@ class HotBuffer:
             return arrival
         if found.known < len(history):
             position = found.offset + kept
-            self._abandon(parent, position, answered=is_sent_in_parts(parent, position, new))
+            self._abandon(parent, position, answered=matching.is_sent_in_parts(parent, position, new))
             return arrival
         return msgspec.structs.replace(arrival, former=parent)
 
     def glance(self, history: History) -> Arrival:
         """Like `receive`, but without a trace: the request gets a detached copy of the conversation."""
         found = self._found(history)
-        parent, kept = found.conversation, kept_count(found, history.messages)
-        if parent is not None and (heard := heard_again(found, history.messages)):
+        parent, kept = found.conversation, matching.kept_count(found, history.messages)
+        if parent is not None and (heard := matching.heard_again(found, history.messages)):
             parent = parent.fork("glance", len(parent))
             parent.mark_heard(heard)
         if parent is not None and found.runs:
-            branch = parent.rewritten("glance", history.session, rewriting_to(parent, found.runs, history))
+            branch = parent.rewritten("glance", history.session, matching.rewriting_to(parent, found.runs, history))
             return Arrival(branch, 0, len(branch), opened=False, branched=True)
         at = found.offset + kept
         copy = Conversation("glance", history.session) if parent is None else parent.fork("glance", at)
@@ -177,7 +163,7 @@ class HotBuffer:
                     return former
                 if not message.interrupted:
                     self._abandon(former, position, answered=True)
-            elif (beginning := prefill(conversation, position, message)) is not None:
+            elif (beginning := matching.prefill(conversation, position, message)) is not None:
                 return self._continue(conversation, beginning, message, tokens, now)
             self._append(conversation, answer, now)
             return conversation
@@ -353,11 +339,11 @@ class HotBuffer:
 
     def _found(self, history: History) -> Match:
         """The place of a request. A client that goes on behind the beginning of an answer has rewritten its history."""
-        found, messages = match(self._index, history), history.messages
+        found, messages = matching.match(self._index, history), history.messages
         parent, known = found.conversation, found.known
         if parent is None or found.runs or found.head or not 0 < known < len(messages):
             return found
-        if shortened_answer(parent, found.offset + known, messages[known]) is None:
+        if matching.shortened_answer(parent, found.offset + known, messages[known]) is None:
             return found
         return Match(parent, 0, known, runs=((0, found.offset, known),))
 
@@ -378,8 +364,8 @@ class HotBuffer:
         """Abandon the branch behind `position`, where the client goes on, or the model has `answered`, otherwise. Not
         if it may be another client's: a conversation that began with the same few words and has gone on for more than
         an answer."""
-        if position >= SHARED_MIN or len(conversation) == position + 1:
-            dropped_from = answer_start(conversation, position) if answered else None
+        if position >= matching.SHARED_MIN or len(conversation) == position + 1:
+            dropped_from = matching.answer_start(conversation, position) if answered else None
             self.record(events.Abandoned(conversation.id, dropped_from))
 
     def _continue(
@@ -388,7 +374,7 @@ class HotBuffer:
         """Put an answer and its beginning, which the request ended with, together: clients send them back as one. A
         beginning that is in the log already is not stored again."""
         start = len(conversation) - 1
-        whole = joined(beginning, message)
+        whole = matching.joined(beginning, message)
         text = message if conversation.stored > start else whole
         branch = self._fork(conversation, start)
         self.mark(branch, stored=min(conversation.stored, start))
