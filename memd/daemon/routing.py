@@ -21,16 +21,8 @@ from memd.admin import page
 from memd.admin.parts import DaemonParts
 from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
+from memd.proxy import relay
 from memd.proxy.reading import BAD_MODE, NO_MODE, Call, Plain, RequestReader, unpacked
-from memd.proxy.relay import (
-    forwarded_headers,
-    is_preflight,
-    let_page_read,
-    pass_through,
-    preflight_answer,
-    tunnel,
-    wants_websocket,
-)
 from memd.proxy.turn import INQUIRY, TurnRunner
 from memd.proxy.upstream.connection import is_unreadable, transfer_codings
 from memd.proxy.upstream.pool import MODEL_LIST_PATHS, Unanswered, UpstreamPool
@@ -106,11 +98,11 @@ class Router:
         target = _target_of(request)
         if f"{_path(target)}/".startswith(page.PREFIX):
             return await self._own(request, target)
-        if not self._principals.is_open and is_preflight(request):
-            return preflight_answer(request)
+        if not self._principals.is_open and relay.is_preflight(request):
+            return relay.preflight_answer(request)
         response = await self._answer(request, target)
         if isinstance(response, web.Response):  # what is relayed is no whole `Response`
-            let_page_read(request, response, is_open=self._principals.is_open)
+            relay.let_page_read(request, response, is_open=self._principals.is_open)
         return response
 
     async def _answer(self, request: web.Request, target: str) -> web.StreamResponse:
@@ -198,11 +190,11 @@ class Router:
         self, call: Call, take: Take, extra: list[tuple[str, str]] | None = None, body: bytes | None = None
     ) -> web.StreamResponse:
         request, target = call.client, call.target
-        headers = forwarded_headers(request, self._principals)
+        headers = relay.forwarded_headers(request, self._principals)
         hints = partial(self._reader.hints, call)
-        if wants_websocket(request):
+        if relay.wants_websocket(request):
             with self._pool.assign(partial(hints, None)) as assignment:
-                return await tunnel(request, headers, assignment, target)
+                return await relay.tunnel(request, headers, assignment, target)
         if self._pool.has_several and request.method == "GET" and _path(target) in MODEL_LIST_PATHS:
             listed = await self._pool.listed_models(target, headers)
             if listed is not None:
@@ -214,7 +206,7 @@ class Router:
                 take(request.content_length)
                 parts = b"".join([part async for part in parts])
         with self._pool.assign(partial(hints, parts if isinstance(parts, bytes) else None)) as assignment:
-            return await pass_through(request, headers, assignment, target, parts, extra or [])
+            return await relay.pass_through(request, headers, assignment, target, parts, extra or [])
 
     def _unanswered(
         self, request: web.Request, error: Exception, api: Api, record: RequestRecord
