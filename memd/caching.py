@@ -46,9 +46,6 @@ class ByteCache(Generic[Key, Value]):
         self._held: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def get(self, key: Key) -> Value | None:
         """Return the value of a key; that alone is no use of it."""
         held = self._held.get(key)

@@ -329,6 +329,7 @@ def test_tool_calls_are_read_from_every_form() -> None:
     assert legacy.tool_calls == (ToolCall("", "f", "{}"),)
     result = message_of(role="tool", tool_call_id="1", name="f", content="42")
     assert (result.tool_call_id, result.name, result.text) == ("1", "f", "42")
+    assert parse_message(CHAT.encode_message(result)) == result
 
 
 def test_deeply_nested_tool_arguments_are_kept_as_text() -> None:
