@@ -77,12 +77,8 @@ class ShownPrompt(NamedTuple):
 
 
 class FakeModel:
-    """The server's state; started by `running`.
-
-    Args:
-        window: Tokens that prompt and reply may take together; more is refused as llama-server refuses it.
-        count: Tokens of a text.
-        lines: The scripted replies: by last user message.
+    """The server's state; started by `running`. `window`: tokens that prompt and reply may take together; more is
+    refused as llama-server refuses it. `count`: tokens of a text. `lines`: the scripted replies, by last user message.
     """
 
     def __init__(self, *, window: int, count: Callable[[str], int], lines: Mapping[str, str]) -> None:
@@ -293,16 +289,9 @@ USER, MODEL, MEMORY = "bold cyan", "bold green", "magenta"
 
 
 def main(fast: bool, model: Path | None, stay: bool) -> int:
-    """Play the demo and return the exit code.
-
-    Args:
-        fast: without pauses for reading.
-        model: a GGUF file that is asked at the end, with and without memory; needs the `llama` extra.
-        stay: open the page and stay until Ctrl-C, also where nobody sits at a terminal.
-
-    Raises:
-        MemdError: the model cannot be used.
-    """
+    """Play the demo and return the exit code. `fast`: without pauses for reading. `model`: a GGUF file that is asked at
+    the end, with and without memory. `stay`: open the page and stay until Ctrl-C, also where nobody sits at a terminal.
+    Raises MemdError: the model cannot be used."""
     logging.basicConfig(level=logging.ERROR)
     console = Console(highlight=False, width=min(Console().width, 100))
     try:

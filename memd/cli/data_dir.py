@@ -224,12 +224,9 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
 
 @contextmanager
 def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple[Path, LocalDisk]]:
-    """Yield a folder with the files of all topics, or at least of one, and its disk.
-
-    Raises:
-        ConfigError: the folder of the settings has nothing of memd in it.
-        StoreError: it is the copy of a cluster that the settings do not name, or the cluster cannot be read.
-    """
+    """Yield a folder with the files of all topics, or at least of one, and its disk. Raises ConfigError: the folder of
+    the settings has nothing of memd in it; StoreError: it is the copy of a cluster that the settings do not name, or
+    the cluster cannot be read."""
     if not config.cluster.is_on:
         if not layout.is_memory(LocalDisk(), config.data_dir):
             what = "name a data directory (--data-dir), or the folder that `memd backup` wrote to"
@@ -492,13 +489,7 @@ _STAYS = (
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 def move(
-    config_path: Path | None,
-    topics: tuple[str, ...],
-    dry_run: bool,
-    as_json: bool,
-    key_stdin: bool,
-    source: str,
-    target: str,
+    config_path: Path | None, topics: Names, dry_run: bool, as_json: bool, key_stdin: bool, source: str, target: str
 ) -> int:
     """Move topics between a folder and a cluster.
 

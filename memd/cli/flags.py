@@ -132,13 +132,8 @@ def tell_not_overwritten(names: Sequence[str], why: str) -> None:
 
 
 def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = False) -> Config:
-    """Return the settings, overridden by the flags that were given (None: a flag was not given).
-
-    Settings of earlier versions are told of: each in a line, or of several that there are some.
-
-    Raises:
-        ConfigError: a setting is wrong.
-    """
+    """Return the settings, overridden by the flags that were given (None: a flag was not given). Settings of earlier
+    versions are told of: each in a line, or of several that there are some. Raises ConfigError: a setting is wrong."""
     flags = {key: value for key, value in given.items() if value is not None}
     told: list[str] = []
     config = load_config(path, os.environ, flags, tell=told.append)

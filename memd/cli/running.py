@@ -178,14 +178,9 @@ def telling_who_serves(config: Config) -> Iterator[None]:
 
 @contextmanager
 def daemon_for(config: Config) -> Iterator[RunningDaemon]:
-    """Yield the daemon that holds `config.data_dir`, or else one that runs while the block does.
-
-    One that is being started, or ended, is waited for.
-
-    Raises:
-        StoreLocked: a daemon holds the folder and does not answer.
-        MemdError: none can be started.
-    """
+    """Yield the daemon that holds `config.data_dir`, or else one that runs while the block does. One that is being
+    started, or ended, is waited for. Raises StoreLocked: a daemon holds the folder and does not answer; MemdError: none
+    can be started."""
     if elsewhere := memory_elsewhere(config):
         click.echo(f"memd: {elsewhere}", err=True)
     note_memory(config.data_dir)
@@ -205,10 +200,8 @@ def daemon_for(config: Config) -> Iterator[RunningDaemon]:
 
 
 def awaited(config: Config) -> tuple[RunningDaemon | None, bool]:
-    """Return the daemon that holds the data directory, or None, and whether somebody holds it.
-
-    One that is being started, or ended, is waited for: nobody listens then at its address, if there is one.
-    """
+    """Return the daemon that holds the data directory, or None, and whether somebody holds it. One that is being
+    started, or ended, is waited for: nobody listens then at its address, if there is one."""
     until = time.monotonic() + START_SECONDS_MAX
     while (is_held := LocalDisk().is_locked(config.data_dir / LOCK_NAME)) and time.monotonic() <= until:
         with suppress(OSError, ValueError):
@@ -248,15 +241,9 @@ def command_name() -> str:
 
 @contextmanager
 def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = "") -> Iterator[CommandAct]:
-    """Let the audit have the lines of an act: one before the block runs and one after it.
-
-    Args:
-        topic: None: all of them; empty: it is about none.
-        detail: the folder or file that it writes.
-
-    Raises:
-        StoreError: the first line cannot be written; the block did not run.
-    """
+    """Let the audit have the lines of an act: one before the block runs and one after it. `topic`: None: all of them;
+    empty: it is about none. `detail`: the folder or file that it writes. Raises StoreError: the first line cannot be
+    written; the block did not run."""
     done, folder, record = CommandAct(), config.data_dir, config.audit.record
     book = AuditBook(LocalDisk(), folder, config.audit.keep_months)
     is_begun = kind == "token" or bool(config.auth.tokens) or book.is_begun()

@@ -178,8 +178,7 @@ def traffic_report(file: Path, settings: IngestSettings) -> Iterator[str]:
 
     A line of the file is a request body as a client sent it, or an object with `path` and `body`; a line
     `{"def": name, "v": value}` names a value that later lines have as `{"$ref": name}`. Raises click.ClickException
-    where one is neither.
-    """
+    where one is neither."""
     programs = programs_of(settings)
     side, wrapping = SideRequests(programs), Speech(programs.strip)
     speech = Speech(programs.strip, programs.message, programs.reply, programs.result)

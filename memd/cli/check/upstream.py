@@ -196,13 +196,8 @@ def served_windows(daemon: RunningDaemon) -> dict[str, int | None]:
 
 @check("upstream")
 def upstream(config: Config, daemon: RunningDaemon | None, *, is_served: bool, is_live: bool) -> Iterator[CheckResult]:
-    """Everything that needs no generation; of several model servers each, and what they have in common. Then `live`.
-
-    Args:
-        daemon: the running one.
-        is_served: whether its model servers are checked, and not those of the settings.
-        is_live: whether to hold conversations.
-    """
+    """Everything that needs no generation; of several model servers each, and what they have in common. Then `live`, if
+    `is_live`. `is_served`: whether the servers of the running daemon are checked, and not those of the settings."""
     config = as_served(config, daemon) if daemon is not None and is_served else config
     windows = served_windows(daemon) if daemon is not None and is_served else {}
     servers = [
@@ -284,13 +279,8 @@ _Ask = Callable[[object, float], Awaitable[LiveAnswer]]
 
 @check("live")
 def live(config: Config, model: str, window: int | None, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
-    """Hold conversations; of a running daemon check what leaves no trace in it.
-
-    Args:
-        config: the settings to use; their data directory and address are not touched.
-        model: what the requests call the model.
-        window: the model's, None if it is not known.
-    """
+    """Hold conversations by the settings, whose places are not touched; of a running daemon check what leaves no trace
+    in it. `model`: what the requests call it. `window`: in tokens, None if it is not known."""
     if daemon is not None:
         _tell("asking the running daemon")
         yield asyncio.run(_forwarded(config, model, daemon))
