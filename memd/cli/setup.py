@@ -33,7 +33,7 @@ from memd.entries import checked_topic_id
 from memd.errors import BadQuestion, MemdError
 from memd.proxy.connections import reached
 from memd.settings.model import Config, base_of
-from memd.wording import for_terminal
+from memd.wording import for_terminal, name_for_terminal
 
 Json = dict[str, Any]
 
@@ -200,7 +200,7 @@ def _tell_servers(config: Config, daemon: RunningDaemon | None, own: str) -> str
     places = {upstream: "", **places}
     found = {url: models for url in places if url != own and (models := _models(url)) is not None}
     for url, models in found.items():
-        has = f" with {for_terminal(models[0])}" if models else ""
+        has = f" with {name_for_terminal(models[0])}" if models else ""
         used = "upstream.url is set to it" if served is config else "the running memd asks it"
         to_do = used if url == upstream else f"for memd: upstream.url: {url}"
         click.echo(f"A model server answers at {url}{has}{places[url]}; {to_do}.")

@@ -131,7 +131,7 @@ def add(
             totals.setdefault(topic_id, Look()).add(told)
         for topic_id, told in totals.items():
             for where, reason in told.problems:
-                click.echo(f"{name_for_terminal(where.encode(errors='replace').decode())}: left out: {reason}")
+                click.echo(name_for_terminal(f"{where.encode(errors='replace').decode()}: left out: {reason}"))
             files = f"{counted(told.done, 'file')} looked at, {told.unchanged:,} of them unchanged"
             files += f", {len(told.problems):,} left out" if told.problems else ""
             changed = f"{counted(told.written, 'chunk')} written, {told.taken_out:,} taken out"
@@ -279,7 +279,7 @@ def index(config: Config, *, force: bool, as_json: bool) -> int:
         [] if states or is_outdated else ["the settings have no sources; `memd add PATH` remembers a folder once"]
     )
     for one in states:
-        lines += [f"{name_for_terminal(problem.source)}: left out: {problem.reason}" for problem in one.problems]
+        lines += [name_for_terminal(f"{problem.source}: left out: {problem.reason}") for problem in one.problems]
         if one.problem_count > len(one.problems):
             lines.append(f"and {one.problem_count - len(one.problems):,} more files were left out")
         done = f"{counted(one.files, 'file')}; {counted(one.written, 'chunk')} written, {one.taken_out:,} taken out"
