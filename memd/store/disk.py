@@ -277,11 +277,8 @@ class LocalDisk:
 
     def append(self, path: Path, data: bytes, identity: Hashable | None = None) -> None:
         """Write all of `data` at the end of a file; after an error, part of it may be there. Where too many files wait
-        to be synced, this one is at once, so that the number of topics takes no descriptors.
-
-        Args:
-            identity: of the file that is meant; None: whatever has the name. Raises FileReplaced: it is another one.
-        """
+        to be synced, this one is at once, so that the number of topics takes no descriptors. `identity`: of the file
+        that is meant; None: whatever has the name. Raises FileReplaced: it is another one."""
         rest = memoryview(data)
         self.confirm_lock()
         with self._appending(path, identity) as descriptor:

@@ -226,14 +226,8 @@ class Store:
 
     def put_topic_aside(self, erasure: Erasure, forbidden: ForbiddenText) -> Erasure:
         """Put the folder of a topic aside that was retired; the next call of `topic` begins another one. Return the
-        erasure as it is now in the ledger.
-
-        Args:
-            forbidden: what the next topic of this name is never to store, beside what the folder says already.
-
-        Raises:
-            StoreError: the topic is as it was, closed, or aside.
-        """
+        erasure as it is now in the ledger. `forbidden`: what the next topic of this name is never to store, beside what
+        the folder says already. Raises StoreError: the topic is as it was, closed, or aside."""
         layout, files = TopicLayout(self.data_dir, erasure.topic_id), self.files
         aside = _aside_of(layout, erasure)
         with self._opening_of(erasure.topic_id):

@@ -311,11 +311,6 @@ class Owner(msgspec.Struct, frozen=True):
 
     generation: str
 
-    @property
-    def number(self) -> int:
-        """Of the generation, which its name begins with."""
-        return int(self.generation.partition("-")[0])
-
 
 class RoundName(msgspec.Struct, frozen=True, order=True):
     """A round object as its key tells of it; sorted as they were written."""

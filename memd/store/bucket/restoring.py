@@ -190,11 +190,8 @@ def _restored(
     read: ReadAt, sizes: Mapping[str, int], files: LocalDisk, plan: dict[Path, KnownFile], target: Path, tell: Tell
 ) -> tuple[RestoreReport, list[str]]:
     """Bring the files of a plan into a folder; return the figures, and why some of those that can be built again were
-    left out. What an earlier attempt, to another time, has brought goes.
-
-    Args:
-        sizes: of the objects that have pieces of many files, and of others.
-    """
+    left out. What an earlier attempt, to another time, has brought goes. `sizes`: of the objects that have pieces of
+    many files, and of others."""
     _check_target(files, target)
     folders = {folder for path in plan for folder in path.parents if folder.is_relative_to(target)}
     make_folder(files, target)

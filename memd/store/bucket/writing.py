@@ -210,8 +210,8 @@ class BucketWriter:
         """
         self._identify()
         rounds, owner = Rounds(self.bucket), self._owner()
-        owners = [Owner(name.generation) for name in rounds.names] + ([owner] if owner is not None else [])
-        number = max((one.number for one in owners), default=0) + 1
+        owners = [name.generation for name in rounds.names] + ([owner.generation] if owner is not None else [])
+        number = max((int(one.partition("-")[0]) for one in owners), default=0) + 1
         generation = f"{number:08d}-{self._random(4).hex()}"
         self.bucket.put(OWNER_KEY, msgspec.json.encode(Owner(generation)))
         last = rounds.moments[-1] if rounds.moments else None

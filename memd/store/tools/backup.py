@@ -354,12 +354,10 @@ class _BackupRun:
         """
         if self._files.size(target.active) is not None:
             earlier = self._files.read(target.active)
-            if grown.startswith(earlier):
-                return
-            if is_erasure_of(grown[: len(earlier)], earlier):
-                self._erase(target.active, grown[: len(earlier)])
-            else:
+            if not _goes_on(grown, earlier):
                 save_torn_copy(self._files, target.active, earlier)
+            elif not grown.startswith(earlier):
+                self._erase(target.active, grown[: len(earlier)])
 
     def _torn_tails(self, source: TopicLayout, target: TopicLayout) -> None:
         for directory, copy in ((source.directory, target.directory), (source.segments, target.segments)):
@@ -427,12 +425,13 @@ def _is_known(files: LocalDisk, path: Path, source: TopicLayout, number: int) ->
     # Once it is full it is no longer the active one: looked for in this order, it is not missed.
     header = read_header(files, source.active)
     is_active = header is not None and header.segment_id == number
-    for one in (*([source.active] if is_active else []), full):
-        if files.size(one) is not None:
-            earlier, grown = files.read(path), files.read(one)
-            if grown.startswith(earlier) or is_erasure_of(grown[: len(earlier)], earlier):
-                return True
-    return False
+    places = (*([source.active] if is_active else []), full)
+    return any(_goes_on(files.read(one), files.read(path)) for one in places if files.size(one) is not None)
+
+
+def _goes_on(grown: bytes, earlier: bytes) -> bool:
+    """Whether a log file begins with an earlier state of it, but for what was erased since."""
+    return grown.startswith(earlier) or is_erasure_of(grown[: len(earlier)], earlier)
 
 
 def _reopen_last(files: LocalDisk, source: TopicLayout, target: TopicLayout) -> None:

@@ -53,13 +53,8 @@ class VerifyReport(msgspec.Struct):
 
 def verify(data_dir: Path, files: LocalDisk, *, is_served: bool = False) -> VerifyReport:
     """Check headers, every record's checksum and contents, groups, order of canonical ids, indexes and journals.
-
-    Args:
-        is_served: a daemon holds the directory and may be writing to it.
-
-    Raises:
-        StoreError: the directory itself cannot be read; unreadable files are findings.
-    """
+    `is_served`: a daemon holds the directory and may be writing to it. Raises StoreError: the directory itself cannot
+    be read; unreadable files are findings."""
     check = _Verification(files, data_dir, is_served=is_served)
     for topic_id in topic_ids_in(files, data_dir):
         check.topic(TopicLayout(data_dir, topic_id))
