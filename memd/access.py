@@ -30,7 +30,6 @@ from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 
-from memd import errors
 from memd.caching import Latest
 from memd.clock import steady_now
 from memd.errors import MemdError
@@ -75,19 +74,6 @@ def key_of(request: web.BaseRequest) -> str:
 def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:
     """Return an error of memd's own in the shape that clients of `api` understand."""
     return web.Response(status=status, body=api.error_body(status, message, kind), content_type="application/json")
-
-
-def refusal_of(error: MemdError) -> tuple[int, str]:
-    """The status and the kind of the answer to a request to a route of memd's own that was refused."""
-    if isinstance(error, errors.NotFound):
-        return 404, errors.UnknownTopic.kind if isinstance(error, errors.UnknownTopic) else "not_found"
-    if isinstance(error, errors.Forbidden):
-        return 403, errors.Forbidden.kind
-    if isinstance(error, errors.ErasedForGood):
-        return 409, errors.ErasedForGood.kind
-    if isinstance(error, errors.BadQuestion | errors.BadTopicId | errors.BadDocument | errors.BadSource):
-        return 400, "invalid_request_error"
-    return 503, "unavailable"
 
 
 class TooManyBodies(MemdError):

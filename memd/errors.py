@@ -10,12 +10,21 @@ from __future__ import annotations
 class MemdError(Exception):
     """Root of the tree; its text is meant to be shown to a person as it stands."""
 
+    status, kind = 503, "unavailable"
+    """Of the answer of a route of memd's own that is refused with it: the HTTP status and the type of the error."""
+
+
+class WrongRequest(MemdError):
+    """The base of what whoever asks has to ask otherwise."""
+
+    status, kind = 400, "invalid_request_error"
+
 
 class ConfigError(MemdError):
     """A setting is unknown, of the wrong type or out of range; names the key, the line and the remedy."""
 
 
-class BadTopicId(MemdError):
+class BadTopicId(WrongRequest):
     """A topic id that does not match `entries.TOPIC_ID_PATTERN`; such a name never reaches the file system."""
 
 
@@ -31,11 +40,11 @@ class BadNote(MemdError):
     """A note that cannot be kept; names the member and quotes nothing of it."""
 
 
-class BadDocument(MemdError):
+class BadDocument(WrongRequest):
     """A file that cannot be read as a document; says why, and not which."""
 
 
-class BadSource(MemdError):
+class BadSource(WrongRequest):
     """A source of documents that cannot be looked at now; names it and says what becomes of its documents."""
 
 
@@ -67,25 +76,26 @@ class UpstreamError(MemdError):
     """The model server could not be started or reached."""
 
 
-class BadQuestion(MemdError):
+class BadQuestion(WrongRequest):
     """A search that cannot be made as it was asked for."""
 
 
 class NotFound(BadQuestion):
     """The topic, chunk, entry or turn that a question names does not exist."""
 
+    status, kind = 404, "not_found"
+
 
 class UnknownTopic(NotFound):
     """A question names a topic that does not exist: wrong usage, unlike a chunk that is not there."""
 
     kind = "unknown_topic"
-    """The type of the error in an answer."""
 
 
 class Forbidden(MemdError):
     """A principal asks for what it has no right to; the same words whether or not the topic exists."""
 
-    kind = "permission_error"
+    status, kind = 403, "permission_error"
 
     def __init__(self, message: str, topic_id: str = "") -> None:
         """`topic_id`: that for which the right is missing; empty: not of one alone."""
@@ -96,7 +106,7 @@ class Forbidden(MemdError):
 class ErasedForGood(MemdError):
     """A text to be remembered, or to take the place of another, was erased with `--forbid` and is not stored again."""
 
-    kind = "erased"
+    status, kind = 409, "erased"
 
 
 class DaemonError(MemdError):

@@ -22,7 +22,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from memd import __version__
-from memd.access import principal_of, refusal_of
+from memd.access import principal_of
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import ALL_TOPICS, BEFOREHAND, FORBIDDEN, IDS_MAX, Extent, PeriodQuery, Route, get, names_of
 from memd.admin.tokens import user_name
@@ -260,7 +260,7 @@ async def audited(
             status, told = 200, asked.and_of(Extent() if route.touches is None else route.touches(answered))
         return answered
     except MemdError as error:
-        status, _ = refusal_of(error)
+        status = error.status
         raise
     except asyncio.CancelledError:
         status = CLIENT_GONE

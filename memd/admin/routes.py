@@ -209,8 +209,7 @@ class OwnRoutes:
                 body = read
             answer = await call(self._parts, request, route, tuple(matched.values()), request.query, body)
         except MemdError as error:
-            status, kind = access.refusal_of(error)
-            return access.error_response(status, f"memd: {error}", kind)
+            return access.error_response(error.status, f"memd: {error}", error.kind)
         if isinstance(answer, Streamed):
             return answer.response
         if isinstance(answer, WholeAnswer):
