@@ -30,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
@@ -97,7 +98,7 @@ from memd.store.store import MakeErasures, ModelId, Store, StoreShared
 from memd.store.topic import TopicStats
 from memd.telemetry.events import Events
 from memd.telemetry.logging import configure_logging
-from memd.telemetry.metrics import Gauge, Metrics, encode, gauge
+from memd.telemetry.metrics import Metrics, encode, gauge
 from memd.telemetry.tasks import Tasks
 from memd.wording import counted
 
@@ -580,18 +581,18 @@ def _router(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) ->
     return Router(daemon, own_routes.answer_at_model, wrong_tokens, daemon.upstream, daemon.reader, turns)
 
 
-def _gauges(daemon: Daemon) -> Iterator[Gauge]:
+def _gauges(daemon: Daemon) -> Iterator[Any]:
     """The daemon's parts at the moment when somebody asks. Read on the event loop, which owns the buffers."""
-    yield Gauge("memd_build_info", "The version that is running", {__version__: 1.0}, "version")
+    yield gauge("memd_build_info", "The version that is running", {__version__: 1.0}, "version")
     yield gauge("memd_requests_in_flight", "Requests that are being answered", daemon.metrics.in_flight)
     facts, servers = daemon.upstream.facts, daemon.upstream.servers
     yield gauge("memd_upstream_reachable", "Whether the model server answers: 1 or 0", facts.reachable)
     yield gauge("memd_upstream_window_tokens", "The model's window; 0 if not known", facts.window or 0)
     up = {server.url: float(server.is_up) for server in servers}
-    yield Gauge("memd_upstream_up", "Whether requests go to a model server: 1 or 0", up, "server")
+    yield gauge("memd_upstream_up", "Whether requests go to a model server: 1 or 0", up, "server")
     in_flight = {server.url: float(server.in_flight) for server in servers}
     about = "Requests that a model server has been given and that have not ended"
-    yield Gauge("memd_upstream_in_flight", about, in_flight, "server")
+    yield gauge("memd_upstream_in_flight", about, in_flight, "server")
     topics = daemon.topics.opened()
     yield from _topic_gauges(topics, [topic.log.stats() for topic in topics])
     yield gauge("memd_memory_bytes_max", "store.memory_bytes_max", daemon.config.store.memory_bytes_max)
@@ -600,7 +601,7 @@ def _gauges(daemon: Daemon) -> Iterator[Gauge]:
     executors = {"ingestion": daemon.encoder.ingestion, "writer": daemon.writer}
     waiting = {name: one._work_queue.qsize() for name, one in executors.items()}  # they do not say so otherwise
     waiting["indexer"] = daemon.indexer.under_way
-    yield Gauge("memd_queue_depth", "Work that waits; of the indexer also what is under way", waiting, "queue")
+    yield gauge("memd_queue_depth", "Work that waits; of the indexer also what is under way", waiting, "queue")
     yield gauge("memd_background_tasks", "Tasks that nobody waits for", len(daemon.tasks))
     about = "Chunks that wait for the embedding model, of those that are being stored; words find them meanwhile"
     yield gauge("memd_embedding_backlog", about, daemon.encoder.backlog)
@@ -611,11 +612,11 @@ def _gauges(daemon: Daemon) -> Iterator[Gauge]:
     trouble = daemon.topics.disk.trouble
     kinds: dict[str, float] = {one: trouble is not None and one == trouble.kind for one in KINDS}
     about = "Whether the disk of data_dir cannot take what is to be written now: 1 or 0"
-    yield Gauge("memd_disk_trouble", about, kinds, "kind")
+    yield gauge("memd_disk_trouble", about, kinds, "kind")
     yield gauge("memd_tasks", "All tasks: connections, requests, work in the background", len(asyncio.all_tasks()))
 
 
-def _topic_gauges(topics: Sequence[Topic], logs: Sequence[TopicStats]) -> Iterator[Gauge]:
+def _topic_gauges(topics: Sequence[Topic], logs: Sequence[TopicStats]) -> Iterator[Any]:
     conversations = [conversation for topic in topics for conversation in topic.buffer.conversations()]
     visible = sum(one.visible_tokens() for one in conversations)
     unstored = sum(one.tokens_between(one.stored, one.wanted_end) for one in conversations)

@@ -17,9 +17,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, product
+from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from memd.entries import Correction
@@ -61,6 +61,15 @@ class Count:
             values = (OTHER,) * len(self.labels)
         self.counts[values] = self.counts.get(values, 0) + count
 
+    def family(self) -> Any:
+        """It in the library's type."""
+        from prometheus_client.metrics_core import CounterMetricFamily
+
+        family = CounterMetricFamily(self.name, self.about, labels=self.labels)
+        for values, number in self.counts.items():
+            family.add_metric(values, number)
+        return family
+
 
 class Distribution:
     """A histogram for each value of at most one label."""
@@ -77,14 +86,17 @@ class Distribution:
             self.seen[value][bisect_left(self.bounds, size)] += 1
             self.sums[value] += size
 
+    def family(self) -> Any:
+        """It in the library's type."""
+        from prometheus_client.metrics_core import HistogramMetricFamily
+        from prometheus_client.utils import floatToGoString
 
-class Gauge(msgspec.Struct, frozen=True):
-    """A state: one number (its key is empty), or one for each value of a label."""
-
-    name: str
-    about: str
-    numbers: Mapping[str, float]
-    label: str = ""
+        family = HistogramMetricFamily(self.name, self.about, labels=self.labels)
+        names = [*map(floatToGoString, self.bounds), "+Inf"]
+        for value, seen in self.seen.items():
+            buckets = list(zip(names, map(float, accumulate(seen)), strict=True))
+            family.add_metric([value] if self.labels else [], buckets, self.sums[value])
+        return family
 
 
 class Metrics:
@@ -139,55 +151,29 @@ class Metrics:
         self.corrections.add("failed", count=failed)
 
 
-def gauge(name: str, about: str, number: float) -> Gauge:
-    """Return a gauge of one number."""
-    return Gauge(name, about, {"": number})
+def gauge(name: str, about: str, number: float | Mapping[str, float], label: str = "") -> Any:
+    """A state in the library's type: one number, or one for each value of a label."""
+    from prometheus_client.metrics_core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(name, about, labels=[label] if label else [])
+    for value, one in number.items() if isinstance(number, Mapping) else [("", number)]:
+        family.add_metric([value] if label else [], float(one))
+    return family
 
 
-def encode(metrics: Metrics, gauges: Iterable[Gauge], accept: str) -> tuple[bytes, str]:
+def encode(metrics: Metrics, gauges: Iterable[Any], accept: str) -> tuple[bytes, str]:
     """Return everything in the text format that an `Accept` header asks for, and its content type.
 
-    The first call imports prometheus_client, a twelfth of all imports. Every answer has a registry of its own, as there
-    may be several daemons in one process.
+    The first call imports prometheus_client, a twelfth of all imports.
     """
-    from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client import ProcessCollector
     from prometheus_client.exposition import choose_encoder
 
-    registry = CollectorRegistry()
-    registry.register(_Families(metrics, gauges))
-    ProcessCollector(registry=registry)
+    counted = [part.family() for part in vars(metrics).values() if isinstance(part, Count | Distribution)]
+    families = [*counted, *gauges, *ProcessCollector(registry=None).collect()]
     encoder, content_type = choose_encoder(accept)
+    registry: Any = SimpleNamespace(collect=lambda: families)  # not the library's: a process may have several daemons
     return encoder(registry), content_type
-
-
-class _Families:
-    """The metrics of one daemon in the library's types."""
-
-    def __init__(self, metrics: Metrics, gauges: Iterable[Gauge]) -> None:
-        self._parts, self._gauges = vars(metrics).values(), gauges
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-        from prometheus_client.utils import floatToGoString
-
-        for part in self._parts:
-            if isinstance(part, Count):
-                counter = CounterMetricFamily(part.name, part.about, labels=part.labels)
-                for values, number in part.counts.items():
-                    counter.add_metric(values, number)
-                yield counter
-            elif isinstance(part, Distribution):
-                histogram = HistogramMetricFamily(part.name, part.about, labels=part.labels)
-                names = [*map(floatToGoString, part.bounds), "+Inf"]
-                for value, seen in part.seen.items():
-                    buckets = list(zip(names, map(float, accumulate(seen)), strict=True))
-                    histogram.add_metric([value] if part.labels else [], buckets, part.sums[value])
-                yield histogram
-        for one in self._gauges:
-            family = GaugeMetricFamily(one.name, one.about, labels=[one.label] if one.label else [])
-            for value, number in one.numbers.items():
-                family.add_metric([value] if one.label else [], float(number))
-            yield family
 
 
 log = logging.getLogger("memd")
