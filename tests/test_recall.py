@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from memd.recall.retrieve import Budget, Candidate, Filters, Retrieved, Retrieve
 from memd.selection import Selection
 from memd.settings.model import EmbeddingSettings, RetrievalSettings
 from memd.store.disk import LocalDisk, Wiper
+from memd.store.log.segment import PendingChunk, PendingSegment, PendingView, UnstoredText
 from memd.store.snapshot import Snapshot
 from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
@@ -287,6 +288,46 @@ async def test_a_near_clause_finds_its_own_in_a_far_sentence(log: TopicLog, embe
     log.append([_draft(embedder, number, text) for number, text in enumerate([*TALK, *results])])
     question = "When all is done, report the release codes of the silent lighthouse 709, the copper greenhouse 835."
     assert {*results} <= {*contents(await asked(log, question))}
+
+
+class WithWaiting(UnstoredText):
+    """A topic, and texts that were said and are not stored."""
+
+    def __init__(self, log: TopicLog, drafts: Sequence[Draft], embedder: Embedder) -> None:
+        self.topic_id, self.snapshot, self._segment = log.topic_id, log.snapshot, PendingSegment(embedder.dimension)
+        table = Encoder(embedder).table
+        assert table is not None
+        entries = [one.as_entry(public_id=one.uuid.hex()[:4], canonical_id=1, group_left=0) for one in drafts]
+        vectors = table.vectors([one.content for one in drafts])
+        self._segment.hold([PendingChunk(*one) for one in zip(drafts, entries, vectors, strict=True)])
+
+    def unstored(self) -> UnstoredText:
+        return self
+
+    def __bool__(self) -> bool:
+        return True
+
+    def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingView:
+        return self._segment.view()
+
+
+async def test_what_waits_is_as_near_to_a_question_that_the_table_reads_as_what_is_stored(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    """The table has a vector of both: long work that ended a moment ago hid what was said before it."""
+    drafts = [_draft(embedder, number, text) for number, text in enumerate(TALK)]
+    cosine, meaning = [0.0, 0.0], [0.0, 0.0]
+    for waiting in (0, 1):
+        log = _store(tmp_path / str(waiting), embedder).topic("default")
+        log.append(drafts[1 - waiting :: 2])
+        topic = WithWaiting(log, drafts[waiting::2], embedder)
+        for question in (PAINT, BREAD, "When does the cellar flood?", "When does Tom's train leave?"):
+            for number, text in enumerate(TALK):
+                found = by_content(await asked([topic], question, EVERYTHING, question="table")).get(text)
+                cosine[number % 2 == waiting] += found.parts.cosine if found else 0
+                meaning[number % 2 == waiting] += found.parts.meaning if found else 0
+    assert cosine[1] == pytest.approx(cosine[0], rel=0.1)
+    assert meaning[1] < 2.3 * meaning[0], "what is far is nearer to it by the table alone"
 
 
 @pytest.mark.parametrize("question", ["\ud83d where is the boat \ude00 house?", "boat house\0?", "🦭" * 500])

@@ -52,8 +52,6 @@ FEW_CHUNKS = 25
 TELLING_WORDS, TELLING_MIN = 2, 0.25
 """A part without a question mark counts by what its words tell: whole from two of the rarest of the question on. Of
 "when all is done, report the code of the crane" the first clause has a best chunk too."""
-TABLE_COSINE = 0.85
-"""Of a text's vector by the table to the model's: cosines of what waits come out so much lower."""
 TOKEN_BYTES = 3
 """Of a record beside its vector, for each token of its line, where an old log does not tell how many those are."""
 

@@ -24,7 +24,7 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from memd.entries import Entry
-from memd.recall.columns import TABLE_COSINE, Pool, TopicColumns
+from memd.recall.columns import Pool, TopicColumns
 from memd.recall.explained import PARTS_DIGITS
 from memd.settings.model import RetrievalSettings
 from memd.store.lexical.analyzer import is_stopword
@@ -48,6 +48,9 @@ OWN_WORDS_SHARE, OWN_WORDS_LISTED = 0.3, 64
 """Of the best chunks, those that have the question's words mostly from the model, where it asks in mid-turn: it says
 again and again what it looks for, as near to the question as the answer is. Of 689 facts that agents needed, blocks
 show 561 so, 499 where chunks count that are mostly the model's by their length."""
+TABLE_COSINE, BOTH_TABLES = 0.85, 0.7
+"""Of a text's vector by the table to the model's: cosines of what waits come out so much lower to the model's vector of
+a part. To the table's they are right; without the topic's mean what is stored has so much of those that waiting has."""
 TABLE_WORDS_MORE = 0.05
 """Words weigh more beside the table's meaning than beside the model's."""
 SECOND_SHARE = 0.2
@@ -125,13 +128,13 @@ class Field:
         """Whether a part has an identifier that some chunk has: a witness by itself."""
         few = min(max(1, sum(topic.competing for topic in topics)), MANY_CHUNKS)
         self._silent_below = SILENT_BELOW - FEWER * math.log10(MANY_CHUNKS / few)
-        self._asked = vectors.copy()
+        self._asked, self._is_read = vectors.copy(), np.zeros(len(vectors), np.bool_)
         self._find()
 
     def read_again(self, numbers: Sequence[int], vectors: Floats) -> None:
         """Take the model's vectors of some parts; those for which the table had one find nothing else by them."""
         was_known = self._asked[list(numbers)].any(axis=1).all()
-        self._asked[list(numbers)] = vectors
+        self._asked[list(numbers)], self._is_read[list(numbers)] = vectors, True
         if was_known:
             self._place()
         else:
@@ -167,8 +170,9 @@ class Field:
         self.centred: Floats = np.concatenate([pool.centred @ owner.centred(asked).T for owner, pool in pools])
         waiting = np.concatenate([pool.segment == PENDING_SEGMENT for pool in self._pools])
         if waiting.any():
-            self.raw[waiting] = np.minimum(self.raw[waiting] / TABLE_COSINE, 1)
-            self.centred[waiting] = np.minimum(self.centred[waiting] / TABLE_COSINE, 1)
+            self.raw[waiting] = np.minimum(self.raw[waiting] / np.where(self._is_read, TABLE_COSINE, 1), 1)
+            centred = self.centred[waiting] * np.where(self._is_read, 1 / TABLE_COSINE, BOTH_TABLES)
+            self.centred[waiting] = np.minimum(centred, 1)
         if self._scale != (1.0, 0.0):
             self.raw = np.where(asked.any(axis=1), np.minimum(self.raw * slope + offset, 1), 0)
         np.maximum(self.centred, 0, out=self.centred)

@@ -328,7 +328,8 @@ class Retriever:
         parts, embedder = list(asked), self._encoder.embedder
         unclear = self._unclear(field)
         beside = [one for one in unclear if vectors[one].any() and not asked[parts[one]].asks]
-        readers = {one: _containing(parts, one) for one in unclear if one not in beside}
+        reading = [one for one in unclear if one not in beside]  # itself, or of a clause its sentence
+        readers = {one: next(other for other, text in enumerate(parts) if parts[one] in text) for one in reading}
         asking = [one for one in dict.fromkeys(readers.values()) if one in unclear]
         until = time.monotonic() + self._settings.recall_budget_ms / 1000
         read, notes, trouble = list[int](), list[str](), None
@@ -481,11 +482,6 @@ class Filling(NamedTuple):
     raw_tokens: int
     ratio: float
     worth_showing: int
-
-
-def _containing(parts: Sequence[str], one: int) -> int:
-    """The part that the model reads for one: itself, or of a clause its sentence."""
-    return next(other for other, text in enumerate(parts) if parts[one] in text)
 
 
 def _is_visible(entry: Entry | None, visible: frozenset[bytes]) -> bool:
