@@ -173,18 +173,11 @@ class House:
             if member.daemon.base_url
         ]
 
-    def write(self, topics: int, agents: int, *, think_seconds: float = 0.15, corrects: bool = True) -> None:
+    def write(self, topics: int, agents: int) -> None:
         """Let agents begin to talk, who share the topics."""
         begun = len(self.ledger.facts)
         self.writers = [
-            Writer(
-                f"w{begun}x{number}",
-                f"topic-{number % topics}",
-                self.ledger,
-                self.doors,
-                think_seconds=think_seconds,
-                corrects=corrects,
-            )
+            Writer(f"w{begun}x{number}", f"topic-{number % topics}", self.ledger, self.doors)
             for number in range(agents)
         ]
         for writer in self.writers:

@@ -18,6 +18,8 @@ from ledger import Fact, Ledger
 
 PATIENCE_SECONDS = 12.0
 """Then a client gives up."""
+THINK_SECONDS = 0.15
+"""Between two deeds of an agent, on average."""
 TRIES = 30
 TURNS = 8
 """Of a conversation."""
@@ -48,22 +50,11 @@ def posted(url: str, body: object, headers: Mapping[str, str]) -> Answer | str:
 class Writer(threading.Thread):
     """One agent, in one topic."""
 
-    def __init__(
-        self,
-        name: str,
-        topic: str,
-        ledger: Ledger,
-        doors: Callable[[], Sequence[Door]],
-        *,
-        think_seconds: float,
-        corrects: bool = True,
-    ) -> None:
+    def __init__(self, name: str, topic: str, ledger: Ledger, doors: Callable[[], Sequence[Door]]) -> None:
         super().__init__(name=name, daemon=True)
         self._topic = topic
         self._ledger = ledger
         self._doors = doors
-        self._think_seconds = think_seconds
-        self._corrects = corrects
         self._chance = random.Random(name)
         self._facts = 0
         self._conversations = 0
@@ -77,10 +68,10 @@ class Writer(threading.Thread):
 
     def run(self) -> None:
         deeds = [self._state, self._note, self._note_long, self._update, self._praise]
-        weights = [55, 25, 3, 7, 10] if self._corrects else [55, 25, 3, 0, 0]
+        weights = [55, 25, 3, 7, 10]
         while not self._ended.is_set():
             self._chance.choices(deeds, weights)[0]()
-            self._ended.wait(self._chance.expovariate(1 / self._think_seconds))
+            self._ended.wait(self._chance.expovariate(1 / THINK_SECONDS))
 
     # -- what it does ---------------------------------------------------------------------------------------------
 
