@@ -50,7 +50,7 @@ again and again what it looks for, as near to the question as the answer is. Of 
 show 561 so, 499 where chunks count that are mostly the model's by their length."""
 TABLE_COSINE, BOTH_TABLES = 0.85, 0.7
 """Of a text's vector by the table to the model's: cosines of what waits come out so much lower to the model's vector of
-a part. To the table's they are right; without the topic's mean what is stored has so much of those that waiting has."""
+a part. To the table's they are as they should be, but without the topic's mean what is stored has only so much."""
 TABLE_WORDS_MORE = 0.05
 """Words weigh more beside the table's meaning than beside the model's."""
 SECOND_SHARE = 0.2

@@ -33,6 +33,8 @@ KINDS = ("write", "sync", "rename", "open", "read", "close", "truncate", "unlink
 ENDS = 0
 """Instead of an error number: the process ends at the call."""
 ERRORS = (errno.EIO, errno.ENOSPC, ENDS)
+GONE = (urllib.error.URLError, http.client.HTTPException, ConnectionError)
+"""Of a request whose process has ended."""
 TURNS = 9
 SETTINGS = {
     "buffer": {"journal_fsync": "always", "store_after_seconds": 0, "idle_seconds": 1},
@@ -129,7 +131,7 @@ def live(daemon: DaemonProcess, library: Path, fault: Fault, old: OldLog | None 
     }
     try:
         daemon.start()
-    except AssertionError:
+    except (AssertionError, *GONE):  # it ends before it listens, or before it has said that it is ready
         life.refused_start = True
     said = [] if life.refused_start else list(_talk(daemon, life, fault) if old is None else _look(daemon, fault, old))
     if not life.refused_start and not daemon.has_ended:
@@ -162,7 +164,7 @@ def _talk(daemon: DaemonProcess, life: Life, fault: Fault) -> Iterator[dict[str,
             yield history[-1]
         if not fault.lasts:
             wait_until(lambda: daemon.has_ended or _is_stored(daemon, life.acknowledged), lambda: repr(daemon))
-    except (urllib.error.URLError, http.client.HTTPException, ConnectionError):
+    except GONE:
         if fault.error != ENDS:
             life.complaints.append("the daemon was gone")
 
@@ -170,7 +172,7 @@ def _talk(daemon: DaemonProcess, life: Life, fault: Fault) -> Iterator[dict[str,
 def _look(daemon: DaemonProcess, fault: Fault, old: OldLog) -> Iterator[dict[str, str]]:
     """Ask for each word of the old log until it is whole again; nothing is said."""
     yield from ()
-    with suppress(urllib.error.URLError, http.client.HTTPException, ConnectionError):
+    with suppress(*GONE):
         for word in old.words:
             _found(daemon, word)
         if not fault.lasts:
