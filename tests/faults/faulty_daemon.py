@@ -87,11 +87,11 @@ class OldLog(NamedTuple):
                 path.unlink()
 
     def is_complete(self, data_dir: Path) -> bool:
-        """Whether all is there again; the words of a segment that was merged are the merged index's."""
+        """Whether all is there again; of a merged index its own words are enough, or those of its segments."""
         had, now = (
             {one.name for one in folder.rglob("*") if is_derived(one.name)} for folder in (self.folder, data_dir)
         )
-        is_merged = any(name.startswith("merged") and name.endswith(".words") for name in now)
+        is_merged = any(name.startswith("merged") for name in now)
         return all(is_merged and name.endswith(".words") for name in had - now)
 
 
