@@ -15,6 +15,7 @@ from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Entry, Erased, Speaker, Status, WallTime
 from memd.recall.block import line_of
+from memd.recall.columns import Searchable
 from memd.recall.corrections import undo
 from memd.recall.explained import Verdict
 from memd.recall.question import PARTS_MAX, parts_of
@@ -64,7 +65,7 @@ def _draft(embedder: Embedder, number: int, text: str, **members: Any) -> Draft:
 
 
 async def asked(
-    topics: TopicLog | Sequence[TopicLog],
+    topics: TopicLog | Sequence[Searchable],
     question: str,
     filters: Filters | None = None,
     budget: Budget = BUDGET,
