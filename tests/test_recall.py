@@ -127,7 +127,7 @@ async def test_a_search_that_an_erasure_overtakes_finds_all_else_and_reports_no_
 ) -> None:
     overtaken = ErasedWhileAsked(topic, bytes([1]) * 16)  # of the bread
     topic.load()
-    found = await asked([overtaken], "Who paints the boat house, and when is bread baked?")  # type: ignore[list-item]
+    found = await asked([overtaken], "Who paints the boat house, and when is bread baked?")
     assert TALK[2] in contents(found) and TALK[1] not in contents(found) and overtaken.snapshots > 1
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
