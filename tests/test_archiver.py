@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from archiver_stage import Stage, live_entries
-from histories import talk
+from histories import history_of, said, talk
+from numpy.typing import NDArray
 
 from memd.conversation.conversation import Conversation
 from memd.entries import Draft, Entry
-from memd.errors import StoreWriteFailed
+from memd.errors import EmbeddingError, StoreWriteFailed
 from memd.ingest.topics import Topic
+from memd.messages import stamped
 from memd.settings.model import (
     CompactionSettings,
     Config,
@@ -176,3 +179,47 @@ async def test_many_short_conversations_are_stored_in_few_appends(stage: Stage, 
     assert len(said) == len(set(said)) and sum(groups) == len(said)
     assert all(sum(f"crate {number}?" in one for one in said) == 1 for number in range(40))
     assert sum("I keep the lighthouse" in one for one in said) == 1 and len(groups) <= 4
+
+
+@pytest.mark.parametrize("place", [0, 7])
+async def test_a_text_that_the_model_cannot_read_keeps_back_its_own_conversation_alone(
+    stage: Stage, topic: Topic, place: int
+) -> None:
+    embed_many = stage.embedder.embed_many
+
+    def embed_most(texts: Sequence[str]) -> NDArray[np.float32]:
+        if any("crate 7000" in text for text in texts):
+            raise EmbeddingError("a text that cannot be read")
+        return embed_many(texts)
+
+    stage.embedder.embed_many = embed_most  # type: ignore[method-assign]
+    numbers = [*range(place), 7000, *range(place, 12)]
+    talks = [talk(topic.buffer, f"u:What is in crate {one}?", f"a:{one * 3} brass lamps.") for one in numbers]
+    for _ in range(3):
+        stage.now += 60
+        await stage.archiver.tend_topic(topic)
+    assert [one.stored for one in talks] == [0 if number == 7000 else 2 for number in numbers]
+
+
+async def test_what_somebody_says_while_much_of_another_is_stored_takes_its_turn(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memd.ingest.archiver.LISTING_SECONDS", 0.0)
+    flood = [talk(topic.buffer, f"u:{number} {'flood ' * 400}", "a:Noted.") for number in range(40)]
+    told = list[Conversation]()
+    append = topic.append
+
+    async def interrupted(drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
+        if not told:
+            arrival = topic.buffer.receive(history_of([said("u:Where is the spare lamp?")]), 0.0, 1, "ann")
+            [answer] = stamped([said("a:Behind the rope.")], 1, "ann")
+            told.append(topic.buffer.reply(arrival, answer, 10, 0.0))
+        if told[0].stored:
+            waited.append(sum(not one.stored for one in flood))
+        return await append(drafts, made_at)
+
+    waited = list[int]()
+    topic.append = interrupted  # type: ignore[method-assign]
+    await stage.archiver.tend_topic(topic)
+    assert told[0].stored == 2 and all(one.stored == 2 for one in flood)
+    assert waited[0] > 30, "most of the flood was still to come"

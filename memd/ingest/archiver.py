@@ -30,7 +30,7 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import NamedTuple, TypeVar
 from uuid import uuid4
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import msgspec
 from msgspec import UNSET
@@ -79,6 +79,8 @@ JOURNAL_FSYNC_SECONDS = 1.0
 """With `buffer.journal_fsync: interval` the age of turns not in the log yet that a power failure may cost."""
 TEND_SECONDS = 0.5
 """The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
+LISTING_SECONDS = 1.0
+"""After so long it is looked at anew what is due: what somebody says meanwhile takes its turn."""
 UNLOAD_SECONDS = 5.0
 """The interval at which idle topics are closed."""
 Append = Callable[[Sequence[Draft]], Awaitable[Sequence[Entry]]]
@@ -116,6 +118,7 @@ class Archiver:
         self._jobs = Jobs(tasks)
         self._retries = Retries(config.compaction.retry_seconds, BACKOFF_SECONDS_MAX, now)
         self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
+        self._failures = WeakKeyDictionary[Conversation, int]()  # how often that was in a batch with text of one
 
     def close(self) -> None:
         """End the thread; what is or waits to be cut is cut when it is asked for."""
@@ -298,22 +301,25 @@ class Archiver:
         """Store finished turns a moment after their reply and idle conversations whole; close surplus conversations."""
         await topic.before_storing()
         self.store_notes_later(topic)
-        has_closed, has_others, failed = False, True, set[Conversation]()
+        has_closed, has_others, stuck = False, True, set[Conversation]()
         while has_others:  # bit by bit: what is said beside a long message is due before all of that is embedded
             conversations = topic.buffer.conversations()
             surplus_now = surplus_of(conversations, self._config.conversation.max_open)
             has_closed |= _close(topic, [one for one in conversations if one in surplus_now])
-            outcomes = dict[Conversation, bool | None]()
-            for group in _grouped(topic, self._due(topic, conversations, surplus_now, failed), surplus_now):
+            has_others, until = False, time.monotonic() + LISTING_SECONDS
+            for group in self._grouped(topic, self._due(topic, conversations, surplus_now, stuck), surplus_now):
                 conversation, closing = group[0][0], group[0][0] in surplus_now
                 if _is_to_be_settled(conversation, closing=closing):
                     is_kept = not closing and conversation.has_erased
-                    outcomes[conversation] = await self._settle(topic, conversation, is_kept=is_kept)
+                    outcomes = {conversation: await self._settle(topic, conversation, is_kept=is_kept)}
                 else:
-                    outcomes |= await self._store_some(topic, group)
+                    outcomes = await self._store_some(topic, group)
+                stuck.update(one for one, end in group if outcomes[one] is not None and (one.stored < end or one.owed))
+                has_others = has_others or None in outcomes.values()
                 has_closed |= _close(topic, [one for one, _ in group if one in surplus_now])
-            failed.update(one for one, is_stored in outcomes.items() if is_stored is False)
-            has_others = None in outcomes.values()
+                if time.monotonic() >= until:
+                    has_others = True
+                    break
         if has_closed:
             await topic.rewrite_journal()  # not for those that cannot be stored now: they may be thousands
         self._indexer.look_after(topic)
@@ -431,9 +437,13 @@ class Archiver:
             (self._unembedded.add if isinstance(error, EmbeddingError) else self._unembedded.discard)(topic.id)
             fields = {"topic": topic.id, "retry_seconds": self._retries.failed(topic.id), "error": error}
             self._metrics.errors.add("store")
+            if isinstance(error, EmbeddingError):
+                self._failures.update((one, self._failures.get(one, 0) + 1) for one in conversations)
             log.warning(f"storing failed and is tried again, {topic.risk}", extra=fields)
             return None
         self._retries.succeeded(topic.id)
+        for one in conversations:
+            self._failures.pop(one, None)
         return batch
 
     async def _append_parts(
@@ -524,11 +534,12 @@ class Archiver:
         topic: Topic,
         conversations: Sequence[Conversation],
         surplus_now: Collection[Conversation],
-        failed: Collection[Conversation],
+        stuck: Collection[Conversation],
     ) -> Iterator[tuple[Conversation, int]]:
         """Those that have something to be stored, or are to be settled, each with the position before which."""
-        for one in by_turns((one.author, one) for one in conversations):
-            if topic.is_others(one.id) or one in failed:
+        in_turn = by_turns((one.author, one) for one in conversations)
+        for one in sorted(in_turn, key=lambda one: self._failures.get(one, 0)):
+            if topic.is_others(one.id) or one in stuck:
                 continue
             closing = one in surplus_now
             end = self._due_end(topic, one, closing=closing)
@@ -538,6 +549,28 @@ class Archiver:
                     yield one, end
             elif one.stored < end or one.owed:
                 yield one, end
+
+    def _grouped(
+        self, topic: Topic, due: Iterable[tuple[Conversation, int]], surplus_now: Collection[Conversation]
+    ) -> Iterator[list[tuple[Conversation, int]]]:
+        """Conversations with the positions before which they are to be stored, as many together as a batch takes: each
+        batch costs a write to disk and a look at all that is open. Alone go those that are to be settled, those that
+        share a message, as the branches of one do, and those of a batch in which the embedding model failed: a text
+        that it cannot read keeps back its own conversation alone.
+        """
+        group, said, room = list[tuple[Conversation, int]](), set[bytes](), BATCH_CHARACTERS
+        for one, end in due:
+            is_alone = one in self._failures or _is_to_be_settled(one, closing=one in surplus_now)
+            parts = [] if is_alone else [*_parts_before(topic, one, end)]
+            own = {digest for part in parts for digest in part.said}
+            characters = sum(part.characters for part in parts)
+            if group and (is_alone or characters > room or not said.isdisjoint(own)):
+                yield group
+                group, said, room = [], set(), BATCH_CHARACTERS
+            group.append((one, end))
+            said, room = said | own, -1 if is_alone else room - characters
+        if group:
+            yield group
 
     def _due_end(self, topic: Topic, conversation: Conversation, *, closing: bool) -> int:
         """The position up to which a conversation is to be stored now."""
@@ -594,27 +627,6 @@ def _close(topic: Topic, surplus: Sequence[Conversation]) -> bool:
 
 def _is_to_be_settled(conversation: Conversation, *, closing: bool) -> bool:
     return conversation.abandoned and (conversation.is_answered or closing)
-
-
-def _grouped(
-    topic: Topic, due: Iterable[tuple[Conversation, int]], surplus_now: Collection[Conversation]
-) -> Iterator[list[tuple[Conversation, int]]]:
-    """Conversations with the positions before which they are to be stored, as many together as a batch takes: each
-    batch costs a write to disk and a look at all that is open. Alone go those that are to be settled, and those that
-    share a message, as the branches of a conversation do."""
-    group, said, room = list[tuple[Conversation, int]](), set[bytes](), BATCH_CHARACTERS
-    for one, end in due:
-        is_alone = _is_to_be_settled(one, closing=one in surplus_now)
-        parts = [] if is_alone else [*_parts_before(topic, one, end)]
-        own = {digest for part in parts for digest in part.said}
-        characters = sum(part.characters for part in parts)
-        if group and (is_alone or characters > room or not said.isdisjoint(own)):
-            yield group
-            group, said, room = [], set(), BATCH_CHARACTERS
-        group.append((one, end))
-        said, room = said | own, -1 if is_alone else room - characters
-    if group:
-        yield group
 
 
 def _check_same(topic: Topic, log_: TopicLog) -> None:
