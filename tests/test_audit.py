@@ -148,6 +148,23 @@ def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Pa
     assert copied is not None and copied.findings == () and str(copied.head) == str(noted(tmp_path / "backup"))
 
 
+def test_a_restored_audit_says_that_it_was_restored_and_that_its_backup_came_to_an_end(
+    team: Team, tmp_path: Path
+) -> None:
+    team.ask("ann", "/memd/search?q=crane")
+    team.acts()
+    assert team.run("backup", str(tmp_path / "backup")).returncode == 0
+    folder = tmp_path / "restored"
+    done = CliRunner().invoke(main, ["restore", str(tmp_path / "backup"), str(folder)])
+    assert done.exit_code == 0, done.output
+    for flags in ([], ["--act", "backup", "--act", "restore"]):
+        told = CliRunner().invoke(main, ["audit", "--data-dir", str(folder), *flags])
+        assert told.exit_code == 0 and "no end is recorded" not in told.stdout, told.stdout
+        rows = [line for line in told.stdout.splitlines() if line.endswith(("  memd backup", "  memd restore"))]
+        assert len(rows) == 2 and all(str(tmp_path / "backup") in one for one in rows), told.stdout
+    assert CliRunner().invoke(main, ["verify", str(folder)]).exit_code == 0
+
+
 def test_a_correction_that_failed_is_not_told_as_one_that_was_made(team: Team) -> None:
     [note] = team.ask("ann", "/memd/notes", {"notes": [{"content": "The crane needs oil."}]}).json["notes"]
     [chunk] = note["chunk_ids"]

@@ -37,6 +37,7 @@ from memd.store.encryption.disk import disk_for
 from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.layout import RESTORING_NAME
 from memd.store.log.format import HEADER_BYTES
+from memd.store.tools.backup import known_buckets
 from memd.store.tools.verify import verify
 from memd.store.topic import TopicLog
 
@@ -873,6 +874,7 @@ def test_a_disk_that_is_lost_comes_back_out_of_the_bucket(serving: Serving, s3: 
     told = restored_by_command(daemon, settings["backup"]["bucket"], daemon.data_dir, "--json")
     assert told.exit_code == 0, told.stderr
     assert json.loads(told.stdout)["topics"] == 1
+    assert known_buckets(daemon.data_dir, LocalDisk()) == [settings["backup"]["bucket"]]
     assert daemon.run("verify", str(daemon.data_dir)).returncode == 0
     there = b"".join(path.read_bytes() for path in daemon.data_dir.rglob("*") if path.is_file()).decode(
         "utf-8", "ignore"

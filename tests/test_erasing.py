@@ -17,11 +17,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from click.testing import CliRunner
 from conftest import Serving
 from daemon_process import DaemonProcess, ask, user, wait_until
 from effort import scaled
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer
 
+from memd.cli.main import main
 from memd.entries import Entry
 from memd.store.disk import LocalDisk
 from memd.store.erasure import Erasure, ErasureLedger
@@ -226,6 +228,21 @@ def test_what_a_client_sends_again_is_stored_again_unless_it_is_forbidden(servin
     daemon.terminate()
     assert not any("vermilion" in one["content"] for one in daemon.export())
     assert found_in(daemon.data_dir) == [], "the journal and the receipts have no text of it either"
+
+
+def test_after_a_restore_the_backups_that_still_have_it_are_named(daemon: DaemonProcess, tmp_path: Path) -> None:
+    daemon.chat([user(SECRET)])
+    daemon.wait_stored(SECRET)
+    first, second, moved = (tmp_path / name for name in ("first", "second", "moved"))
+    assert [daemon.run("backup", str(one)).returncode for one in (first, second)] == [0, 0]
+    assert daemon.terminate() == 0
+    first.rename(moved)
+    shutil.rmtree(daemon.data_dir)
+    done = CliRunner().invoke(main, ["restore", str(moved), str(daemon.data_dir)])
+    assert done.exit_code == 0, done.output
+    told = daemon.run("erase", "default", "--dry-run").stdout
+    assert f"the backup in {moved}, until the next" in told and f"the backup in {second}, until the next" in told
+    assert str(first) not in told, "it is not there any more"
 
 
 def test_a_topic_goes_whole_and_a_restored_backup_is_noticed(daemon: DaemonProcess, tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ def audit_of(
             and (not query.act or act.act in query.act)
         )
 
-    kept = read_book(files, data_dir, lambda act: act.act == "start" or wanted(act), known)
+    kept = read_book(files, data_dir, lambda act: act.act in ("start", "restore") or wanted(act), known)
     oldest, told = 1 << 63, list[AuditedAct]()
     for receipt in map(receipt_in, receipts):
         if receipt is not None:  # else it is torn, or the first line of a file
@@ -368,12 +368,14 @@ def note_turn(auditor: Auditor, receipt: Receipt) -> None:
 
 
 def _without_beginnings(acts: Sequence[tuple[int, Act]]) -> Iterator[AuditedAct]:
-    """The acts of a chain; between two starts of a daemon, what of its settings is another."""
-    ended = {act.ends for _, act in acts if act.ends}
+    """The acts of a chain; between two starts of a daemon, what of its settings is another. A backup's own copy of the
+    chain has its beginning alone: what was restored from it says that it had an end."""
+    ended = {act.ends for _, act in acts if act.ends and act.act != "restore"}
+    restored = {act.ends for _, act in acts if act.act == "restore"}
     before: Act | None = None
     for number, act in acts:
         if number not in ended:
-            yield _numbered(act, number)
+            yield _numbered(msgspec.structs.replace(act, begins=act.begins and number not in restored), number)
         if act.act == "start":
             if before is not None:
                 yield from _changes(before, act)

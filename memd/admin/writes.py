@@ -37,7 +37,7 @@ from memd.selection import since
 from memd.store.encryption.disk import key_id_of
 from memd.store.log.segment import UnstoredText
 from memd.store.store import Snapshot, Store
-from memd.store.tools.backup import BackupReport, known_backups, note_backup
+from memd.store.tools.backup import BackupReport, known_backups, known_buckets, note_backup
 from memd.store.tools.backup import backup as back_up
 from memd.wording import counted, erased_for_good
 
@@ -218,8 +218,7 @@ async def backup(parts: DaemonParts, body: BackupBody) -> BackupReport:
 
     def backed_up() -> BackupReport:
         report = back_up(parts.config.data_dir, folder, parts.store.files, waiting_in)
-        with suppress(StoreError):  # the backup is whole without the note
-            note_backup(parts.config.data_dir, folder, parts.store.files)
+        note_backup(parts.config.data_dir, folder, parts.store.files)
         return report
 
     return await asyncio.to_thread(backed_up)
@@ -398,9 +397,13 @@ def _live_prompts(topic: Topic, digests: Collection[bytes] | None, *, forbid: bo
 
 def _backups(parts: DaemonParts) -> tuple[str, ...]:
     until = "until one of its next rounds, and where the bucket keeps versions, until those are removed"
-    bucket = (f"the backup in {parts.config.backup.bucket}, {until}",) if parts.config.backup.bucket else ()
-    folders = known_backups(parts.store.data_dir, parts.store.files)
-    return (*bucket, *(f"the backup in {one}, {_until(parts.store, Path(one))}" for one in folders))
+    url, files = parts.config.backup.bucket, parts.store.files
+    bucket = (f"the backup in {url}, {until}",) if url else ()
+    others = [one for one in known_buckets(parts.store.data_dir, files) if one != url]
+    was = "which this was restored from, until you remove it or memd backs up there again (backup.bucket)"
+    folders = known_backups(parts.store.data_dir, files)
+    said = (f"the backup in {one}, {_until(parts.store, Path(one))}" for one in folders)
+    return (*bucket, *(f"the backup in {one}, {was}" for one in others), *said)
 
 
 def _until(store: Store, backup: Path) -> str:

@@ -31,7 +31,7 @@ from memd.admin.oauth.protocol import LedgerState
 from memd.cli import flags
 from memd.cli.flags import FOUND_SOMETHING
 from memd.cli.operations import Lines, json_flag, progress, show, table
-from memd.cli.running import THE_RIGHT_ONE, RunningDaemon, command_act
+from memd.cli.running import THE_RIGHT_ONE, RunningDaemon, command_act, note_restored
 from memd.embedding.loading import MULTILINGUAL, load_embedder
 from memd.errors import BadQuestion, ConfigError, EmbeddingError, StoreError, WrongKey
 from memd.ingest.offline import opened, reembed_topics, stored_models
@@ -155,8 +155,7 @@ def backup(config: Config, folder: Path) -> int:
     with command_act(config, "backup", None, str(folder)) as done, topics_folder(config) as (source, files):
         report = back_up(source, folder, files, waiting_in)
         done.count = report.linked + report.copied + report.kept
-    with suppress(StoreError):  # the backup is whole without the note
-        note_backup(config.data_dir, folder, files)
+    note_backup(config.data_dir, folder, files)
     for finding in report.findings:
         click.echo(finding)
     click.echo(
@@ -195,6 +194,7 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
             report = restore_copy(Path(source).absolute(), folder, LocalDisk(), tell)
         else:
             report = restore_from(bucket, folder, LocalDisk(), at, tell)
+    note_restored(config, folder, source, report.files, is_copy=bucket is None)
     try:
         files = disk_of(msgspec.structs.replace(config, data_dir=folder))
         verified = with_audit(verify_log(folder, files), folder, files)

@@ -32,7 +32,7 @@ from memd.cli.flags import memory_elsewhere, note_memory
 from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
 from memd.principals import TOKEN_HEADER
 from memd.settings.model import AdminSettings, Config, ListenSettings
-from memd.store.audit import Act, ActKind, AuditBook, not_done
+from memd.store.audit import Act, ActKind, AuditBook, not_done, read_book
 from memd.store.disk import LocalDisk
 from memd.store.layout import ADDRESS_NAME, LOCK_NAME, SECRET_NAME
 from memd.store.tools.backup import MARKER_NAME
@@ -268,6 +268,21 @@ def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = 
             book.append([act(ends=began, detail=f"{detail} failed: {type(error).__name__}".strip())])
         raise
     book.append([act(ends=began, count=None if topic == "" else done.count)])
+
+
+def note_restored(config: Config, folder: Path, source: str, files: int, *, is_copy: bool) -> None:
+    """Let the audit of a folder, if it has one, have a line of its restoration. `is_copy`: `memd backup` made what it is
+    from, while the last line about a backup had no end. Raises StoreError: it cannot be written."""
+    book = AuditBook(LocalDisk(), folder, config.audit.keep_months)
+    record = config.audit.record
+    if not (record == "always" or (record == "auto" and book.is_begun())):
+        return
+    kept = read_book(LocalDisk(), folder, lambda act: act.act == "backup") if is_copy else None
+    acts = kept.acts if kept is not None else ()
+    ended = {act.ends for _, act in acts}
+    began = max((number for number, act in acts if act.begins and number not in ended), default=0)
+    facts = {"who": user_name(), "source": command_name(), "topics": (ALL_TOPICS,), "detail": source}
+    book.append([Act(at=time.time_ns() // 1000, act="restore", count=files, ends=began, **facts)])
 
 
 @contextmanager

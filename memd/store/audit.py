@@ -38,6 +38,7 @@ ActKind = Literal[
     "export",
     "import",
     "backup",
+    "restore",
     "audit",
     "token",
     "settings",
@@ -49,7 +50,7 @@ ActKind = Literal[
     "lost",
     "removed",
 ]
-"""start, stop: of a daemon. file: the first line of a file. recovered: what a killed process left of a line was taken
+"""restore: the folder came out of a backup. start, stop: of a daemon. file: the first line of a file. recovered: what a killed process left of a line was taken
 out. lost: acts that could not be written, by their number. removed: old files, as `audit.keep_months` says."""
 KINDS: tuple[ActKind, ...] = get_args(ActKind)
 BEFORE_ALL = "0" * 64
@@ -95,7 +96,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     begins: bool = False
     """Written before the act, which was not done unless this was durable; another line with `ends` is its end."""
     ends: int = 0
-    """The number of the line that begins it."""
+    """The number of the line that begins it; restore: of the line that begins the backup that it is from."""
     detail: str = ""
     """The folder of a backup, or what went wrong."""
     previous: str = ""

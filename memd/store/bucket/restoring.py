@@ -41,7 +41,7 @@ from memd.store.disk import (
     replace_file,
     write_pieces,
 )
-from memd.store.tools.backup import LISTING_NAME, MARKER_NAME, missing_topics
+from memd.store.tools.backup import LISTING_NAME, MARKER_NAME, missing_topics, note_places
 from memd.wording import counted, day_and_time
 
 _ITS_OWN = (MARKER_NAME, LISTING_NAME, layout.LOCK_NAME, layout.RECENT_NAME)
@@ -92,6 +92,7 @@ def restore(
     plan = {target / folder / name: file for folder in catalog.topics for name, file in catalog.files(folder).items()}
     report, left_out = _restored(bucket.read, {one.key: one.size for one in rounds.names}, files, plan, target, tell)
     replace_file(files, target / layout.BUCKET_NAME, f"{identity.directory}\n".encode())
+    note_places(target, [bucket.url], files)
     _make_whole(files, target)
     if left_out:
         told = counted(len(left_out), "index file")
@@ -119,6 +120,7 @@ def restore_copy(source: Path, target: Path, files: LocalDisk, tell: Tell = lamb
     _check_target(files, target)
     plan = dict(_copied(source, target, files))
     report, _ = _restored(read, {}, files, plan, target, tell)
+    note_places(target, [str(source.resolve())], files)
     _make_whole(files, target)
     report.at = max((file.changed_at for file in plan.values()), default=0) // 1000
     report.topics = len(layout.topic_ids_in(files, target))

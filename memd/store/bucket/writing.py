@@ -65,6 +65,7 @@ from memd.store.encryption.disk import key_id_of
 from memd.store.erasure import read_erasures
 from memd.store.layout import (
     AUDIT_NAME,
+    BACKUPS_NAME,
     BUCKET_NAME,
     ERASURES_NAME,
     KEY_NAME,
@@ -93,7 +94,7 @@ REWRITTEN_BYTES = 16 << 20
 """The most that one cleaning has written anew."""
 RETRY_SECONDS_MAX = 60.0
 _PLACES_KEPT = 4096
-_OF_THE_DIRECTORY = (KEY_NAME, f"{AUDIT_NAME}/", f"{ERASURES_NAME}/")
+_OF_THE_DIRECTORY = (KEY_NAME, BACKUPS_NAME, f"{AUDIT_NAME}/", f"{ERASURES_NAME}/")
 _PIECE_BYTES = 8 << 20
 
 
@@ -310,7 +311,7 @@ class BucketWriter:
         disk, base = self._disk, self._data_dir / folder
         if not folder:
             audit, ledger = AuditLayout(base), erasures_dir(base)
-            paths = [base / KEY_NAME, *(audit.folder / name for name in audit.names(disk)), audit.head]
+            paths = [base / KEY_NAME, base / BACKUPS_NAME, *(audit.folder / name for name in audit.names(disk)), audit.head]
             paths += [ledger / name for name in disk.names(ledger) if name.endswith(".json")]
             yield from ((one.relative_to(base).as_posix(), one, False) for one in paths if disk.size(one) is not None)
             return

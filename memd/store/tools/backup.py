@@ -17,8 +17,8 @@ segment was closed, and what is built from the log, is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -114,19 +114,36 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
 
 
 def note_backup(data_dir: Path, target: Path, files: LocalDisk) -> None:
-    """Note in the data directory where a backup of it is, so that who erases is told of it. Raises StoreError: the note
-    cannot be written; the backup is whole all the same."""
-    known = known_backups(data_dir, files)
-    if (path := str(target.resolve())) not in known:
-        replace_file(files, data_dir / BACKUPS_NAME, "".join(f"{one}\n" for one in [*known, path]).encode())
+    """Note in the data directory that it has a backup in `target`, so that who erases is told of it; and in all its
+    backups, so that this is known after a restore. Without the note the backup is whole all the same."""
+    places = [*_noted_backups(data_dir, files), str(target.resolve())]
+    for folder in (data_dir, *map(Path, known_backups(data_dir, files)), target):
+        with suppress(StoreError):
+            note_places(folder, places, files)
+
+
+def note_places(folder: Path, places: Iterable[str], files: LocalDisk) -> None:
+    """Note backups, by folder or bucket, in a data directory or a backup. Raises StoreError: it cannot be written."""
+    known = _noted_backups(folder, files)
+    if new := [one for one in dict.fromkeys(places) if one not in known]:
+        replace_file(files, folder / BACKUPS_NAME, "".join(f"{one}\n" for one in [*known, *new]).encode())
 
 
 def known_backups(data_dir: Path, files: LocalDisk) -> list[str]:
-    """Return the folders of the backups of a data directory, as far as they are known and still there."""
-    if files.size(data_dir / BACKUPS_NAME) is None:
-        return []
-    told = files.read(data_dir / BACKUPS_NAME).decode("utf-8", "replace").splitlines()
-    return [one for one in told if one and files.size(Path(one) / MARKER_NAME) is not None]
+    """Return the other folders with backups of a data directory, as far as they are known and still there."""
+    own, told = str(data_dir.resolve()), _noted_backups(data_dir, files)
+    return [one for one in told if one != own and files.size(Path(one) / MARKER_NAME) is not None]
+
+
+def known_buckets(data_dir: Path, files: LocalDisk) -> list[str]:
+    """Return the buckets that a data directory, or one before it, was restored from."""
+    return [one for one in _noted_backups(data_dir, files) if "://" in one]
+
+
+def _noted_backups(folder: Path, files: LocalDisk) -> list[str]:
+    """Also those that are gone, or on a disk that is not there now."""
+    is_noted = files.size(folder / BACKUPS_NAME) is not None
+    return files.read(folder / BACKUPS_NAME).decode("utf-8", "replace").splitlines() if is_noted else []
 
 
 def missing_topics(folder: Path, files: LocalDisk) -> list[Finding]:
