@@ -39,6 +39,7 @@ class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who speaks in them: one of these at least."""
     kinds: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    """From one of these, or below it: see `is_within`."""
     tags: tuple[str, ...] = ()
     """One of these at least."""
     contains: str = ""
@@ -81,7 +82,7 @@ class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
             and (self.until is None or said < self.until)
             and (not self.roles or any(role in roles for role in self.roles))
             and (not self.kinds or kind in self.kinds)
-            and (not self.sources or source in self.sources)
+            and (not self.sources or any(is_within(source, one) for one in self.sources))
             and (not self.tags or any(tag in tags for tag in self.tags))
             and (not self.authors or author in self.authors)
             and (not self.contains or self.contains.casefold() in text.casefold())
@@ -89,6 +90,12 @@ class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 EVERYTHING = Selection()
+
+
+def is_within(source: str | None, name: str) -> bool:
+    """Whether a source is the one of this name or below it: a folder has files, a program (`chatgpt`) conversations."""
+    name = name.rstrip("/")
+    return source is not None and (source == name or source.startswith((f"{name}/", f"{name}:")))
 
 
 def moment(text: str) -> Moment:

@@ -230,6 +230,34 @@ def test_what_a_client_sends_again_is_stored_again_unless_it_is_forbidden(servin
     assert found_in(daemon.data_dir) == [], "the journal and the receipts have no text of it either"
 
 
+def test_what_was_imported_from_a_source_is_found_shown_and_erased_by_it(daemon: DaemonProcess, tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    (folder / "boats").mkdir(parents=True)
+    for name, text in (("lamps.md", OTHERS[0]), ("boats/foghorn.md", SECRET)):
+        (folder / name).write_text(text)
+    assert daemon.run("add", str(folder)).returncode == 0
+    export = tmp_path / "export.jsonl"
+    message = {"uuid": "m", "sender": "human", "text": OTHERS[1], "created_at": "2026-01-01T00:00:00Z"}
+    export.write_text(json.dumps([{"uuid": "c-1", "name": "A day", "chat_messages": [message]}]))
+    assert daemon.run("import", str(export)).returncode == 0
+    [imported] = [one for one in daemon.export() if OTHERS[1] in one["content"]]
+    program, _, _ = imported["source"].partition(":")
+
+    for name, text, others in ((program, OTHERS[1], SECRET), ("notes/boats/", SECRET, OTHERS[0])):
+        found = daemon.run("search", text, "--source", name)
+        assert text in found.stdout and others not in found.stdout, found
+    assert imported["source"] in daemon.run("search", OTHERS[1]).stdout
+    assert imported["source"] in daemon.run("show", imported["id"]).stdout
+
+    assert daemon.run("erase", "--source", "note", "--dry-run").stdout.startswith("There is nothing to erase")
+    planned = daemon.run("erase", "--source", program, "--dry-run")
+    assert f"ids: {imported['id']}" in planned.stdout and SECRET not in planned.stdout, planned
+    for name in (program, "notes/boats"):
+        assert daemon.run("erase", "--source", name, "--yes").returncode == 0
+    live = [one["content"] for one in daemon.export() if one["live"]]
+    assert [any(text in one for one in live) for text in (OTHERS[0], OTHERS[1], SECRET)] == [True, False, False]
+
+
 def test_after_a_restore_the_backups_that_still_have_it_are_named(daemon: DaemonProcess, tmp_path: Path) -> None:
     daemon.chat([user(SECRET)])
     daemon.wait_stored(SECRET)

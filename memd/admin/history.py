@@ -28,7 +28,7 @@ from memd.selection import EVERYTHING, Selection
 from memd.store.lexical.postings import stream_of
 from memd.store.log.columns import may_be_wanted, uuid_bytes
 from memd.store.log.segment import NOTHING_PENDING, PendingView, UnstoredText
-from memd.store.snapshot import Place, chosen, id_before
+from memd.store.snapshot import Place, chosen, id_before, with_sources
 from memd.store.store import Snapshot, TopicLog
 from memd.wording import day_and_time
 
@@ -373,6 +373,7 @@ def _beside(snapshot: Snapshot, place: Place, other: Place | None, known: Known)
 
 def _ids(snapshot: Snapshot, before: int | None, wanted: Selection) -> Iterator[tuple[int, Snapshot, Place]]:
     """The entries that may be wanted, newest first."""
+    wanted = with_sources(snapshot, wanted)
     bits = {number: may_be_wanted(view.rows, wanted) for number, view in snapshot.views.items()}
     for place in snapshot.latest_places(None if before is None else id_before(snapshot, before)):
         if bits[place[0]][place[1]]:

@@ -33,7 +33,7 @@ from memd.notes import GivenNote, check_not_ahead, checked_notes
 from memd.principals import OWNER_NAME, Principal
 from memd.recall import corrections
 from memd.recall.corrections import Applied
-from memd.selection import since
+from memd.selection import Selection, since
 from memd.store.encryption.disk import key_id_of
 from memd.store.log.segment import UnstoredText
 from memd.store.store import Snapshot, Store
@@ -233,7 +233,7 @@ def mark_of(key: str, body: msgspec.Struct, who: Principal) -> bytes:
 CHUNKS_MAX = 1_000
 NAMED_MAX = 10
 """Chunks that a plan tells of one by one."""
-WHAT = "name a topic_id, chunk_ids, an author, resume or retention"
+WHAT = "name a topic_id, chunk_ids, an author or source, resume or retention"
 
 
 class ErasureBody(Body, frozen=True, kw_only=True):
@@ -248,6 +248,10 @@ class ErasureBody(Body, frozen=True, kw_only=True):
     ] = ()
     author: Annotated[
         str | None, Meta(description="All that this principal said or wrote (owner); with a topic only there.")
+    ] = None
+    source: Annotated[
+        str | None,
+        Meta(description="All that was added or imported from there or below it (chatgpt, a folder); else as author."),
     ] = None
     before: Annotated[
         str | None,
@@ -285,9 +289,10 @@ class ErasureAnswer(msgspec.Struct, frozen=True, kw_only=True):
 @post("/memd/erase", "admin", act="erase", touches=lambda answer: answer.extent)
 async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> ErasureAnswer:
     """Erase chunks or topics for good, or with `dry_run` say what would go."""
-    is_of_chunks = bool(body.chunk_ids or body.author)
+    is_chosen = bool(body.author or body.source)
+    is_of_chunks = bool(body.chunk_ids) or is_chosen
     asked = [body.resume, body.retention, is_of_chunks or bool(body.topic_id)]
-    if sum(asked) != 1 or (body.chunk_ids and body.author) or (body.before and (is_of_chunks or not body.topic_id)):
+    if sum(asked) != 1 or (body.chunk_ids and is_chosen) or (body.before and (is_of_chunks or not body.topic_id)):
         raise BadQuestion(f"{WHAT}, and one of them alone; before belongs to a topic_id")
     if body.resume or body.retention:
         who.check_everywhere("admin")
@@ -350,7 +355,8 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Ask
         raise BadQuestion(f"chunk_ids has {len(body.chunk_ids):,} ids; give {CHUNKS_MAX:,} at most at once")
     names = [body.topic_id] if body.topic_id else []
     async with parts.held(names, who, ["admin"]) as own:
-        named = await (_written(own, body.author) if body.author else parts.named(own, body.chunk_ids, names, who))
+        is_chosen = body.author or body.source
+        named = await (_written(own, body) if is_chosen else parts.named(own, body.chunk_ids, names, who))
         for topic in own:
             waiting = (one.uuid for one in named if one.waiting and one.snapshot.topic_id == topic.id)
             await parts.archiver.store_named(topic, waiting)
@@ -368,14 +374,15 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Ask
     return _Asked(plans, plans, uuids, remains)
 
 
-async def _written(topics: Sequence[Topic], author: str) -> list[history.Named]:
-    """All chunks of an author, also those that are not in the log yet."""
-    name = "" if author == OWNER_NAME else author
+async def _written(topics: Sequence[Topic], body: ErasureBody) -> list[history.Named]:
+    """All chunks of an author or a source, also those that are not in the log yet."""
+    authors = ("" if body.author == OWNER_NAME else body.author,) if body.author else ()
+    wanted = Selection(authors=authors, sources=(body.source,) if body.source else ())
 
     def found(topic: Topic, unstored: UnstoredText) -> list[history.Named]:
         snapshot, waiting = topic.log.snapshot(), unstored.chunks()
-        own = (one.entry.uuid for one in waiting if (one.entry.author or "") == name)
-        stored = [history.Named(snapshot, uuid) for uuid in erasing.written_by(snapshot, name)]
+        own = (one.entry.uuid for one in waiting if wanted.admits_entry(one.entry))
+        stored = [history.Named(snapshot, uuid) for uuid in erasing.ever_of(snapshot, wanted)]
         return [*stored, *(history.Named(snapshot, uuid, waiting) for uuid in own)]
 
     return [one for topic in topics for one in await asyncio.to_thread(found, topic, topic.unstored())]

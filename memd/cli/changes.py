@@ -128,6 +128,7 @@ def _tell_appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone:
     print_lines(lines)
 
 
+IDS_TOLD = 100
 SECONDS_MAX = 3_600.0
 """How long an erasure may take: a large topic is overwritten at the speed of its disk."""
 OVERWRITTEN = (
@@ -149,15 +150,14 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str
 
     Example: memd erase --dry-run work
     """
-    chunk_ids, author, before, retention, resume = (
-        chosen[name] for name in ("chunk_ids", "author", "before", "retention", "resume")
-    )
-    is_of_chunks = bool(chunk_ids or author)
-    given = {"TOPIC": bool(topic and not is_of_chunks), "--chunk": bool(chunk_ids), "--author": bool(author)}
-    given |= {"--retention": retention, "--resume": resume}
+    before, retention, resume = (chosen[name] for name in ("before", "retention", "resume"))
+    author, source = chosen["author"], chosen["source"]
+    is_of_chunks = bool(chosen["chunk_ids"] or author or source)
+    given = {"TOPIC": bool(topic and not is_of_chunks), "--chunk": bool(chosen["chunk_ids"])}
+    given |= {"--author or --source": bool(author or source), "--retention": retention, "--resume": resume}
     named = [name for name, is_given in given.items() if is_given]
     if len(named) != 1 or (topic and (retention or resume)):
-        flags = "TOPIC, --chunk ID, --author NAME, --retention or --resume"
+        flags = "TOPIC, --chunk ID, --author NAME, --source NAME, --retention or --resume"
         raise BadQuestion(f"say what to erase: {flags}, not {' and '.join(named) or 'none'}")
     if before and named != ["TOPIC"]:
         raise BadQuestion("--before belongs to a TOPIC")
@@ -173,6 +173,8 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str
                 click.echo("The settings keep everything: they have no `retention`.")
             if author and not any(one.chunks for one in plan.plans):
                 click.echo(f"Nothing is by {for_terminal(author)}; `memd token list` names who has a token.")
+            if source and not any(one.chunks for one in plan.plans):
+                click.echo(f"Nothing is from {for_terminal(source)}; `memd show ID` says where a chunk is from.")
             if dry_run or not (whole_topic or any(one.chunks for one in plan.plans)):
                 return 0
             if not yes and not click.confirm("Erase this for good?"):
@@ -205,8 +207,10 @@ def _planned(answer: ErasureAnswer, whole_topic: str | None) -> list[str]:
             said = f", said from {day_and_time(plan.oldest)} to {day_and_time(plan.newest)}"
         lines.append(f"topic {plan.topic_id}{', with its folder' if plan.kind == 'topic' else ''}: {size}{said}")
         lines += [f"  {for_terminal(words)}" for words in plan.first_words]
-        more = plan.chunks - len(plan.first_words)
-        lines += [f"  and {more:,} more"] if more > 0 and plan.first_words else []
+        lines += [f"  ids: {' '.join(plan.ids[:IDS_TOLD])}"] if plan.ids else []
+        if (more := plan.chunks - (len(plan.ids[:IDS_TOLD]) or len(plan.first_words))) > 0:
+            how = "--dry-run --json" if plan.ids else f"memd export --topic {plan.topic_id} --live"
+            lines.append(f"  and {more:,} more, which `{how}` has")
         if plan.kept_documents:
             lines.append(f"  {counted(plan.kept_documents, 'chunk')} of documents stay: they go when their files go")
         if plan.kept_live:

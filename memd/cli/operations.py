@@ -90,11 +90,17 @@ def indented(text: str, style: str = "", below: int = 0) -> RenderableType:
 
 
 def marks_of(chunk: FoundChunk | LogEvent) -> list[tuple[str, str]]:
-    """The marks beside a chunk's id, each behind two spaces and with its style: where a note or document is from, whose
-    it is, and whether it looks like an instruction to a model."""
+    """The marks beside a chunk's id, each behind two spaces and with its style: where it is from, whose it is, and
+    whether it looks like an instruction to a model."""
     place = [f"page {chunk.page}"] if chunk.page else [f"sheet {chunk.sheet}"] if chunk.sheet else []
-    words = [chunk.kind, " > ".join(chunk.heading), chunk.source or "", *place, *(f"#{tag}" for tag in chunk.tags)]
-    told = [word for word in words if word and chunk.kind != "turn"] + ([f"by {chunk.author}"] if chunk.author else [])
+    words = [
+        "" if chunk.kind == "turn" else chunk.kind,
+        " > ".join(chunk.heading),
+        chunk.source or "",
+        *place,
+        *(f"#{tag}" for tag in chunk.tags),
+    ]
+    told = [word for word in words if word] + ([f"by {chunk.author}"] if chunk.author else [])
     marks = {"magenta": name_for_terminal(", ".join(told)), "yellow": instructing_words(chunk.instructs)}
     return [(f"  {text}", style) for style, text in marks.items() if text]
 

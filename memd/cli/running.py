@@ -271,8 +271,8 @@ def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = 
 
 
 def note_restored(config: Config, folder: Path, source: str, files: int, *, is_copy: bool) -> None:
-    """Let the audit of a folder, if it has one, have a line of its restoration. `is_copy`: `memd backup` made what it is
-    from, while the last line about a backup had no end. Raises StoreError: it cannot be written."""
+    """Let the audit of a folder, if it has one, have a line of its restoration. `is_copy`: it is from `memd backup`,
+    which copies the audit before the line that ends it. Raises StoreError: it cannot be written."""
     book = AuditBook(LocalDisk(), folder, config.audit.keep_months)
     record = config.audit.record
     if not (record == "always" or (record == "auto" and book.is_begun())):
@@ -281,8 +281,8 @@ def note_restored(config: Config, folder: Path, source: str, files: int, *, is_c
     acts = kept.acts if kept is not None else ()
     ended = {act.ends for _, act in acts}
     began = max((number for number, act in acts if act.begins and number not in ended), default=0)
-    facts = {"who": user_name(), "source": command_name(), "topics": (ALL_TOPICS,), "detail": source}
-    book.append([Act(at=time.time_ns() // 1000, act="restore", count=files, ends=began, **facts)])
+    by: dict[str, Any] = {"who": user_name(), "source": command_name(), "topics": (ALL_TOPICS,)}
+    book.append([Act(at=time.time_ns() // 1000, act="restore", count=files, ends=began, detail=source, **by)])
 
 
 @contextmanager

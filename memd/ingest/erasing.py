@@ -37,6 +37,7 @@ from memd.ingest.indexer import Indexer
 from memd.ingest.topic import erased_in
 from memd.ingest.topics import Topic, Topics
 from memd.messages import Block
+from memd.selection import Selection
 from memd.store.disk import Wiper
 from memd.store.erasure import Erasure, ForbiddenText, Kind
 from memd.store.log.columns import Bits, text_hash, uuid_bytes
@@ -75,6 +76,8 @@ class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
     newest: int | None = None
     """When the first and the last of them were said, in microseconds since the epoch; None: nothing goes."""
     first_words: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    """Of the chunks, in no order; none of a whole topic."""
     kept_documents: int = 0
     """Older chunks of documents that stay, because their files are what they are read from."""
     kept_live: int = 0
@@ -144,9 +147,9 @@ def repeating(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collecti
     return sorted(found.values(), key=lambda one: sum(map(len, one.words)), reverse=True)
 
 
-def written_by(snapshot: Snapshot, author: str) -> set[bytes]:
-    """Return the chunks that have, or had, something of an author; the empty one: of nobody that is named."""
-    return {entry.uuid for entry in _entries_with(snapshot) if (entry.author or "") == author}
+def ever_of(snapshot: Snapshot, wanted: Selection) -> set[bytes]:
+    """Return the chunks that are, or were once, of a choice."""
+    return {entry.uuid for entry in _entries_with(snapshot) if wanted.admits_entry(entry)}
 
 
 def versions_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[bytes]:
@@ -171,6 +174,7 @@ def _planned(snapshot: Snapshot, kind: Kind, places: list[Place]) -> PlannedEras
             text if len(text) <= CHARACTERS_TOLD else text[:CHARACTERS_TOLD].rstrip() + " …"
             for text in islice(filter(None, texts), WORDS_TOLD)
         ),
+        ids=() if kind == "topic" else tuple(uuid.hex()[: snapshot.public_digits(uuid)] for uuid in told),
     )
 
 

@@ -50,8 +50,9 @@ ActKind = Literal[
     "lost",
     "removed",
 ]
-"""restore: the folder came out of a backup. start, stop: of a daemon. file: the first line of a file. recovered: what a killed process left of a line was taken
-out. lost: acts that could not be written, by their number. removed: old files, as `audit.keep_months` says."""
+"""restore: the folder came out of a backup. start, stop: of a daemon. file: the first line of a file. recovered: what a
+killed process left of a line was taken out. lost: acts that could not be written, by their number. removed: old files,
+as `audit.keep_months` says."""
 KINDS: tuple[ActKind, ...] = get_args(ActKind)
 BEFORE_ALL = "0" * 64
 LINE_BYTES_MAX = 1 << 20

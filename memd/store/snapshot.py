@@ -20,13 +20,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
 from memd.entries import ChunkState, Draft, Entry, Status, WallTime
 from memd.errors import StoreError
-from memd.selection import EVERYTHING, Selection
+from memd.selection import EVERYTHING, Selection, is_within
 from memd.store.index.sealed_index import MergedPart, SealedIndex
 from memd.store.index.vectors import cosines
 from memd.store.lexical.postings import main_language, query_keys
@@ -618,8 +619,9 @@ def chosen(snapshot: Snapshot, wanted: Selection) -> Snapshot:
     """
     if wanted == EVERYTHING:
         return snapshot
+    perhaps = with_sources(snapshot, wanted)
     views = {
-        number: dataclasses.replace(view, dead=~_wanted_rows(snapshot, number, view, wanted))
+        number: dataclasses.replace(view, dead=~_wanted_rows(snapshot, number, view, wanted, perhaps))
         for number, view in snapshot.views.items()
     }
     indexes = [IndexView(view.index, _dead_in(view.index, views)) for view in snapshot.indexes]
@@ -649,8 +651,22 @@ def newest_by_source(snapshot: Snapshot, kind: str) -> Iterator[tuple[Entry, int
             yield entries.get(place) or snapshot.read(place), count
 
 
-def _wanted_rows(snapshot: Snapshot, number: int, view: SegmentView, wanted: Selection) -> Bits:
-    bits: Bits = ~view.dead & may_be_wanted(view.rows, wanted)
+def with_sources(snapshot: Snapshot, wanted: Selection) -> Selection:
+    """Return a choice with each source of the topic that is below those that it names: columns know their hashes."""
+    if not wanted.sources:
+        return wanted
+    places: dict[int, Place] = {}
+    for number, view in snapshot.views.items():
+        rows = np.flatnonzero(view.rows["is_erased"] == 0)
+        hashes, first = np.unique(view.rows["source_hash"][rows], return_index=True)
+        places |= zip(hashes.tolist(), ((number, row) for row in rows[first].tolist()), strict=True)
+    known = (entry.source for entry in snapshot.read_many(places.values()).values())
+    below = (one for one in known if one is not None and any(is_within(one, name) for name in wanted.sources))
+    return msgspec.structs.replace(wanted, sources=(*wanted.sources, *below))
+
+
+def _wanted_rows(snapshot: Snapshot, number: int, view: SegmentView, wanted: Selection, perhaps: Selection) -> Bits:
+    bits: Bits = ~view.dead & may_be_wanted(view.rows, perhaps)
     if wanted.reads_entries:
         rows = np.flatnonzero(bits)
         for start in range(0, len(rows), READ_AT_ONCE):

@@ -96,12 +96,12 @@ export function whose({ author }) {
   return author ? el("span", { dir: "auto" }, "by ", line(author)) : null;
 }
 
-/** Where a chunk is from, if it was not said in a chat, and whose it is. */
+/** Where a chunk is from, if it was not said in a chat of memd's, and whose it is. */
 export function origin(one) {
-  if ((one.kind ?? "turn") === "turn") return whose(one);
+  const isTurn = (one.kind ?? "turn") === "turn";
   const place = one.page ? `page ${one.page}` : one.sheet ? `sheet ${one.sheet}` : "";
   const words = [one.heading?.join(" > "), one.source, place, ...(one.tags ?? []).map((tag) => `#${tag}`)].filter(Boolean).join(", ");
-  return [badge(one.kind, "on"), words && el("span", { dir: "auto" }, line(words)), whose(one)];
+  return [!isTurn && badge(one.kind, "on"), words && el("span", { dir: "auto" }, line(words)), whose(one)];
 }
 
 const SIGNS = {

@@ -311,7 +311,12 @@ class BucketWriter:
         disk, base = self._disk, self._data_dir / folder
         if not folder:
             audit, ledger = AuditLayout(base), erasures_dir(base)
-            paths = [base / KEY_NAME, base / BACKUPS_NAME, *(audit.folder / name for name in audit.names(disk)), audit.head]
+            paths = [
+                base / KEY_NAME,
+                base / BACKUPS_NAME,
+                *(audit.folder / name for name in audit.names(disk)),
+                audit.head,
+            ]
             paths += [ledger / name for name in disk.names(ledger) if name.endswith(".json")]
             yield from ((one.relative_to(base).as_posix(), one, False) for one in paths if disk.size(one) is not None)
             return

@@ -151,7 +151,7 @@ def role_bits(roles: Iterable[str]) -> int:
     return functools.reduce(operator.or_, (1 << _place(ROLES, role) for role in roles), 0)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=8192)
 def _source_hash(source: str | None) -> int:
     """Never 0 for a source."""
     if source is None:
