@@ -208,7 +208,8 @@ def _planned(answer: ErasureAnswer, whole_topic: str | None) -> list[str]:
         lines.append(f"topic {plan.topic_id}{', with its folder' if plan.kind == 'topic' else ''}: {size}{said}")
         lines += [f"  {for_terminal(words)}" for words in plan.first_words]
         lines += [f"  ids: {' '.join(plan.ids[:IDS_TOLD])}"] if plan.ids else []
-        if (more := plan.chunks - (len(plan.ids[:IDS_TOLD]) or len(plan.first_words))) > 0:
+        told = len(plan.ids[:IDS_TOLD]) or len(plan.first_words)  # of a topic that one may not read nothing
+        if told and (more := plan.chunks - told) > 0:
             how = "--dry-run --json" if plan.ids else f"memd export --topic {plan.topic_id} --live"
             lines.append(f"  and {more:,} more, which `{how}` has")
         if plan.kept_documents:
