@@ -6,6 +6,7 @@ The files in tests/exports have the shapes of the real ones; each reader's docst
 from __future__ import annotations
 
 import json
+import re
 import time
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from memd.ingest.imports.exports import NO_PARENT, Dating, Node, Thread, thread_of
-from memd.ingest.imports.files import NAMES, Found, begun_members, files_of, format_in, items, read
+from memd.ingest.imports.files import NAMES, Found, begun_members, files_of, format_in, found_in, items, read
 from memd.ingest.imports.parts import stretches, topic_of_folder
 from memd.messages import Message, stored_text
 
@@ -245,7 +246,6 @@ def test_a_file_cut_off_in_its_first_conversation_is_known_as_an_export(tmp_path
         (b"<html><body>\n" * 100, "it is no JSON object"),
         (b'{"name": "a package", "version": "1"}', "it is not a conversation; its members are name, version"),
         (b"PK\x03\x04 broken", "it is no whole zip"),
-        (b'{"mapping": {"a": {"message": {"author": {"role": "user"}, "content": {"parts": ["\xff"]}}}}}', "utf-8"),
         (b'{"mapping": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}", "nested too deep"),
         ("[]".encode("utf-16"), "it is no JSON object"),
     ],
@@ -339,6 +339,48 @@ def test_half_an_emoji_costs_no_more_than_itself(tmp_path: Path, half: str, inde
     file.write_text(json.dumps(chats, indent=indent).replace("HALF", half))
     threads = threads_of(found := found_at(file))
     assert [thread.messages[0].text for thread in threads] == ["Cut \ufffd here."] * 2 and problems_of(found) == []
+
+
+UNREADABLE = (b"1e999", b'"2025-10-29T00:5\xf5:44"', b"9" * 5_000, b'"\\ud800"')
+
+
+@pytest.mark.parametrize("bad", UNREADABLE, ids=["too large", "no UTF-8", "too long", "half an emoji"])
+def test_a_time_that_cannot_be_read_costs_a_session_one_item_at_most(bad: bytes) -> None:
+    lines = (EXPORTS / "codex.jsonl").read_bytes().splitlines()
+    [whole] = threads_of(list(found_in(items([b"\n".join(lines)]), Dating())))
+    place = next(place for place, line in enumerate(lines) if b'"response_item"' in line and b'"assistant"' in line)
+    lines[place] = re.sub(rb'(?<="timestamp": )"[^"]*"', lambda _: bad, lines[place])
+    [thread] = threads_of(list(found_in(items([b"\n".join(lines)]), Dating())))
+    assert len(thread.messages) >= len(whole.messages) - (bad == UNREADABLE[2])
+
+
+@pytest.mark.parametrize("bad", UNREADABLE, ids=["too large", "no UTF-8", "too long", "half an emoji"])
+@pytest.mark.parametrize("within", [b"BAD", b'[{"x": BAD}]'])
+def test_a_member_that_nobody_reads_costs_nothing(bad: bytes, within: bytes) -> None:
+    def message(text: str, *children: dict[str, Any]) -> dict[str, Any]:
+        return {"messageId": text, "sender": "User", "isCreatedByUser": True, "text": text, "children": [*children]}
+
+    nested = message("one", message("two", message("three") | {"odd": 0}), message("four") | {"odd": 0})
+    chat = json.dumps({"conversationId": "c", "messages": [nested], "recursive": True}).encode()
+    told = list(found_in(items([chat.replace(b'"odd": 0', b'"odd": ' + within.replace(b"BAD", bad))]), Dating()))
+    [thread] = threads_of(told)
+    assert {one.text for one in thread.messages} == {"one", "two", "three", "four"} and problems_of(told) == []
+
+
+def test_a_message_that_cannot_be_read_hides_none_of_its_answers() -> None:
+    answer = {"messageId": "a", "sender": "User", "isCreatedByUser": True, "text": "Here."}
+    question = answer | {"messageId": 5, "children": [answer]}
+    chat = json.dumps({"conversationId": "c", "messages": [question], "recursive": True}).encode()
+    [thread] = threads_of(list(found_in(items([chat]), Dating())))
+    assert [one.text for one in thread.messages] == ["Here."] and "message 1 cannot be read" in thread.problems[0]
+
+
+def test_a_byte_that_is_no_utf_8_costs_no_more_than_itself_but_no_text_of_memd_s_own_is_changed() -> None:
+    chat = b'{"messages": [{"role": "user", "content": "Caf\xe9 at nine."}]}'
+    [thread] = threads_of(list(found_in(items([chat]), Dating())))
+    assert thread.messages[0].text == "Caf\ufffd at nine."
+    [entry] = found_in(items([b'{"canonical_id": 1, "uuid": "x", "content": "Caf\xe9"}']), Dating(), "memd")
+    assert b"\xe9" in entry.entry
 
 
 # Trees and bytes of any kind

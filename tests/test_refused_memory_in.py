@@ -63,8 +63,9 @@ def test_an_action_is_taken_in_any_case(daemon: DaemonProcess, upstream: Recordi
             "a member that memd does not know; did you mean content? - at `memory_in.corrections[0]`",
         ),
         ({"steps": 2}, "corrections[0].steps belongs to the actions Helpful and Unhelpful"),
+        ({"chunk_ids": []}, "of length >= 1 - at `memory_in.corrections[0].chunk_ids`"),
     ],
-    ids=["action", "key", "steps"],
+    ids=["action", "key", "steps", "no chunk"],
 )
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_what_is_refused_is_told_in_the_answer_and_in_a_header(

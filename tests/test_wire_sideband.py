@@ -58,6 +58,7 @@ HELPFUL = {"chunk_ids": ["a"], "action": "Helpful", "reason": "r"}
         ({"related_topic_ids": ["a", "/b"]}, "memory_in.related_topic_ids[1]"),
         ({"corrections": {}}, "memory_in.corrections"),
         ({"corrections": [{"action": "Helpful", "reason": "r"}]}, "chunk_ids"),
+        ({"corrections": [HELPFUL | {"chunk_ids": []}]}, "at `memory_in.corrections[0].chunk_ids`"),
         ({"corrections": [{"chunk_ids": ["a"], "action": "Helpful"}]}, "reason"),
         ({"corrections": [HELPFUL | {"chunk_ids": [7]}]}, "memory_in.corrections"),
         ({"corrections": [HELPFUL | {"action": "updates"}]}, "[0].action`; it is Update or Helpful or Unhelpful"),

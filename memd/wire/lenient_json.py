@@ -75,6 +75,7 @@ def without_stand_ins(data: bytes) -> bytes:
 
 def without_surrogates(data: bytes) -> bytes:
     """JSON text that is not forwarded, with U+FFFD in place of what is no Unicode in it."""
+    data = data.decode(errors="replace").encode()
     if b"\\ud" not in data and b"\\uD" not in data and b"\xf4\x8f" not in data:
         return data
     return _STAND_IN.sub(lambda found: found[0] if found[1] is found[3] else b"\\ufffd", with_stand_ins(data))

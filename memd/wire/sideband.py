@@ -97,7 +97,7 @@ class MemoryOut(msgspec.Struct, frozen=True, omit_defaults=True):
 class _WireCorrection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A correction as clients write it: an Update whose `content` is misspelt would only take a chunk out."""
 
-    chunk_ids: tuple[str, ...]
+    chunk_ids: Annotated[tuple[str, ...], Meta(min_length=1)]
     action: str
     """In any case: models write it in theirs."""
     reason: str

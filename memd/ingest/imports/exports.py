@@ -334,7 +334,7 @@ def thread_of_elements(
     EmptyImport: as `thread_in` does."""
     nodes: list[Node] = []
     problems: list[str] = []
-    waiting: list[tuple[str, Any, str | None]] = [(name, raw, None) for name, raw in reversed(list(elements))]
+    waiting: list[tuple[str, Raw, Node | None]] = [(name, raw, None) for name, raw in reversed(list(elements))]
     is_by_id = any(name for name, _, _ in waiting)
     place, before = 0, None
     while waiting:
@@ -343,12 +343,11 @@ def thread_of_elements(
         node = Node(name or str(place), None)
         try:
             members = _object(element)
-            node.parent = above or _id(members, export.parent) or (None if name else before)
+            if is_list(children := next(_at(members, export.children), Raw())):
+                waiting += [("", child, node) for child in reversed(LIST.decode(children))]
+            node.parent = above.id if above else _id(members, export.parent) or (None if name else before)
             node.id = name or _id(members, export.own_id) or node.id
-            if isinstance(children := _value(members, export.children), list):
-                waiting += [("", child, node.id) for child in reversed(children)]
-            message = members.get(export.message) if export.message else members
-            if message is not None:
+            if (message := next(_at(members, export.message), None) if export.message else element) is not None:
                 node.messages = _messages(export, _object(message), element, dating)
         except (*UNREADABLE, BadImport, BadRequestBody) as error:
             problems.append(f"message {repr(name[:60]) if name else f'{place:,}'} cannot be read: {error}")
@@ -418,7 +417,7 @@ def _text(value: Any) -> str:
 
 
 def _attached(members: Members, paths: str, name: str) -> Iterator[str]:
-    for files in _at(members, paths):
+    for files in map(_plain, _at(members, paths)):
         for one in files if isinstance(files, list) else ():
             if isinstance(one, dict):
                 yield named("image" if one.get("type") == "image" else "file", one.get(name))
@@ -436,15 +435,18 @@ def _at(members: Members, paths: str) -> Iterator[Any]:
             yield value
 
 
+_ANYTHING = msgspec.json.Decoder(float_hook=float)  # by itself it refuses a number such as 1e999
+
+
 def _plain(value: Any) -> Any:
-    return msgspec.json.decode(value) if isinstance(value, Raw) else value
+    return _ANYTHING.decode(value) if isinstance(value, Raw) else value
 
 
-def _object(value: Any) -> dict[str, Any]:
-    value = _plain(value)
-    if not isinstance(value, dict):
+def _object(raw: Raw) -> dict[str, Raw]:
+    """Its members as they stand: one that nobody reads may be anything."""
+    if not is_object(raw):
         raise BadImport("it is no object")
-    return value
+    return OBJECT.decode(raw)
 
 
 def _value(members: Members, paths: str) -> Any:
@@ -649,8 +651,8 @@ class CodexSession:
     def __init__(self, dating: Dating) -> None:
         self._dating = dating
         self._id = self._folder = ""
-        self._items: list[Raw] = []
-        self._times: list[int | None] = []
+        self._items: list[tuple[Raw, int | None]] = []
+        """Each with its time."""
 
     def add(self, line: bytes) -> None:
         """Take a line. Raises UNREADABLE: it is none."""
@@ -665,15 +667,14 @@ class CodexSession:
             return
         item = Raw(line) if item is None else item
         if _told(OBJECT.decode(item), "type") in _ITEMS:
-            self._items.append(Raw(bytes(item)))
-            self._times.append(self._dating.first_time([_value(event, "timestamp")]))
+            self._items.append((Raw(bytes(item)), self._dating.first_time([_value(event, "timestamp")])))
 
     def thread(self) -> Thread:
         """The conversation; raises as that of Claude Code."""
         messages: list[Message] = []
         problems: list[str] = []
-        times = iter(self._times)
-        for group in grouped(self._items):
+        times = (at for _, at in self._items)
+        for group in grouped(item for item, _ in self._items):
             at, *_ = islice(times, len(LIST.decode(b"[%b]" % bytes(group))))
             try:
                 messages += dated([parse_items(group)], at)

@@ -116,7 +116,7 @@ def _decoded(decoder: msgspec.json.Decoder[Decoded], data: bytes) -> tuple[bytes
     JavaScript leaves where it cuts a string."""
     try:
         return data, decoder.decode(data)
-    except msgspec.DecodeError:
+    except ValueError:
         data = without_surrogates(_IN_PYTHON_ONLY.sub(lambda found: found[1] or b"null", data))
         return data, decoder.decode(data)
 
@@ -266,6 +266,10 @@ def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) 
         yield from strange
         strange, is_known = [], True
         try:
+            if (
+                export and export.name
+            ) != MEMD:  # of whose entries a damaged one must not replace a whole one
+                item = msgspec.structs.replace(item, data=without_surrogates(item.data))
             is_message, name = export is OPENAI and OPENAI.messages not in members, export.name if export else ""
             if sessions and (is_message or not name):
                 # An event of another kind, or an item from before lines had a frame.
