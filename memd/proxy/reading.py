@@ -378,8 +378,10 @@ class RequestReader:
         named = _first_of(client, self._topic_headers)
         if named:
             return named, "header"
-        user = request.user.strip() if self._from_user else ""
-        return (user, "user") if user else (path_topic or DEFAULT_TOPIC_ID, "path")
+        user = request.user if self._from_user else ""
+        if user is None:
+            return "", "user"  # which is no name: those of two numbers must not share a topic
+        return (user.strip(), "user") if user.strip() else (path_topic or DEFAULT_TOPIC_ID, "path")
 
 
 async def unpacked(packed: bytes, codings: tuple[str, ...], bytes_max: int, take: Take) -> bytes:

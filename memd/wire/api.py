@@ -92,9 +92,11 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Its parts have stand-ins (see `lenient_json`), which are not forwarded."""
 
     @property
-    def user(self) -> str:
-        """The member by which OpenAI's requests tell a program's users apart; empty if there is none."""
-        return decode_or_none(TEXT, self.fields.get("user", NULL)) or ""
+    def user(self) -> str | None:
+        """The member by which OpenAI's requests tell a program's users apart; empty if there is none, None if it is no
+        text."""
+        told = self.fields.get("user", NULL)
+        return "" if told == NULL else decode_or_none(TEXT, told)
 
     @property
     def wanted(self) -> Selection:
