@@ -7,8 +7,8 @@ Prompts and what is stored have the text as it was said. What is known of client
     line ends                 CRLF comes back as LF: aider, Zed and whatever keeps chats in text files on Windows
     white space at line ends  gone: editors' chats (Continue, Zed), Markdown renderers; models end lines with blanks
     Unicode                   NFC comes back as NFD, and the other way round: files and clipboards of macOS
-    thinking                  `<think>…</think>` comes back as `<details type="reasoning">…</details>` (Open WebUI), or
-                              not at all (see `without_thinking`)
+    thinking                  `<think>…</think>`, and the like, comes back as `<details type="reasoning">…</details>`
+                              (Open WebUI), or not at all (see `without_thinking`)
     links                     bare ones come back as `[link](link)` or `<link>`: rich-text editors (LobeChat, Notion)
     a call's arguments        reordered, reformatted, with defaults added (claude-code's `replace_all: false`): a call
                               that has an id is known by that
@@ -38,8 +38,15 @@ from msgspec.structs import replace
 
 _EXACT_IN_DOUBLE_MAX = 2**53
 _LINK = re.compile(r"\[([^\[\]\n]{1,2000})\]\((?:https?://|mailto:)?\1/?\)|<(https?://[^\s<>]{1,2000})>")
-_THINKING = re.compile(r"\s*<(?:(think)>|(details) type=\"reasoning\")")
-"""The marks of DeepSeek-R1, Qwen 3 and others, and what Open WebUI makes of them."""
+_THINKING = {
+    '<details type="reasoning"': "</details>",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "◁think▷": "◁/think▷",
+    "[THINK]": "[/THINK]",
+    **{f"<{tag}>": f"</{tag}>" for tag in ("think", "thinking", "reason", "reasoning", "thought", "Thought")},
+}
+"""The marks around the thinking of DeepSeek-R1, Qwen 3 and others, and what Open WebUI makes of all of them."""
+_THINKING_OPENED = re.compile(rf"\s*({'|'.join(map(re.escape, _THINKING))})")
 
 
 def normal_text(text: str) -> str:
@@ -58,8 +65,8 @@ def normal_text(text: str) -> str:
 def without_thinking(text: str) -> str:
     """An answer without the thinking that it begins with; an open end is an interrupted reply's, and stays."""
     done = 0
-    while opened := _THINKING.match(text, done):
-        closing = f"</{opened[1] or opened[2]}>"
+    while opened := _THINKING_OPENED.match(text, done):
+        closing = _THINKING[opened[1]]
         end = text.find(closing, opened.end())
         if end < 0:
             break

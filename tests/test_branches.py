@@ -354,6 +354,13 @@ async def say(client: Client, history: list[Json], reply: Json) -> None:
             },
         ),
         (
+            {"role": "assistant", "content": "[THINK]Hm, well.[/THINK]The third pier."},
+            {
+                "role": "assistant",
+                "content": '<details type="reasoning" done="true">\n> Hm, well.\n</details>\nThe third pier.',
+            },
+        ),
+        (
             {
                 "role": "assistant",
                 "content": "Die Br\u00fccke: https://bridge.example/a?y=1, b.example, https://c.example, a@b.example",
@@ -365,7 +372,7 @@ async def say(client: Client, history: list[Json], reply: Json) -> None:
             },
         ),
     ],
-    ids=["defaults", "line ends", "thinking", "NFD and links"],
+    ids=["defaults", "line ends", "thinking", "other thinking", "NFD and links"],
 )
 async def test_an_answer_that_comes_back_rewritten_is_stored_once(client: Client, said: Json, came_back: Json) -> None:
     await say(client, [RENAME], said)

@@ -145,6 +145,14 @@ def test_what_was_not_found_is_told_as_it_is(told: DaemonProcess) -> None:
     assert "Nothing before 2020-01-01" in before and "stored" not in before
 
 
+@with_a_daemon
+def test_what_was_said_on_another_day_than_it_was_told_is_dated_both_ways(told: DaemonProcess) -> None:
+    out(told, "remember", "The cellar was dry.", "--topic", "work", "--said-at", "2020-05-03")
+    note, *others = [line for line in out(told, "log").splitlines() if "  entry " in line]
+    assert "  said 2020-05-03 " in note and re.match(time.strftime("%Y-"), note)
+    assert others and not any("  said " in line for line in others)
+
+
 def test_what_waits_in_the_journal_after_a_kill_is_told_shown_and_corrected(serving: Serving) -> None:
     never = {"buffer": {"store_after_seconds": 3600, "idle_seconds": 3600, "journal_fsync": "always"}}
     daemon = serving(never)

@@ -440,11 +440,26 @@ def test_words_that_only_look_like_it_are_said_as_they_stand(text: str) -> None:
     assert SPEECH.heard(message) is message and message.said is text
 
 
-def test_thinking_before_an_answer_is_not_said() -> None:
-    thinking = SPEECH.heard(Message("assistant", "<think>\nHm, 8765?\n</think>\n\nPort 8765."))
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        *((f"<{tag}>", f"</{tag}>") for tag in ("think", "thinking", "reason", "reasoning", "thought", "Thought")),
+        ("<|begin_of_thought|>", "<|end_of_thought|>"),
+        ("◁think▷", "◁/think▷"),
+        ("[THINK]", "[/THINK]"),
+        ('<details type="reasoning" done="true" duration="3">', "</details>"),
+    ],
+)
+def test_thinking_before_an_answer_is_not_said(opening: str, closing: str) -> None:
+    thinking = SPEECH.heard(Message("assistant", f"{opening}\nHm, 8765?\n{closing}\n\nPort 8765."))
+    assert thinking.said == "Port 8765."
     assert thinking.content_digest == Message("assistant", "Port 8765.").content_digest
+    assert SPEECH.said("assistant", f"{opening}interrupted") is None
+
+
+def test_what_only_looks_like_thinking_is_said() -> None:
     assert SPEECH.said("user", "<think>mine</think> words") is None
-    assert SPEECH.said("assistant", "<think>interrupted") is None
+    assert SPEECH.said("assistant", "<think>of another</thinking> tag") is None
     assert SPEECH.said("assistant", "It writes <think>so</think>.") is None
 
 

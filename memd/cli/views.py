@@ -243,12 +243,14 @@ def show(asked: RouteAnswer[ChunkStory]) -> tuple[Lines, int]:
 
 
 def _event(event: LogEvent) -> RenderableType:
+    at, said = time_of(event.at), day_and_time(event.said_at)
     head = Text.assemble(
-        f"{time_of(event.at)}  ",
+        f"{at}  ",
         (event.event, "bold green" if event.live else "bold"),
         f"  {event.id}  ",
         (event.topic_id, "cyan"),
         f"  entry {event.canonical_id}",
+        "" if at.startswith(said[:10]) else f"  said {said}",
         *marks_of(event),
         "" if event.multiplier == 1 else f"  times {event.multiplier:g}",
         "  taken out" if event.event == "Update" else "",  # the text below it is the one that went

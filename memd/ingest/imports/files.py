@@ -266,9 +266,7 @@ def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) 
         yield from strange
         strange, is_known = [], True
         try:
-            if (
-                export and export.name
-            ) != MEMD:  # of whose entries a damaged one must not replace a whole one
+            if (export and export.name) != MEMD:  # of whose entries a damaged one must not replace a whole one
                 item = msgspec.structs.replace(item, data=without_surrogates(item.data))
             is_message, name = export is OPENAI and OPENAI.messages not in members, export.name if export else ""
             if sessions and (is_message or not name):
