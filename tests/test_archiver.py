@@ -223,3 +223,26 @@ async def test_what_somebody_says_while_much_of_another_is_stored_takes_its_turn
     await stage.archiver.tend_topic(topic)
     assert told[0].stored == 2 and all(one.stored == 2 for one in flood)
     assert waited[0] > 30, "most of the flood was still to come"
+
+
+async def test_once_too_much_waits_storing_goes_beside_requests(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memd.ingest.archiver.PARTS_WAITING_MAX", 3)
+    monkeypatch.setattr("memd.ingest.archiver.TEND_SECONDS", 0.001)
+    priority, pressed = stage.encoder.priority, list[bool]()
+    append = topic.append
+
+    async def noted(drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
+        pressed.append(priority.is_pressed)
+        return await append(drafts, made_at)
+
+    topic.append = noted  # type: ignore[method-assign]
+    for number in range(12):
+        stage.archiver.cut_later(topic, talk(topic.buffer, f"u:{number} {'flood ' * 400}", "a:Noted."))
+    await stage.tasks.finish(60)
+    tending = asyncio.ensure_future(stage.archiver.tend(stage.topics))
+    while topic.buffer.unstored_count or priority.is_pressed:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    tending.cancel()
+    assert pressed[0] and not priority.is_pressed

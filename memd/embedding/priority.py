@@ -2,7 +2,8 @@
 
 Rule: background work goes in small steps and gives way between them: to requests, which it waits for, and to whatever
 else wants the processor, for as long as that kept it waiting. Under a load without gaps it goes on all the same, with a
-share of the time, so that everything is stored. Between two steps it also hears that the daemon ends.
+share of the time, so that everything is stored, and beside everybody once too much waits (`Priority.is_pressed`).
+Between two steps it also hears that the daemon ends.
 
 The threads keep the usual class, or nearly. One that the system runs only when nobody else wants to (SCHED_IDLE), or
 seldom (nice 19), holds the interpreter while it waits to be run, and everybody waits with it: beside two programs that
@@ -41,6 +42,8 @@ class Priority:
         """`is_awaited`: a person waits for the work, of a command: other programs go before it no more than the system
         lets them."""
         self.is_awaited = is_awaited
+        self.is_pressed = False
+        """So much waits to be done that it takes too much memory: then the work gives way to nobody."""
         self._released = threading.Condition()
         self._holders = 0
         self._released_at = -QUIET_SECONDS
@@ -101,6 +104,8 @@ class Background:
         """Wait while requests are being answered, or others want the processor; called between two steps. See
         `go_on`."""
         self.go_on()
+        if self._priority.is_pressed:
+            return
         worked, delayed = time.monotonic() - self._resumed_at, _delayed_seconds()
         delay = delayed - getattr(self._thread, "delayed", delayed)
         if not self._priority.is_awaited and (rest := min(WAIT_SECONDS_MAX, DELAYS * delay)):
