@@ -348,5 +348,6 @@ def test_openai_s_user_separates_where_it_is_asked_for(serving: Serving, upstrea
     assert topic_of(daemon, said(daemon, {}, path="/t/path/v1", user=BEN)) == BEN
     assert topic_of(daemon, said(daemon, {}, path="/t/path/v1", user=" ")) == "path"
     assert topic_of(daemon, said(daemon, {}, user=None)) == "default"
-    for other in ({"id": 5}, 7, [], False, "ada@example.org"):
+    others: tuple[object, ...] = {"id": 5}, 7, [], False, "ada@example.org"
+    for other in others:
         assert said(daemon, {}, user=other).headers["X-Memory-Status"] == "bad-topic"
