@@ -80,7 +80,7 @@ def test_a_turn_is_explained(told: DaemonProcess) -> None:
     assert re.search(r"memory took \d+ tokens", explained)
     budget = json.loads(out(told, "turn", latest_turn(told), "--json"))["budget_tokens"]
     assert f"Candidates for a budget of {budget:,} tokens" in explained
-    assert re.search(r"[0-9a-f]{4}\s.*\sinjected", explained)
+    assert re.search(r"[0-9a-f]{4}\s.*\sshown to the model", explained)
     refused = told.run("turn", "0123456789abcdef")
     assert refused.returncode == 1 and "no receipt" in refused.stderr
 

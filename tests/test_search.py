@@ -73,13 +73,13 @@ def test_a_person_reads_why(told: DaemonProcess) -> None:
     title, row = plain.stdout.splitlines()[:2]
     assert title.index("topic") == row.index(" work") + 1 and row[title.index("said") :].startswith("20"), plain.stdout
     assert plain.returncode == 0 and "exclusion constraints" in plain.stdout and "hazelnuts" not in plain.stdout
-    assert re.search(r"1 chunk, \d+ of 1,024 tokens, would be injected\.", plain.stdout)
+    assert re.search(r"1 chunk, \d+ of 1,024 tokens, would be shown to the model\.", plain.stdout)
     limited = told.run("search", "--limit", "1", QUESTION).stdout
     assert re.search(r"1 chunk of a block of \d+ of 1,024 tokens\.", limited) and "would be" not in limited
     explained = told.run("search", "--explain", QUESTION).stdout
     assert "hazelnuts" in explained and "too weak" in explained and "meaning 0." in explained
     shown = re.findall(
-        r"^\d\.\d{3} .*  (injected|too weak)\n.*meaning .*feedback .*neighbours", explained, re.MULTILINE
+        r"^\d\.\d{3} .*  (shown to the model|too weak)\n.*meaning .*feedback .*neighbours", explained, re.MULTILINE
     )
     assert len(shown) == explained.count("meaning ") > len(FACTS), "every candidate"
 
@@ -111,7 +111,7 @@ def test_stored_text_does_nothing_to_a_terminal(told: DaemonProcess) -> None:
 
 def test_where_nothing_is_known_nothing_is_shown(told: DaemonProcess) -> None:
     answer = told.run("search", "How many moons does Jupiter have?")
-    assert answer.returncode == 1 and "Nothing would be injected" in answer.stdout
+    assert answer.returncode == 1 and "Nothing would be shown to the model" in answer.stdout
     assert answer.stdout.endswith("All 2 topics were searched; --topic names one.\n")
     for arguments in (["--topic", "work", QUESTION], [QUESTION]):
         assert "were searched" not in told.run("search", *arguments).stdout, "what was found says where it is"

@@ -20,7 +20,7 @@ from memd.cli.operations import Lines, RouteAnswer, indented, json_flag, marks_o
 from memd.cli.operations import show as show_answer
 from memd.cli.running import daemon_for
 from memd.errors import BadQuestion, WrongKey
-from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
+from memd.recall.explained import INJECTED, FoundChunk, ScoredChunk, SearchAnswer
 from memd.receipts import Receipt
 from memd.settings.model import Config
 from memd.store.encryption.disk import disk_of
@@ -34,7 +34,9 @@ NOTHING_STORED = (
 
 @click.command()
 @shows(reads.search, q="QUESTION")
-@click.option("--explain", is_flag=True, help="Also what would not be injected, with the parts of each score and why.")
+@click.option(
+    "--explain", is_flag=True, help="Also what would not be shown to the model, with the parts of each score and why."
+)
 def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, int]:
     """Show the chunks that a new chat with QUESTION would get.
 
@@ -53,7 +55,7 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
     widths = [max(map(len, column)) for column in zip(*names, strict=True)]
     shown: Lines = [_candidate(chunk, *widths, explain=explain) for chunk in injected + others]
     if others:
-        shown.insert(len(injected), Text("What would not be injected, and why", "bold"))
+        shown.insert(len(injected), Text("What would not be shown to the model, and why", "bold"))
     if shown:
         verdict = "              verdict" if explain else ""
         order = "              in the reranker's order" if is_reranked and not explain else ""
@@ -63,15 +65,20 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
         where = "found" if answer.note is not None else f"stored{chosen}"
         shown.append(f"Nothing is {where} that has to do with it.")
     elif not answer.tokens:
-        shown.append("Nothing would be injected; --explain shows the candidates and why.")
+        shown.append("Nothing would be shown to the model; --explain shows the candidates and why.")
     else:
         tokens, chunks = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens", counted(len(injected), "chunk")
-        whole = f"{chunks} of a block of {tokens}." if "limit" in given else f"{chunks}, {tokens}, would be injected."
-        shown.append(whole)
+        whole = f"{chunks}, {tokens}, would be shown to the model."
+        shown.append(f"{chunks} of a block of {tokens}." if "limit" in given else whole)
     shown += [] if answer.note is None else [for_terminal(answer.note)]
     if "topic" not in given and len(answer.topics) > 1 and len({chunk.topic_id for chunk in injected}) != 1:
         shown.append(f"All {len(answer.topics):,} topics were searched; --topic names one.")
     return shown, exit_code
+
+
+def _verdict(chunk: ScoredChunk) -> str:
+    """As the page has it."""
+    return "shown to the model" if chunk.verdict == INJECTED else chunk.verdict
 
 
 def _candidate(chunk: FoundChunk, id_width: int, topic_width: int, *, explain: bool) -> Group:
@@ -80,7 +87,7 @@ def _candidate(chunk: FoundChunk, id_width: int, topic_width: int, *, explain: b
     head = Text.assemble(score, f"  {chunk.id:{id_width}}  ", topic, said, *marks_of(chunk))
     parts: Lines = [head]
     if explain:
-        head.append(f"  {chunk.verdict}", "green" if chunk.verdict == INJECTED else "yellow")
+        head.append(f"  {_verdict(chunk)}", "green" if chunk.verdict == INJECTED else "yellow")
         echo = "" if chunk.echo == 1 else f", times {chunk.echo:.2f} as an echo"
         echo += "" if chunk.time == 1 else f", times {chunk.time:g} for its time"
         summed = (
@@ -238,7 +245,8 @@ def show(asked: RouteAnswer[ChunkStory]) -> tuple[Lines, int]:
         if event is not None:
             lines += [f"{name}:", _event(event)]
     if story.turns:
-        lines.append(f"Injected in {counted(len(story.turns), 'turn')} (memd turn ID): {' '.join(story.turns)}")
+        turns = f"{counted(len(story.turns), 'turn')} (memd turn ID): {' '.join(story.turns)}"
+        lines.append(f"Shown to the model in {turns}")
     return lines, 0
 
 
@@ -366,7 +374,7 @@ def _turn_lines(one: Receipt) -> Lines:
             said = time_of(chunk.said_at)[:10] if chunk.said_at else ""
             cells = [f"{getattr(chunk, name):.3f}" for name in numbers[:6]]
             times = f"{chunk.multiplier * chunk.echo * chunk.time:.3g}"
-            shown.add_row(chunk.id, said, *cells, times, str(chunk.tokens), chunk.verdict)
+            shown.add_row(chunk.id, said, *cells, times, str(chunk.tokens), _verdict(chunk))
         lines.append(shown)
     if one.block is not None:
         lines += [Text("The block, as the model saw it", style="bold"), indented(one.block, below=1)]

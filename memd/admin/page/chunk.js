@@ -1,7 +1,7 @@
 // One chunk: what it says, what was said around it, what happened to it, and the buttons to correct it.
 
 import { get, post } from "./api.js";
-import { announce, badge, chunkLink, count, el, facts, line, number, origin, plain, problem, said, turnLink, warning, when, whose } from "./dom.js";
+import { announce, badge, chunkLink, count, details, el, facts, line, number, origin, plain, problem, said, turnLink, warning, when, whose } from "./dom.js";
 import { may } from "./rights.js";
 
 const DONE = { Helpful: "Marked as helpful.", Unhelpful: "Marked as unhelpful.", Update: "Updated.", out: "Taken out.", undo: "Undone." };
@@ -35,7 +35,7 @@ export async function show(main, { id, topic }, outcome = "") {
   const button = (text, act, kind = "") => el("button", { type: "button", class: kind, click: act }, text);
   main.replaceChildren(...[
     el("h1", {}, "Chunk ", el("code", {}, told.id), " ", told.live ? badge("live", "on") : badge("taken out", "bad"), " ", warning(present.instructs)),
-    facts({ Topic: told.topic_id, Uuid: el("code", {}, told.uuid), Said: when(told.versions[0].said_at), Author: present.author && line(present.author), From: from && el("span", {}, from, present.kind === "document" && [" ", el("a", { href: `#/document/${encodeURIComponent(told.topic_id)}/${encodeURIComponent(present.source)}` }, "all of it")]), Multiplier: number(present.multiplier),
+    facts({ Topic: told.topic_id, Said: when(told.versions[0].said_at), Author: present.author && line(present.author), From: from && el("span", {}, from, present.kind === "document" && [" ", el("a", { href: `#/document/${encodeURIComponent(told.topic_id)}/${encodeURIComponent(present.source)}` }, "all of it")]),
       "Replaced by": ids(told.topic_id, told.replaced_by), Replaces: ids(told.topic_id, told.replaces) }),
     said(present.content),
     may("correct", told.topic_id) && el("form", { class: "fields", "aria-label": "Correct this chunk", submit: (event) => event.preventDefault() },
@@ -48,16 +48,18 @@ export async function show(main, { id, topic }, outcome = "") {
     el("h2", {}, "History"),
     el("ol", { class: "log" }, told.versions.map((event, place) => version(event, told.versions[place - 1])).reverse()),
     el("h2", {}, "Said around it"), el("div", { class: "columns" }, neighbour("Before", told.before), neighbour("After", told.after)),
-    el("h2", {}, `Injected in ${count(told.turns.length, "turn")}`),
-    told.turns.length ? el("p", { class: "ids" }, told.turns.map(turnLink)) : el("p", { class: "empty" }, "In none of the turns that memd still knows.")].filter(Boolean));
+    el("h2", {}, `Shown to the model in ${count(told.turns.length, "turn")}`),
+    told.turns.length ? el("p", { class: "ids" }, told.turns.map(turnLink)) : el("p", { class: "empty" }, "In none of the turns that memd still knows."),
+    details(facts({ Uuid: el("code", {}, told.uuid), Multiplier: number(present.multiplier),
+      Entries: told.versions.map((one) => el("div", {}, el("code", {}, one.canonical_id), ` ${one.event}`)) }))].filter(Boolean));
 }
 
 function ids(topicId, list) {
-  return list.length ? el("span", { class: "ids" }, list.map((id) => chunkLink(topicId, id))) : null;
+  return list.length ? el("span", { class: "ids" }, list.map((id) => chunkLink(topicId, id.slice(0, 8)))) : null;
 }
 
 function version(event, previous) {
-  return el("li", {}, el("p", { class: "meta" }, when(event.at), badge(event.event, "on"), whose({ author: event.by }), el("span", {}, `× ${number(event.multiplier)}`), el("code", {}, event.canonical_id)),
+  return el("li", {}, el("p", { class: "meta" }, when(event.at), badge(event.event, "on"), whose({ author: event.by }), event.multiplier !== 1 && el("span", {}, `counts × ${number(event.multiplier)}`)),
     event.reason && el("p", { class: "reason" }, "because: ", el("q", { dir: "auto" }, plain(event.reason))),
     previous && previous.content !== event.content && said(event.content));
 }

@@ -101,7 +101,8 @@ export function origin(one) {
   const isTurn = (one.kind ?? "turn") === "turn";
   const place = one.page ? `page ${one.page}` : one.sheet ? `sheet ${one.sheet}` : "";
   const words = [one.heading?.join(" > "), one.source, place, ...(one.tags ?? []).map((tag) => `#${tag}`)].filter(Boolean).join(", ");
-  return [!isTurn && badge(one.kind, "on"), words && el("span", { dir: "auto" }, line(words)), whose(one)];
+  const told = [!isTurn && badge(one.kind, "on"), words && el("span", { dir: "auto" }, line(words)), whose(one)].filter(Boolean);
+  return told.length ? told : null;
 }
 
 const SIGNS = {
@@ -141,6 +142,11 @@ export function conversationLink(topicId, id, words) {
 export function facts(pairs) {
   const known = Object.entries(pairs).filter(([, value]) => value !== null && value !== undefined && value !== false && value !== "");
   return el("dl", { class: "facts" }, known.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+/** What only those who know how memd works understand, for whoever opens it. */
+export function details(...children) {
+  return el("details", { class: "why" }, el("summary", {}, "Details"), children);
 }
 
 /** What went wrong, where it went wrong. */

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { candidates } from "./candidates.js";
 import { bars, meter } from "./charts.js";
-import { announce, badge, chunkLink, conversationLink, count, el, facts, hashOf, line, ms, number, plain, problem, said, when, whose } from "./dom.js";
+import { announce, badge, chunkLink, conversationLink, count, details, el, facts, hashOf, line, ms, number, plain, problem, said, when, whose } from "./dom.js";
 import { welcome } from "./welcome.js";
 
 const SHOWN_MAX = 200; // turns in the list; older ones on request
@@ -162,17 +162,20 @@ function opened(turn) {
     turn.question && turn.question !== turn.asked && [el("h2", {}, "The question to memory"), said(turn.question)],
     turn.note && el("p", { class: "remark" }, plain(turn.note)),
     facts({
-      Model: turn.model, API: turn.api, Mode: turn.mode, HTTP: turn.http_status, Placement: turn.placement, Related: turn.related.join(", "),
-      Block: `${number(turn.block_tokens)} of ${number(turn.room_tokens ?? turn.budget_tokens)} tokens`, "Memory in the prompt": `${number(turn.memory_tokens)} tokens`,
-      "In the prompt": turn.shown.length > 0 && el("span", { class: "ids" }, turn.shown.map((id) => chunkLink(turn.topic_id, id))),
-      Forwarded: `${number(turn.forwarded_tokens)} tokens`,
+      Model: turn.model, Failed: turn.http_status !== 200 && (turn.http_status === null ? "there was no answer" : `the model server answered ${turn.http_status}`),
+      "Memory in the prompt": `${number(turn.memory_tokens)} tokens`,
+      "Shown to the model": turn.shown.length > 0 && el("span", { class: "ids" }, turn.shown.map((id) => chunkLink(turn.topic_id, id))),
       "Not in the prompt": turn.left_out > 0 && count(turn.left_out, "message"), "Replaced by a line": turn.replaced > 0 && count(turn.replaced, "result"),
-      "Left for this turn": turn.freed_tokens > 0 && `${number(turn.freed_tokens)} tokens`,
       Prompt: turn.prompt_tokens !== null && `${number(turn.prompt_tokens)} tokens, ${number(turn.cached_tokens)} cached`,
       Reply: turn.completion_tokens !== null && `${number(turn.completion_tokens)} tokens`,
-      Candidates: number(turn.candidates.length), Signals: turn.signals.length > 0 && turn.signals.map(signalBadge), Corrections: turn.corrections.map((one) => JSON.stringify(one)).join(" "),
+      Signals: turn.signals.length > 0 && turn.signals.map(signalBadge),
     }),
-    el("h2", {}, "Timings"), timings(turn.timings_ms),
+    details(facts({
+      API: turn.api, Mode: turn.mode, HTTP: turn.http_status, Placement: turn.placement, Related: turn.related.join(", "),
+      Block: `${number(turn.block_tokens)} of ${number(turn.room_tokens ?? turn.budget_tokens)} tokens`, Forwarded: `${number(turn.forwarded_tokens)} tokens`,
+      "Left for this turn": turn.freed_tokens > 0 && `${number(turn.freed_tokens)} tokens`,
+      Candidates: number(turn.candidates.length), Corrections: turn.corrections.map((one) => JSON.stringify(one)).join(" "),
+    }), timings(turn.timings_ms)),
     el("h2", {}, `Shown to the model (${taken.length})`), candidates(taken, { beginnings: beginnings(turn.block ?? "") }),
     left.length > 0 && [el("h2", {}, `Left out, and why (${left.length})`), candidates(left)],
     el("h2", {}, "As the model saw it"), turn.block ? said(turn.block, "pre") : el("p", { class: "empty" }, "This turn has no block of its own."),
