@@ -228,7 +228,7 @@ async def test_what_somebody_says_while_much_of_another_is_stored_takes_its_turn
 async def test_once_too_much_waits_storing_goes_beside_requests(
     stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memd.ingest.archiver.PARTS_WAITING_MAX", 3)
+    monkeypatch.setattr("memd.ingest.archiver.WAITING_MAX", 6)
     monkeypatch.setattr("memd.ingest.archiver.TEND_SECONDS", 0.001)
     priority, pressed = stage.encoder.priority, list[bool]()
     append = topic.append

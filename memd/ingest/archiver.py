@@ -79,9 +79,9 @@ JOURNAL_FSYNC_SECONDS = 1.0
 """With `buffer.journal_fsync: interval` the age of turns not in the log yet that a power failure may cost."""
 TEND_SECONDS = 0.5
 """The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
-PARTS_WAITING_MAX = 1_000
-"""Beyond so many turns that are not stored yet, each of 10 to 30 KB of memory, storing goes beside requests instead of
-behind them: who says more than can be stored meanwhile waits for it, and what waits does not grow without a bound."""
+WAITING_MAX = 2_000
+"""Beyond so many messages that are not stored yet, each of 5 to 15 KB of memory, storing goes beside requests instead
+of behind them: who says more than can be stored meanwhile waits for it, and what waits has a bound."""
 LISTING_SECONDS = 1.0
 """After so long it is looked at anew what is due: what somebody says meanwhile takes its turn."""
 UNLOAD_SECONDS = 5.0
@@ -283,7 +283,8 @@ class Archiver:
         seen = WeakSet[Topic]()
         while True:
             await asyncio.sleep(TEND_SECONDS)
-            self._encoder.priority.is_pressed = sum(len(one.cutter) for one in topics.opened()) > PARTS_WAITING_MAX
+            waiting = sum(one.buffer.unstored_count for one in topics.opened())
+            self._encoder.priority.is_pressed = waiting > WAITING_MAX
             if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
                 await topics.let_idle_go()  # first: a topic that is tended stays open
                 unloaded_at = time.monotonic()
