@@ -18,6 +18,7 @@ from facts import INODES, NO_NEIGHBOURS, POSTGRES, QUESTION
 from recording_upstream import RecordingUpstream, Response, chat_answer
 
 from memd.admin.reads import log_page
+from memd.cli.flags import note_memory
 from memd.cli.main import main
 from memd.cli.running import daemon_for
 from memd.settings.model import Config
@@ -279,6 +280,33 @@ def test_in_another_folder_a_command_says_where_the_memory_is(tmp_path: Path, mo
     assert where in noted.stderr
     again = CliRunner().invoke(main, ["search", "Where is the office?"])
     assert "Bergen" in again.stdout and not again.stderr, "by now it has something"
+
+
+@pytest.mark.process
+def test_beside_a_daemon_of_another_folder_nothing_is_put_in_until_one_of_them_is_named(
+    served: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    note_memory(served.data_dir)  # as it did at its start; nothing is said there yet
+    (other := tmp_path / "other").mkdir()
+    monkeypatch.chdir(other)
+    Path("notes.md").write_text("The spare key is with Ann.")
+    assert f"If you meant another one ({served.data_dir})" in CliRunner().invoke(main, []).output
+    for command in (["add", "notes.md"], ["import", "notes.md"], ["remember", "The spare key is with Ann."]):
+        refused = CliRunner().invoke(main, command)
+        assert refused.exit_code == 2 and refused.stderr == (
+            f"memd: memd runs on {served.data_dir}, and this folder has no memory of its own: for that one give "
+            f"--data-dir {served.data_dir} (or set MEMD_DATA_DIR), for a new one here --data-dir memory\n"
+        )
+        assert not Path("memory").exists()
+    for given in (["--data-dir", str(served.data_dir)], ["--data-dir", "memory"], []):
+        kept = CliRunner().invoke(main, ["remember", "The spare key is with Ann.", *given])
+        assert kept.exit_code == 0 and ("If you meant another one" in kept.stderr) == (given[1:] == ["memory"])
+        assert kept.stdout.startswith("remembered" if given else "is remembered already"), "the last is in ./memory"
+    (third := tmp_path / "third").mkdir()
+    monkeypatch.chdir(third)
+    Path("config.yaml").write_text("")
+    assert CliRunner().invoke(main, ["add", "../other/notes.md"]).exit_code == 0, "its settings say where"
 
 
 def test_a_backup_that_was_looked_into_is_not_offered_as_a_memory(

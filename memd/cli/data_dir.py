@@ -413,7 +413,7 @@ def model() -> None:
 
 
 @model.command()
-@flags.with_settings(existing=False)
+@flags.with_settings(flags.config_to_begin)
 @click.option(
     "--from", "file", metavar="FILE", type=flags.FILE, help="Take the package from this file instead of the network."
 )
@@ -437,7 +437,7 @@ def add(config: Config, file: Path | None, name: str) -> int:
 
 
 @model.command(name="list")
-@flags.with_settings(existing=False)
+@flags.with_settings(flags.config_to_begin)
 def list_(config: Config) -> int:
     """List the models that can be added, and whether they were."""
     from memd.embedding import multilingual as adding
@@ -451,7 +451,7 @@ def list_(config: Config) -> int:
 
 
 @model.command()
-@flags.with_settings(existing=False)
+@flags.with_settings(flags.config_to_begin)
 @_NAME
 def remove(config: Config, name: str) -> int:
     """Remove the model NAME from the data directory. What it embedded stays stored."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from memd.errors import ConfigError, StoreError
-from memd.settings.loading import load_config
+from memd.settings.loading import load_config, places_of_settings
 from memd.settings.model import Config
 from memd.wording import counted, for_terminal
 
@@ -88,17 +88,17 @@ def servers_of(upstream: Sequence[str]) -> dict[str, object]:
     return {"upstream.url": upstream[0]} if upstream else {}
 
 
-def with_settings(*, existing: bool = True, takes_key: bool = False) -> Callable[[Callable[..., int]], Command]:
+def with_settings(
+    load: Callable[[Path | None, dict[str, Any]], Config] | None = None, *, takes_key: bool = False
+) -> Callable[[Callable[..., int]], Command]:
     """Add the flags of a command that works on a data directory; it gets the settings that they name, as `config`.
-    `existing`: the folder must be there already. `takes_key`: add `key_flag` too."""
+    `load`: returns them; None: `config_of_existing`. `takes_key`: add `key_flag` too."""
 
     def with_flags(command: Callable[..., int]) -> Command:
         @functools.wraps(command)
         def configured(config_path: Path | None, data_dir: str | None, key_stdin: bool = False, **given: Any) -> int:
-            load = config_of_existing if existing else config_of
-            return command(
-                config=load(config_path, {"data_dir": data_dir, "encryption.key": key_of(key_stdin)}), **given
-            )
+            named = {"data_dir": data_dir, "encryption.key": key_of(key_stdin)}
+            return command(config=(load or config_of_existing)(config_path, named), **given)
 
         return settings_flags(key_flag(configured) if takes_key else configured)
 
@@ -158,6 +158,20 @@ def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
     return config
 
 
+def config_to_begin(path: Path | None, given: dict[str, Any]) -> Config:
+    """Return the settings, as `config_of`, for a command that begins a memory where there is none. Raises ConfigError:
+    a setting is wrong, or a memd runs on another folder's memory, and nobody said which one is meant."""
+    config = config_of(path, given)
+    path, places = places_of_settings(path, os.environ, {})
+    is_told = path is not None or "data_dir" in places or given["data_dir"] is not None or config.cluster.is_on
+    if not is_told and not config.data_dir.exists() and (served := next(_noted(_is_held), None)):
+        raise ConfigError(
+            f"memd runs on {served}, and this folder has no memory of its own: for that one give --data-dir {served} "
+            f"(or set MEMD_DATA_DIR), for a new one here --data-dir {Config().data_dir}"
+        )
+    return config
+
+
 def refuse_cluster(config: Config, instead: str) -> None:
     """Make sure that a data directory has its topics itself. `instead`: what to do where it does not. Raises
     StoreError: it is the cache of a cluster."""
@@ -184,30 +198,44 @@ def note_memory(data_dir: Path) -> None:
 
 
 def memory_elsewhere(config: Config) -> str:
-    """Where else something is remembered, if nothing is yet in the working folder's memory and nobody named another."""
+    """Where else something is remembered, or a memd runs, if nothing is yet in the working folder's memory and nobody
+    named another."""
     data_dir = config.data_dir
-    if config.cluster.is_on or data_dir != Config().data_dir.absolute():
+    if config.cluster.is_on or data_dir != Config().data_dir.absolute() or _has_topics(data_dir):
         return ""
-    from memd.store.disk import LocalDisk  # with the layout comes numpy, which --help does without
-    from memd.store.layout import topic_ids_in
-    from memd.store.tools.backup import MARKER_NAME
-
-    def has_topics(folder: Path) -> bool:
-        with suppress(OSError, StoreError):
-            return bool(topic_ids_in(LocalDisk(), folder))
-        return False
-
-    others: list[str] = []
-    with suppress(*_CANNOT_BE_READ):
-        if not has_topics(data_dir):  # and a backup is only looked into
-            noted = (one for one in _note()[1] if one != data_dir and has_topics(one))
-            others = [str(one) for one in noted if not (one / MARKER_NAME).exists()]
+    others = [str(one) for one in _noted(lambda one: _is_held(one) or _has_topics(one)) if one != data_dir]
     if not others:
         return ""
     return (
         f"nothing is remembered yet in {data_dir}, the memory of this folder. If you meant another one "
         f"({', '.join(others[:NAMED_MAX])}), name it: --data-dir {others[0]}, or MEMD_DATA_DIR, or in a settings file"
     )
+
+
+def _noted(is_meant: Callable[[Path], bool]) -> Iterator[Path]:
+    """The noted memories that are meant, the latest first; no backups, which are only looked into."""
+    from memd.store.tools.backup import MARKER_NAME  # with it comes numpy, which --help does without
+
+    with suppress(*_CANNOT_BE_READ):
+        yield from (one for one in _note()[1] if is_meant(one) and not (one / MARKER_NAME).exists())
+
+
+def _has_topics(folder: Path) -> bool:
+    from memd.store.disk import LocalDisk
+    from memd.store.layout import topic_ids_in
+
+    with suppress(OSError, StoreError):
+        return bool(topic_ids_in(LocalDisk(), folder))
+    return False
+
+
+def _is_held(folder: Path) -> bool:
+    from memd.store.disk import LocalDisk
+    from memd.store.layout import LOCK_NAME
+
+    with suppress(OSError, StoreError):
+        return LocalDisk().is_locked(folder / LOCK_NAME)
+    return False
 
 
 def _note() -> tuple[Path, list[Path]]:

@@ -101,7 +101,7 @@ def config() -> int:
 
 
 @click.command()
-@flags.with_settings(existing=False)
+@flags.with_settings(flags.config_to_begin)
 def mcp(config: Config) -> int:
     """Speak MCP on standard input and output, for agents.
 

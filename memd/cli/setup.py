@@ -27,7 +27,7 @@ import yaml
 
 from memd.assets import words_of
 from memd.cli.check.upstream import as_served
-from memd.cli.flags import FOUND_SOMETHING, with_settings
+from memd.cli.flags import FOUND_SOMETHING, config_of, with_settings
 from memd.cli.running import RunningDaemon
 from memd.entries import checked_topic_id
 from memd.errors import BadQuestion, MemdError
@@ -119,7 +119,7 @@ class _Agent(click.Choice[str]):
 @click.option("--model", metavar="NAME", help="The model's name. Default: the first that the model server lists.")
 @click.option("--undo", is_flag=True, help="Take back what an earlier run wrote.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@with_settings(existing=False)
+@with_settings(config_of)
 def setup(agents: tuple[str, ...], topic: str | None, model: str | None, undo: bool, yes: bool, config: Config) -> int:
     """Write memd's base URL into the agents that are installed.
 

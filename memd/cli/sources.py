@@ -21,7 +21,7 @@ import msgspec
 from memd.admin import documents
 from memd.admin.documents import DocumentList, IndexBody, SourceStates
 from memd.admin.writes import take_notes
-from memd.cli.flags import FOUND_SOMETHING, with_settings
+from memd.cli.flags import FOUND_SOMETHING, config_to_begin, with_settings
 from memd.cli.operations import Lines, options_of, progress, show, time_of
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
@@ -61,7 +61,7 @@ _NOT_PIPED = "this is no exported conversation (JSON, JSON Lines, Aider's histor
 
 
 @click.command()
-@with_settings(existing=False)
+@with_settings(config_to_begin)
 @click.option("--topic", help=f"Where they belong; auto: the topic called as PATH. Default: {DEFAULT_TOPIC_ID}.")
 @click.option("--exclude", multiple=True, metavar="NAME", help="Leave out these files and folders; may be given again.")
 @click.option("--as", "name", metavar="NAME", help="What PATH is called. Default: its own name.")
@@ -260,7 +260,7 @@ def sources(config: Config, topic: str | None, removed: tuple[str, ...], as_json
 
 
 @click.command()
-@with_settings(existing=False)
+@with_settings(config_to_begin)
 @options_of(IndexBody)
 @click.option("--json", "as_json", is_flag=True, help="The sources as one JSON object.")
 def index(config: Config, *, force: bool, as_json: bool) -> int:
@@ -289,7 +289,7 @@ def index(config: Config, *, force: bool, as_json: bool) -> int:
 
 
 @click.command(name="import")
-@with_settings(existing=False)
+@with_settings(config_to_begin)
 @click.option(
     "--topic", help=f"Put everything into this topic; {AUTO_TOPIC}: that of a coding agent's folder, else PATH's."
 )
@@ -395,7 +395,7 @@ def _imported(counts: ImportCounts, files: int, foreign: int, undated: int, prob
 
 
 @click.command()
-@with_settings(existing=False)
+@with_settings(config_to_begin)
 @click.option("--topic", default=DEFAULT_TOPIC_ID, help=f"Where it belongs. Default: {DEFAULT_TOPIC_ID}.")
 @options_of(GivenNote, leave_out=["content"], tags="--tag")
 @click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object.")

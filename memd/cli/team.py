@@ -29,7 +29,7 @@ from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
 from memd.admin.oauth.protocol import GivenGrant, Grant
 from memd.admin.routing import ALL_TOPICS, as_given, decode_query
 from memd.admin.tokens import reload_tokens
-from memd.cli.flags import FOUND_SOMETHING, WholeSentences, with_settings
+from memd.cli.flags import FOUND_SOMETHING, WholeSentences, config_to_begin, with_settings
 from memd.cli.operations import Lines, asked_with, options_of, print_lines, table, time_of
 from memd.cli.running import RunningDaemon, command_act
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
@@ -65,7 +65,7 @@ def token() -> None:
     "--topics", required=True, metavar="PATTERN,…", help="Topics in which it holds; * stands for any characters."
 )
 @click.option("--rights", required=True, metavar="RIGHT,…", help=f"Of {', '.join(get_args(Right))}.")
-@with_settings(existing=False)
+@with_settings(config_to_begin)
 def add(name: str, topics: str, rights: str, config: Config) -> int:
     """Make a token for NAME and print it, once."""
     config.data_dir.mkdir(parents=True, exist_ok=True)
