@@ -509,7 +509,8 @@ def test_live_remembers_across_conversations_and_leaves_no_trace(make_daemon: Ma
     before = contents(daemon.data_dir)
     done = daemon.run("check", "--live", "--json", "--config", str(daemon.config))
     live = [outcome for outcome in json.loads(done.stdout)["checks"] if outcome["check"] == "live"]
-    assert done.returncode == 0 and [outcome["mark"] for outcome in live] == ["ok", "ok", "ok"], done.stdout
+    marks = [outcome["mark"] for outcome in live]
+    assert done.returncode == 0 and marks == ["ok", "warning", "ok"], "this model says the same to whatever it is shown"
     assert [line.partition(" …")[0].split()[1] for line in done.stderr.splitlines()] == ["asking", "telling", "holding"]
     assert daemon.base_url in live[0]["said"] and "its memory answers" in live[0]["said"]
     assert "the model was shown it" in live[1]["said"] and "was held" in live[2]["said"]
@@ -521,6 +522,20 @@ def test_live_without_a_daemon_makes_nothing_in_the_data_directory(place: Place)
     code, found = place.check("--live")
     assert code == 0 and len(found["live"]) == 2
     assert not place.data_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("reply", "mark", "said"),
+    [("It is heron-4519.", "ok", "answered with it"), ("I do not know.", "warning", "('I do not know.')")],
+)
+def test_live_warns_of_an_answer_that_does_not_use_what_it_was_shown(
+    tmp_path: Path, upstream: RecordingUpstream, reply: str, mark: str, said: str
+) -> None:
+    upstream.answer = lambda request: chat_answer(request, reply)
+    code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")
+    [recalled, _] = found["live"]
+    assert code == 0 and recalled["mark"] == mark and said in recalled["said"]
+    assert ("instruct" in recalled["remedy"]) == (mark == "warning")
 
 
 @pytest.mark.llama

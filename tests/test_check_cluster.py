@@ -13,7 +13,7 @@ import msgspec
 import psycopg
 import pytest
 from postgres_server import PostgresServer
-from recording_upstream import RecordingUpstream
+from recording_upstream import RecordingUpstream, chat_answer
 
 from memd.cli.check import CheckResult
 from memd.cli.check.machine import DatabaseServer, told_of
@@ -101,6 +101,7 @@ def test_a_conversation_with_the_model_is_none_of_the_cluster_and_no_source_is_r
     settings: dict[str, Any], upstream: RecordingUpstream, tmp_path: Path
 ) -> None:
     (tmp_path / "docs").mkdir()
+    upstream.answer = lambda request: chat_answer(request, "It is heron-4519.")
     settings |= {"upstream": {"url": upstream.url}, "sources": [str(tmp_path / "docs")]}
     path = tmp_path / "check.yaml"
     path.write_text(json.dumps(settings))
