@@ -104,6 +104,17 @@ def read(path: Path) -> Any:
     return readers.get(path.suffix, yaml.safe_load)(path.read_text())
 
 
+def test_a_topic_that_is_replaced_is_named(home: Path, run: Run) -> None:
+    installed(home)
+    first = run("--yes", "--topic", "my-project", "--model", "qwen3").stdout
+    again = run("--yes", "--topic", "my-project", "--model", "other").stdout
+    assert "replaces" not in first + again
+    told = run("--yes", "--topic", "other", "--model", "other").stdout
+    assert told.count("this replaces topic my-project, in all projects of this user.") == len(setup.NAMES)
+    assert "replaces topic other, " in run("--yes", "--model", "other").stdout
+    assert "replaces" not in run("--yes", "--undo").stdout
+
+
 def test_every_agent_gets_the_url_and_keeps_what_its_user_wrote(home: Path, run: Run, address: str) -> None:
     written = installed(home)
     told = run("--yes", "--topic", "work", "--model", "qwen3")

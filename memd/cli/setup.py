@@ -91,6 +91,7 @@ AGENTS = tuple(
 )
 NAMES = tuple(dict.fromkeys(one.agent for one in AGENTS))
 SERVERS = {"llama-server": 8080, "Ollama": 11434, "LM Studio": 1234, "vLLM": 8000}
+_TOPIC = re.compile(r"://[^/\s]+/t/([\w.-]+)")
 NOT_NOW = (401, 403, 503)
 """The answers of a model server that wants a key, or that is not ready."""
 
@@ -115,7 +116,7 @@ class _Agent(click.Choice[str]):
 
 @click.command()
 @click.argument("agents", metavar="[AGENT...]", nargs=-1, type=_Agent(NAMES))
-@click.option("--topic", metavar="TOPIC", help="A memory of its own: the URL gets /t/TOPIC.")
+@click.option("--topic", metavar="TOPIC", help="A memory of its own, in all your projects: the URL gets /t/TOPIC.")
 @click.option("--model", metavar="NAME", help="The model's name. Default: the first that the model server lists.")
 @click.option("--undo", is_flag=True, help="Take back what an earlier run wrote.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -169,6 +170,9 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
         lines = difflib.unified_diff(one.before.splitlines(), one.after.splitlines(), lineterm="")
         shown = [f"{agent}: {one.path}", *list(lines)[2:]]
         click.echo("\n".join(map(for_terminal, shown)))
+        former = sorted({*_TOPIC.findall(one.before)} - {*_TOPIC.findall(one.after)})
+        if former and not undo:
+            click.echo(f"{agent}: this replaces topic {', '.join(former)}, in all projects of this user.")
     if changes and not different and not undo:
         click.echo(f"{agent}: nothing to change.")
     if different and not (yes or click.confirm(f"Change {agent}?")):
