@@ -49,10 +49,14 @@ _THINKING = {
 _THINKING_OPENED = re.compile(rf"\s*({'|'.join(map(re.escape, _THINKING))})")
 
 
+def with_line_feeds(text: str) -> str:
+    """The text with a line feed where a line ends, whatever ended it."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
 def normal_text(text: str) -> str:
     """The text in its form; quick where there is nothing to change."""
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = with_line_feeds(text)
     if " \n" in text or "\t\n" in text:
         text = "\n".join([line.rstrip(" \t") for line in text.split("\n")])  # a regex takes six times as long
     if not text.isascii():

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from memd.errors import BadNote
+from memd.messages import with_line_feeds
 from memd.selection import since
 
 CHARACTERS_MAX = 1_000_000
@@ -66,7 +67,7 @@ class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if not all(tags):
             raise BadNote(f"{field}tags has an empty tag; leave it out")
         return Note(
-            self.content.strip("\n"),
+            with_line_feeds(self.content).strip("\n"),
             _line(self.title or "", TITLE_CHARACTERS_MAX, f"{field}title"),
             tags,
             UNSET if self.said_at is None else _time(self.said_at, f"{field}said_at"),

@@ -192,6 +192,12 @@ def test_a_misspelt_command_is_told_the_nearest_ones() -> None:
         assert memd(other).output.endswith(f"No such command '{other}'; it is called '{name}' here.\n")
 
 
+def test_of_a_misspelt_option_only_words_that_are_near_are_told() -> None:
+    for given, told in (("--wrong", ""), ("--deprecat", " Did you mean '--deprecate'?")):
+        refused = CliRunner().invoke(main, ["correct", "9ada", given])
+        assert refused.exit_code == 2 and refused.stderr.splitlines()[-1] == f"Error: No such option '{given}'.{told}"
+
+
 def test_a_model_and_an_upstream_exclude_each_other(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.touch()

@@ -259,6 +259,25 @@ def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:
     assert told.export() == before
 
 
+def test_a_replacement_that_an_undo_took_away_is_told_so(tmp_path: Path) -> None:
+    def memd(*arguments: str) -> str:
+        return CliRunner().invoke(main, [*arguments, "--data-dir", str(tmp_path)]).stdout
+
+    [wrong] = re.findall(r"mem:(\w+)", memd("remember", "The key is red.\r\nIt is new."))
+    memd("correct", wrong, "--update", "The key is blue.")
+    memd("undo", wrong)
+    heads = [line.split("  ") for line in memd("log").splitlines() if "entry" in line]
+    told = {f"{head[1]} " + ("old" if head[2] == wrong else "new"): head[-1] == "taken out" for head in heads}
+    assert told == {
+        "told old": False,
+        "Update old": True,
+        "replacement new": False,
+        "Undo new": True,
+        "Undo old": False,
+    }
+    assert "\\x0d" not in memd("log")
+
+
 def test_in_another_folder_a_command_says_where_the_memory_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     home, other = tmp_path / "home", tmp_path / "other"

@@ -388,7 +388,7 @@ def test_tokens_are_read_from_the_file_and_from_a_variable(config_file: Path) ->
             item(rights="[]"),
             "rights is not what it should be; give a list of one or more of read, write, correct, admin",
         ),
-        (item(rights="[delete]"), "give a list of one or more of read, write, correct, admin, not ['delete']"),
+        (item(rights="[read, wriet]"), "give a list of one or more of read, write, correct, admin, not 'wriet'"),
         (item(rights="[read, read]"), "ann has a right twice"),
         (item() + item("bob"), "line 4: auth.tokens, item 2: bob has the same token as ann"),
         (item() + item(sha="f" * 64), "there is another token with the name ann"),

@@ -250,7 +250,7 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     assert first.returncode == 1 and "handbook/photo.txt: left out: it is no text" in first.stdout
     assert "handbook/old.txt: left out: it is no UTF-8 text (byte 1): save it as UTF-8" in first.stdout
     assert (
-        "topic default: 4 files looked at, 0 of them unchanged, 2 left out; 5 chunks written, 0 taken out"
+        "topic default: 4 files looked at as documents, 0 of them unchanged, 2 left out; 5 chunks written, 0 taken out"
         in first.stdout
     )
     for name in ("photo.txt", "old.txt"):

@@ -22,11 +22,14 @@ from drafts import adjusted, deprecated, search
 from recording_upstream import RecordingUpstream
 
 from memd.admin import documents
+from memd.cli import sources
 from memd.cli.main import main
 from memd.embedding.embedder import Embedder
 from memd.entries import Draft
 from memd.errors import StoreError
 from memd.ingest.imports import parts as import_parts
+from memd.ingest.readers.text import GivenDocument
+from memd.ingest.sources.documents import TakenDocument
 from memd.store.disk import LocalDisk
 from memd.store.store import ModelId, Store, StoreShared
 from memd.store.tools.export import FORMS, export, shown_text
@@ -226,6 +229,31 @@ def test_an_interrupted_import_is_resumed_without_doubles(
     assert without_new(exported(tmp_path / "new")) == without_new(exported(grown))
 
 
+def test_an_interrupted_add_says_what_is_in_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for name in ("oars", "mast", "rope"):
+        (folder / f"{name}.md").write_text(f"The {name} was bought in Bergen.")
+    real, taken = sources._Keeper.take, itertools.count()
+
+    def take(keeper: sources._Keeper, document: GivenDocument) -> TakenDocument:
+        if next(taken) == 2:
+            raise KeyboardInterrupt
+        return real(keeper, document)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sources._Keeper, "take", take)
+        stopped = memd(tmp_path / "new", "add", folder, code=1)
+    assert "topic default: 2 files looked at as documents, 0 of them unchanged; 2 chunks written" in stopped.stdout
+    assert "interrupted; the same command goes on with the rest" in stopped.stderr
+    assert (
+        "3 files looked at as documents, 2 of them unchanged; 1 chunk written"
+        in memd(tmp_path / "new", "add", folder).stdout
+    )
+
+
 def test_what_was_corrected_since_the_export_stays_so(grown: Path, export_file: Path, embedder: Embedder) -> None:
     memd(grown, "correct", chunk(embedder, 5).uuid.hex(), "--helpful")
     before = exported(grown)
@@ -394,7 +422,7 @@ def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
         return memd(tmp_path / "new", "add", *arguments, given=talk.read_text()).stdout
 
     assert re.fullmatch(
-        r"topic default: 2 files looked at, .*; 2 chunks written, 0 taken out\n"
+        r"topic default: 2 files looked at as documents, .*; 2 chunks written, 0 taken out\n"
         r"1 file read; 1 conversation \(OpenAI messages 1\) imported as \d chunks?, .*\n",
         add(folder),
     )
@@ -517,11 +545,36 @@ def test_of_the_zips_in_a_folder_exports_are_taken_damaged_ones_named_and_others
         assert ("1 file looked at" in result.stdout) == (command == "add"), "the note is no export"
 
 
+def test_of_an_export_in_a_zip_it_is_said_whose_it_is_and_what_is_left_out(tmp_path: Path) -> None:
+    packed = tmp_path / "data.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.write(EXPORTS / "claude.json", "conversations.json")
+        for name in ("users.json", "projects.json", "memories.json"):
+            archive.writestr(name, '[{"name": "Quay"}]')
+    told = memd(tmp_path / "new", "add", packed).stdout
+    left_out = "(left out: users.json, projects.json, memories.json)"
+    said = f"{packed}: an export of Claude, of which the conversations are taken and nothing else {left_out}\n"
+    assert told.startswith(said) and "1 conversation (Claude 1) imported" in told
+
+
+def test_a_json_file_that_is_no_known_chat_is_said_to_be_taken_for_a_document(tmp_path: Path) -> None:
+    chats = tmp_path / "chats.json"
+    chats.write_text('{"chats": [{"messages": [{"role": "user", "content": "The oars are in the loft."}]}]}')
+    said = f"{chats}: taken for a document, as it has no conversation of a program that memd knows\n"
+    told = memd(tmp_path / "new", "add", chats).stdout
+    assert (
+        told
+        == f"{said}topic default: 1 file looked at as a document, 0 of them unchanged; 1 chunk written, 0 taken out\n"
+    )
+    assert said not in memd(tmp_path / "new", "add", chats, "--format", "json").stdout, "that is what it is to be"
+
+
 def test_of_a_zip_of_documents_it_is_said_what_to_do(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "notes.zip", "w") as archive:
         archive.writestr("oars.md", "The oars are in the loft.")
     result = memd(tmp_path / "new", "add", str(tmp_path / "notes.zip"), code=1)
-    assert "of a zip only an export of conversations is read" in result.stderr and "unpack it" in result.stderr
+    said = "of a zip only an export of conversations is read: unpack it, and add its folder"
+    assert result.stderr == f"{tmp_path / 'notes.zip'}, the file: {said}\n"
     assert "piped" not in result.stdout
 
 

@@ -80,7 +80,7 @@ def test_claude() -> None:
     found = found_at(EXPORTS / "claude.json")
     [tides] = threads_of(found)
     assert spoken(tides) == [
-        "user: When is high water at the quay?\n[file: tides.csv]\n[file: quay.png]",
+        "user: When is high water at the quay?\n[file: tides.csv]\n06:12,4.1\n[file: quay.png]",
         'assistant: Let me look it up.\n[call tide_table {"place":"quay"}]',
         "tool: 06:12 4.1 m",
         "assistant: High water is at 06:12.",
@@ -196,6 +196,23 @@ def test_aider() -> None:
     assert spoken(clapper) == ["user: what is the clapper made of?", "assistant: Of iron."]
     assert bell.source == "aider:exports/2024-05-03 10:00:00"
     assert len(set(days(bell))) == 1
+
+
+def test_text_that_an_export_has_of_an_attachment_stands_below_its_name_once(tmp_path: Path) -> None:
+    [whole, _] = json.loads((EXPORTS / "claude.json").read_text())
+    pasted = [{"file_name": "", "extracted_content": text} for text in ("Quay at six.\r\nBring oars.", "Fog.", "Fog.")]
+    whole["chat_messages"][0] |= {"attachments": pasted, "files": [{"file_name": "tides.csv"}, {"file_name": "a.png"}]}
+    whole["chat_messages"][2] |= {
+        "attachments": [{"file_name": "tides.csv", "extracted_content": "06:12,4.1\n"}],
+        "files": [{"file_name": "tides.csv"}],
+    }
+    (tmp_path / "claude.json").write_text(json.dumps([whole]))
+    first, *_, last = threads_of(found_at(tmp_path / "claude.json"))[0].messages
+    assert (
+        first.text.split("?\n")[1]
+        == "[file]\nQuay at six.\nBring oars.\n[file]\nFog.\n[file: tides.csv]\n[file: a.png]"
+    )
+    assert last.text == "Thanks, and the day after?\n[file: tides.csv]\n06:12,4.1"
 
 
 def test_a_folder_and_a_zip_have_what_their_files_have(tmp_path: Path) -> None:

@@ -119,6 +119,18 @@ def test_rows_of_a_workbook_name_their_columns_and_sheet(reader: FileReader, tmp
     ]
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+@pytest.mark.parametrize("name", ["a.md", "a.txt", "a.csv"])
+def test_lines_end_alike_whatever_ends_them_in_the_file(
+    reader: FileReader, tmp_path: Path, name: str, end: str
+) -> None:
+    text = "---\ntitle: Key\n---\n\n# Gate\n\nkey, door\nred, 4\n\nblue, 5\n"
+    (tmp_path / name).write_bytes(text.encode())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / name).write_bytes(text.replace("\n", end).encode())
+    assert reader.sections(tmp_path / "other" / name) == reader.sections(tmp_path / name)
+
+
 @pytest.mark.parametrize("text", ["name;town\nAnn;Graz\n", "name,town\nAnn,Graz\n", '"name"\t"town"\r\n"Ann"\t"Graz"'])
 def test_rows_of_a_csv_name_their_columns(reader: FileReader, tmp_path: Path, text: str) -> None:
     (tmp_path / "a.csv").write_text(text)

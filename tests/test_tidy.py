@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "errors": set[str](),
     "entries": {"errors"},
     "messages": {"errors"},
-    "notes": {"errors", "selection"},
+    "notes": {"errors", "messages", "selection"},
     "selection": {"entries"},
     "wording": set[str](),
     "clock": set[str](),

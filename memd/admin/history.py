@@ -72,6 +72,8 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     multiplier: float
     live: bool
     """Whether this entry is the chunk's present state and can be recalled."""
+    takes_out: bool = False
+    """Whether the chunk was not shown any more from this entry on; `content` is then what went."""
     supersedes: tuple[str, ...]
     """The uuids of the chunks that it replaced."""
     shown: tuple[str, ...] = ()
@@ -336,8 +338,8 @@ def _event(snapshot: Snapshot, place: Place, known: Known) -> LogEvent:
     elif entry.status is not Status.ACTIVE:
         earlier = [one for one in snapshot.history(entry.uuid) if one.canonical_id < entry.canonical_id]
         content = next((one.displayed for one in reversed(earlier) if one.content), "")
-    live = snapshot.is_live(place)
-    return _told(entry, snapshot.topic_id, known, at=entry.at, event=kind, reason=reason, content=content, live=live)
+    facts = {"live": snapshot.is_live(place), "takes_out": kind != "erased" and entry.status is not Status.ACTIVE}
+    return _told(entry, snapshot.topic_id, known, at=entry.at, event=kind, reason=reason, content=content, **facts)
 
 
 def _kind(snapshot: Snapshot, place: Place, entry: Entry) -> str:

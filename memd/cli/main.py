@@ -14,6 +14,7 @@ import importlib
 import io
 import os
 import sys
+from difflib import get_close_matches
 from typing import Any, TextIO
 
 import click
@@ -108,6 +109,9 @@ class CommandGroup(click.Group):
         os.umask(0o077)  # whatever a command writes is its user's alone
         try:
             ctx.exit(super().invoke(ctx))
+        except click.NoSuchOption as error:  # among click's suggestions two dashes make any words alike
+            near = [one for one in error.possibilities or () if get_close_matches(one[2:], [error.option_name[2:]])]
+            raise click.NoSuchOption(error.option_name, None, near, error.ctx) from None
         except click.Abort:
             click.echo(err=True)  # ends the line of the question
             if sys.stdin.isatty():

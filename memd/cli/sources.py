@@ -36,10 +36,11 @@ from memd.ingest.imports.files import (
     files_of,
     format_in,
     is_unpacked_export,
+    left_out_of,
     read,
 )
 from memd.ingest.imports.parts import ImportCounts, Sending
-from memd.ingest.readers.text import FORMATS, GivenDocument
+from memd.ingest.readers.text import FORMATS, GivenDocument, suffix_of
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
 from memd.ingest.sources.look import Chosen, Look, Source, Walk, claude_code_folders, is_below, look
 from memd.ingest.sources.watch import topic_of
@@ -106,11 +107,12 @@ def add(
         _check_formats([path for path in paths if path != STANDARD_INPUT], chosen)
         if STANDARD_INPUT in paths and (formats or name is not None):
             raise BadQuestion("- is an export of conversations: give it without --as and the --format of documents")
-        exports, folders = ([], {}) if name is not None or formats else _exports(paths, chosen)
-        taken = (*(one.path for one in exports), *folders)
+        are_told = name is not None or bool(formats)
+        exports, whole = ([], {}) if are_told else _exports(paths, chosen)
+        taken = (*(one.path for one in exports), *whole)
         chosen = msgspec.structs.replace(chosen, exclude=(*chosen.exclude, *map(str, taken)))
-        _tell_unpacked(folders)
         paths = tuple(path for path in paths if path != STANDARD_INPUT and str(path.resolve()) not in chosen.exclude)
+        _tell_taken(whole, () if are_told else paths)
     found = [
         (topic_of(path) if topic == AUTO_TOPIC else topic or DEFAULT_TOPIC_ID, Source(path=path.absolute(), name=named))
         for path, named in dict.fromkeys((path, (name or "").strip("/")) for path in paths)
@@ -124,19 +126,16 @@ def add(
             its_topic = topic_of(one.project) if topic in (None, AUTO_TOPIC) else topic
             found.append((its_topic, Source(path=one.memory, name=one.name)))
     totals: dict[str, Look] = {}
-    problems = 0
     with daemon_for(config) as daemon:
-        for topic_id, source in found:
-            told = _look(daemon, topic_id, msgspec.structs.replace(source, chosen=chosen))
-            totals.setdefault(topic_id, Look()).add(told)
-        for topic_id, told in totals.items():
-            for where, reason in told.problems:
-                click.echo(name_for_terminal(f"{where.encode(errors='replace').decode()}: left out: {reason}"))
-            files = f"{counted(told.done, 'file')} looked at, {told.unchanged:,} of them unchanged"
-            files += f", {len(told.problems):,} left out" if told.problems else ""
-            changed = f"{counted(told.written, 'chunk')} written, {told.taken_out:,} taken out"
-            click.echo(f"topic {topic_id}: {files}; {changed}")
-            problems += len(told.problems)
+        try:
+            for topic_id, source in found:
+                source = msgspec.structs.replace(source, chosen=chosen)
+                _look(daemon, topic_id, source, totals.setdefault(topic_id, Look()))
+        except KeyboardInterrupt:
+            _tell_documents(totals)
+            click.echo("memd: interrupted; the same command goes on with the rest", err=True)
+            raise
+        problems = _tell_documents(totals)
         if exports:
             problems += import_files(daemon, exports, topic, wanted)
     return FOUND_SOMETHING if problems else 0
@@ -161,25 +160,47 @@ def _check_formats(paths: Sequence[Path], chosen: Chosen) -> None:
             raise BadQuestion(f"{name_for_terminal(str(path))} is not of --format {', '.join(chosen.formats)}")
 
 
-def _look(daemon: RunningDaemon, topic_id: str, source: Source) -> Look:
+def _look(daemon: RunningDaemon, topic_id: str, source: Source, totals: Look) -> None:
+    """Look at a source and count what was done, also where that is interrupted."""
     told = Look()
-    with progress("adding") as advanced:
-        look(source, _Keeper(daemon, topic_id), {}, told, step=lambda: advanced(told.done, told.files))
-    return told
+    try:
+        with progress("adding") as advanced:
+            look(source, _Keeper(daemon, topic_id), {}, told, step=lambda: advanced(told.done, told.files))
+    finally:
+        totals.add(told)
 
 
-def _tell_unpacked(folders: Mapping[Path, tuple[str, list[str]]]) -> None:
-    for folder, (program, others) in folders.items():
+def _tell_documents(totals: Mapping[str, Look]) -> int:
+    """Say what became of documents, by topic; return the number of files that were left out."""
+    for topic_id, told in totals.items():
+        for where, reason in told.problems:
+            click.echo(name_for_terminal(f"{where.encode(errors='replace').decode()}: left out: {reason}"))
+        kind = "a document" if told.done == 1 else "documents"
+        files = f"{counted(told.done, 'file')} looked at as {kind}, {told.unchanged:,} of them unchanged"
+        files += f", {len(told.problems):,} left out" if told.problems else ""
+        changed = f"{counted(told.written, 'chunk')} written, {told.taken_out:,} taken out"
+        click.echo(f"topic {topic_id}: {files}; {changed}")
+    return sum(len(told.problems) for told in totals.values())
+
+
+def _tell_taken(exports: Mapping[Path, tuple[str, list[str]]], paths: Iterable[Path]) -> None:
+    """Say which folders and zips are exports, each with its program and what is left out of it, and which of the other
+    files that were named could be meant for one."""
+    for path, (program, others) in exports.items():
         more = [*others[:EXPORT_FILES_SHOWN], *([f"{len(others):,} in all"] if others[EXPORT_FILES_SHOWN:] else [])]
         left_out = f" and nothing else (left out: {', '.join(more)})" if others else ""
-        told = f"{folder}: an export of {TITLES[program]}, of which the conversations are taken{left_out}"
+        told = f"{path}: an export of {TITLES[program]}, of which the conversations are taken{left_out}"
         click.echo(name_for_terminal(told))
+    for path in paths:
+        if suffix_of(path.name) in (".json", ".jsonl"):
+            told = f"{path}: taken for a document, as it has no conversation of a program that memd knows"
+            click.echo(name_for_terminal(told))
 
 
 def _exports(paths: Sequence[Path], chosen: Chosen) -> tuple[list[ImportedFile], dict[Path, tuple[str, list[str]]]]:
-    """Exports of conversations among the files that are to be added, and standard input; and the folders that are
-    unpacked exports, each with its program and the names of its other files that could be documents."""
-    dating, found, folders = _dating_now(), dict[Path, ImportedFile](), dict[Path, str]()
+    """Exports of conversations among the files that are to be added, and standard input; and the zips and unpacked
+    folders that are exports as programs send them, each with its program and the names of its other files."""
+    dating, found, whole = _dating_now(), dict[Path, ImportedFile](), dict[Path, tuple[str, list[str]]]()
     others, chosen = dict[Path, None](), msgspec.structs.replace(chosen, zips=True)
     for path in paths:
         if path == STANDARD_INPUT:
@@ -191,11 +212,14 @@ def _exports(paths: Sequence[Path], chosen: Chosen) -> tuple[list[ImportedFile],
                     if (program := format_in(file, dating)) is not None:
                         found.setdefault(file, ImportedFile.at(file, path))
                         if path.is_dir() and is_unpacked_export(file.parent, file.name, program):
-                            folders[file.parent] = program
+                            whole[file.parent] = program, []
+                        elif program and suffix_of(file.name) == ".zip" and (left_out := left_out_of(file)):
+                            whole[file] = program, left_out
                         continue
                 others[file] = None
-    beside = {folder: [file.name for file in others if folder in file.parents] for folder in folders}
-    return list(found.values()), {folder: (program, beside[folder]) for folder, program in folders.items()}
+    for folder, (_, beside) in whole.items():
+        beside.extend(file.name for file in others if folder in file.parents)
+    return list(found.values()), whole
 
 
 class _Keeper:
@@ -355,7 +379,7 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
                     problems.append((file.name, Found("the file", problem="there is no conversation in it")))
     except KeyboardInterrupt:
         said = _imported(sending.counts, read_files, foreign, dating.refused, len(problems), is_piped=is_piped)
-        click.echo(f"memd: interrupted; {said}; run it again for the rest", err=True)
+        click.echo(f"memd: interrupted; {said}; the same command goes on with the rest", err=True)
         raise
     for name, found in problems[:PROBLEMS_SHOWN]:
         click.echo(name_for_terminal(f"{name}, {found.place}: {found.problem}"), err=True)

@@ -261,7 +261,7 @@ def _event(event: LogEvent) -> RenderableType:
         "" if at.startswith(said[:10]) else f"  said {said}",
         *marks_of(event),
         "" if event.multiplier == 1 else f"  times {event.multiplier:g}",
-        "  taken out" if event.event == "Update" else "",  # the text below it is the one that went
+        "  taken out" if event.takes_out else "",  # the text below it is the one that went
         (f"  done by {name_for_terminal(event.by)}" if event.by != event.author and event.by else "", "magenta"),
     )
     why = "" if event.event == "erased" else "because: "

@@ -189,7 +189,8 @@ def _item(at: str, item: Any, kind: type[Item]) -> Item:
     except (msgspec.ValidationError, RecursionError) as error:
         told, _, place = str(error).partition(" - at `$")
     allowed = _MEMBERS[kind]
-    named, member = told.rpartition("field ")[2].strip("`")[:60], place.strip("`").lstrip(".").partition("[")[0]
+    member, _, index = place.strip("`").lstrip(".").partition("[")
+    named = told.rpartition("field ")[2].strip("`")[:60]
     if "unknown field" in told:
         hint = "; a token itself has no place here, its SHA-256 has" if named == "token" else ""
         raise ConfigError(f"{at}: there is no setting `{named}`; there are {', '.join(allowed)}{hint}")
@@ -197,7 +198,8 @@ def _item(at: str, item: Any, kind: type[Item]) -> Item:
         raise ConfigError(f"{at}: it has no {named}; give {allowed[named]}")
     if member not in allowed:
         raise ConfigError(f"{at}: it is not what it should be; give its {', '.join(allowed)}")
-    given = "" if member == "token_sha256" else f", not {item[member]!r:.60}"
+    wrong = item[member][int(index[:-1])] if index[:-1].isdecimal() else item[member]
+    given = "" if member == "token_sha256" else f", not {wrong!r:.60}"
     raise ConfigError(f"{at}: {member} is not what it should be; give {allowed[member]}{given}")
 
 

@@ -33,7 +33,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from memd.assets import words_of
 from memd.errors import BadImport, BadRequestBody, EmptyImport
-from memd.messages import Message, ToolCall
+from memd.messages import Message, ToolCall, with_line_feeds
 from memd.wire import anthropic, chat
 from memd.wire.lenient_json import LIST, OBJECT, TEXT, UNREADABLE, is_list, is_object, is_string, text_or_empty
 from memd.wire.responses import grouped, parse_items
@@ -166,7 +166,7 @@ def dated(messages: Iterable[Message], at: int | None) -> list[Message]:
 
 
 def named(kind: str, name: object = "") -> str:
-    """The words in place of an attachment, whose content is not imported: `[file: report.pdf]`."""
+    """The words in place of an attachment: `[file: report.pdf]`."""
     words = " ".join(name.split())[:NAME_CHARACTERS_MAX] if isinstance(name, str) else ""
     printable = "".join(one for one in words if one.isprintable() and one not in "[]")
     return f"[{kind}: {printable}]" if printable else f"[{kind}]"
@@ -287,6 +287,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     text: str = ""
     files: str = ""
     file_name: str = "name"
+    file_text: str = ""
     blocks: str = ""
     kinds: Mapping[str, AnswerPart] = {}
 
@@ -369,7 +370,7 @@ def _messages(export: Export, members: Members, raw: Raw, dating: Dating) -> lis
     elif role != "assistant":
         kinds = ((one, _kind(export, one)) for one in blocks)
         text = "\n".join(filter(None, (_text(one.get(kind.say)) for one, kind in kinds if kind.say))) or text
-        files = dict.fromkeys(_attached(members, export.files, export.file_name))
+        files = _attached(members, export.files, export.file_name, export.file_text)
         messages = said(role, with_attachments(text, files)) if role else []
     else:
         is_detailed = export.name == "open-webui" and not any(_kind(export, one).call for one in blocks)
@@ -416,11 +417,17 @@ def _text(value: Any) -> str:
     return text_or_empty(value)
 
 
-def _attached(members: Members, paths: str, name: str) -> Iterator[str]:
+def _attached(members: Members, paths: str, name: str, text: str = "") -> list[str]:
+    """The words in place of each file, with its text below them where the export has that; a file that is listed twice
+    is there once."""
+    found: dict[tuple[str, str], None] = {}
     for files in map(_plain, _at(members, paths)):
         for one in files if isinstance(files, list) else ():
             if isinstance(one, dict):
-                yield named("image" if one.get("type") == "image" else "file", one.get(name))
+                words = named("image" if one.get("type") == "image" else "file", one.get(name))
+                found[words, with_line_feeds(_told(one, text)).strip()] = None
+    with_text = {words for words, content in found if content}
+    return [f"{words}\n{content}".strip() for words, content in found if content or words not in with_text]
 
 
 def _at(members: Members, paths: str) -> Iterator[Any]:

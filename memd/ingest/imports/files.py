@@ -382,19 +382,35 @@ def files_of(paths: Iterable[Path]) -> Iterator[ImportedFile]:
 
 def format_in(path: Path, dating: Dating) -> str | None:
     """The format of a file: that of its first value that can be read, or of one that was cut off. Empty: it has only
-    conversations without a word, or is a zip, of which nothing but exports is read; None: it is no export. Raises
-    OSError: it cannot be read."""
-    if path.suffix.lower() == ".zip":
-        return ""
+    conversations without a word, or is a zip without any, of which nothing but exports is read; None: it is no export.
+    Raises OSError: it cannot be read."""
+    is_zip = path.suffix.lower() == ".zip"
     with path.open("rb") as file:
-        if not _BEGINNING.match(beginning := file.read(_CUT_OFF_BYTES)):
+        if not (_BEGINNING.match(beginning := file.read(_CUT_OFF_BYTES)) or is_zip):
             return None
     for _, found in read(ImportedFile(path, 0), dating, None, lambda _: None):
         if not found.problem:
             return found.thread.program if found.thread is not None else MEMD if found.entry else ""
         if found.is_broken and (begun := _export_of(begun_members(beginning.decode(errors="replace")))) is not None:
             return begun.name
-    return None
+    return "" if is_zip else None
+
+
+def left_out_of(packed: Path) -> list[str]:
+    """The files of a zip that an import of its conversations passes over. Raises OSError: it cannot be read."""
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            return [one.filename for one in _parted(archive)[1]]
+    except _BROKEN:
+        return []
+
+
+def _parted(archive: zipfile.ZipFile) -> tuple[list[zipfile.ZipInfo], list[zipfile.ZipInfo]]:
+    """The files of a zip that may have conversations, and its others."""
+    listed = [one for one in archive.infolist() if not one.is_dir()]
+    wanted = _IN_ZIP if any(_IN_ZIP.fullmatch(one.filename) for one in listed) else _ANY_JSON
+    chosen = [one for one in listed if wanted.fullmatch(one.filename)]
+    return chosen, [one for one in listed if not wanted.fullmatch(one.filename)]
 
 
 def is_unpacked_export(folder: Path, name: str, program: str) -> bool:
@@ -424,11 +440,9 @@ def _in_zip(
 ) -> Iterator[tuple[str, Found]]:
     try:
         with zipfile.ZipFile(opened) as archive:
-            listed = [one for one in archive.infolist() if not one.is_dir()]
-            chosen = [one for one in listed if _IN_ZIP.fullmatch(one.filename)]
-            chosen = chosen or [one for one in listed if _ANY_JSON.fullmatch(one.filename)]
+            chosen, _ = _parted(archive)
             if not chosen:
-                reason = "of a zip only an export of conversations is read, with a JSON file; unpack it for the rest"
+                reason = "of a zip only an export of conversations is read: unpack it, and add its folder"
                 yield file.name, Found("the file", problem=reason)
             for member in chosen:
                 name = f"{file.name}: {member.filename}"

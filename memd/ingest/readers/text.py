@@ -24,6 +24,7 @@ from msgspec import Meta
 
 from memd.assets import words_of
 from memd.errors import BadDocument
+from memd.messages import with_line_feeds
 
 SOURCE_CHARACTERS_MAX = 1_000
 HEADINGS_MAX = 16
@@ -111,10 +112,9 @@ LINE_BYTES_MAX = 1_000_000
 """Of CSV and TSV."""
 SAMPLE_CHARACTERS = 20_000
 DELIMITERS = ",;\t|"
-_LINES = re.compile(r"(?<=\n)|(?<=\r)(?!\n)")
-"""Where a line of Markdown begins; `str.splitlines` also ends one at a form feed or U+2028."""
-_LINE_ENDS = re.compile(r"(?<=\n)")
-_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n([\w-]+[ \t]*:(?:(?!---)[^\n]*\n){1,200})---[ \t]*(?:\r?\n|\Z)")
+_LINES = re.compile(r"(?<=\n)")
+"""Where a line begins; `str.splitlines` also ends one at a form feed or U+2028."""
+_FRONT_MATTER = re.compile(r"---[ \t]*\n([\w-]+[ \t]*:(?:(?!---)[^\n]*\n){1,200})---[ \t]*(?:\n|\Z)")
 """Names and values in front of a file, as site generators, Obsidian and Claude Code write them."""
 _NO_TITLE = re.compile(
     r"(?:microsoft|libreoffice|openoffice)\b.*|(?:untitled|unbenannt|document|presentation|slide|word document|"
@@ -132,13 +132,13 @@ def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
     try:
         if b"\0" in content:
             raise BadDocument(_no_text(name, content, content.index(b"\0")))
-        text = content.decode("utf-8-sig")
+        text = with_line_feeds(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise BadDocument(_no_text(name, content, error.start)) from None
     if reader == "markdown":
         sections = _by_headings(text)
     else:
-        sections = [GivenSection(text=_rows(text, suffix_of(name)) if reader == "rows" else text.strip("\r\n"))]
+        sections = [GivenSection(text=_rows(text, suffix_of(name)) if reader == "rows" else text.strip("\n"))]
     return tuple(section for section in sections if section.text.strip())
 
 
@@ -173,7 +173,7 @@ def _rows(text: str, suffix: str) -> str:
             dialect: type[csv.Dialect] = csv.Sniffer().sniff(text[:SAMPLE_CHARACTERS], DELIMITERS)
         except csv.Error:
             dialect = csv.excel_tab if suffix == ".tsv" else csv.excel
-        return table_text(csv.reader(_LINE_ENDS.split(text), dialect))
+        return table_text(csv.reader(_LINES.split(text), dialect))
     except csv.Error as error:
         raise BadDocument(f"it is no CSV that can be read ({error})") from None
 
