@@ -48,7 +48,9 @@ class CorrectionBody(TopicBody, frozen=True, kw_only=True):
     """The body of `POST /memd/corrections`."""
 
     topic_id: str
-    chunk_ids: Annotated[list[str], Meta(description="The ids of the chunks that are meant, or enough first digits.")]
+    chunk_ids: Annotated[
+        list[str], Meta(min_length=1, description="The ids of the chunks that are meant, or enough first digits.")
+    ]
     action: Annotated[
         Action,
         Meta(description="Update: they are wrong or outdated; Helpful, Unhelpful: recall them more or less often."),
@@ -155,8 +157,6 @@ async def correct(parts: DaemonParts, body: CorrectionBody, key: str, who: Princ
 
     With an `Idempotency-Key` that was shown before it tells what became of it then.
     """
-    if not body.chunk_ids:
-        raise BadQuestion("chunk_ids names no chunk")
     if body.content is not None and body.action != "Update":
         raise BadQuestion("content belongs to Update: Helpful and Unhelpful leave a chunk as it is")
     if body.steps != 1 and body.action == "Update":

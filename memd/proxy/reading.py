@@ -379,9 +379,9 @@ class RequestReader:
         if named:
             return named, "header"
         user = request.user if self._from_user else ""
-        if user is None:
-            return "", "user"  # which is no name: those of two numbers must not share a topic
-        return (user.strip(), "user") if user.strip() else (path_topic or DEFAULT_TOPIC_ID, "path")
+        if user is None or user.strip():  # what is no text names no topic: else all such users would share one
+            return (user or "").strip(), "user"
+        return path_topic or DEFAULT_TOPIC_ID, "path"
 
 
 async def unpacked(packed: bytes, codings: tuple[str, ...], bytes_max: int, take: Take) -> bytes:

@@ -343,13 +343,13 @@ def thread_of_elements(
         place += 1
         node = Node(name or str(place), None)
         try:
-            members = _object(element)
+            members = OBJECT.decode(element)  # each as it stands: one that nobody reads may be anything
             if is_list(children := next(_at(members, export.children), Raw())):
                 waiting += [("", child, node) for child in reversed(LIST.decode(children))]
             node.parent = above.id if above else _id(members, export.parent) or (None if name else before)
             node.id = name or _id(members, export.own_id) or node.id
             if (message := next(_at(members, export.message), None) if export.message else element) is not None:
-                node.messages = _messages(export, _object(message), element, dating)
+                node.messages = _messages(export, OBJECT.decode(message), element, dating)
         except (*UNREADABLE, BadImport, BadRequestBody) as error:
             problems.append(f"message {repr(name[:60]) if name else f'{place:,}'} cannot be read: {error}")
             if not name:
@@ -447,13 +447,6 @@ _ANYTHING = msgspec.json.Decoder(float_hook=float)  # by itself it refuses a num
 
 def _plain(value: Any) -> Any:
     return _ANYTHING.decode(value) if isinstance(value, Raw) else value
-
-
-def _object(raw: Raw) -> dict[str, Raw]:
-    """Its members as they stand: one that nobody reads may be anything."""
-    if not is_object(raw):
-        raise BadImport("it is no object")
-    return OBJECT.decode(raw)
 
 
 def _value(members: Members, paths: str) -> Any:
