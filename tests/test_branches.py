@@ -58,6 +58,18 @@ BEGUN, REST = "The lamp stands on the second", " landing, behind the rope."
 LOOKED_UP = [*DOCUMENT, "u:Which bucket?", "c:list#1", "t:The backups of March are in KESTREL7.#1"]
 WHOLE, SHORT = "a:It is KESTREL7, as far as I can see in the list.", "a:It is KESTREL7"
 THANKED = "u:Thanks.", "a:Not at all."
+SLIDING = (
+    "u:Plan it.",
+    "a:Done.",
+    "u:ok",
+    "a:Day one.",
+    "u:Book it.",
+    "a:Done.",
+    "u:ok",
+    "a:Booked.",
+    "u:Paid?",
+    "a:Yes.",
+)
 HISTORIES: dict[str, tuple[Sequence[Sequence[str]], Sequence[str]]] = {
     "questions fan out from one beginning": (
         [DOCUMENT, *([*DOCUMENT, *pair] for pair in QUESTIONS)],
@@ -82,6 +94,10 @@ HISTORIES: dict[str, tuple[Sequence[Sequence[str]], Sequence[str]]] = {
     "an answer is cut short": (
         [[*LOOKED_UP[:3], WHOLE], [*LOOKED_UP[:3], f"{SHORT}, as far", *THANKED]],
         [LOOKED_UP[2], SHORT, WHOLE, *THANKED],
+    ),
+    "a window of three slides over words that recur": (
+        [SLIDING[max(0, turn - 2) : turn + 2] for turn in range(0, len(SLIDING), 2)],
+        [SLIDING[0], *SLIDING[3:5], *SLIDING[7:]],
     ),
 }
 """What a client sends one after the other, and what is to be in the log."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from random import Random
 
 import msgspec
 import pytest
@@ -113,6 +114,20 @@ def test_a_trimmed_history_may_differ_in_its_last_exchange(asked: tuple[str, ...
     talk(buffer, *LONG)
     arrival = receive(buffer, *asked)
     assert texts(arrival.conversation) == whole.split() and arrival.offset == 2 and not arrival.opened
+
+
+def test_a_window_that_slides_over_few_recurring_words_goes_on_with_its_conversation() -> None:
+    chance, kept = Random(4), 0
+    for _ in range(300):
+        buffer, everything, head, window = new_buffer(), [], chance.choice([0, 0, 1, 2]), chance.choice([3, 4, 5, 8])
+        for turn in range(12):
+            for kind, often in ("u", 0.5), ("a", 0.4):
+                word = chance.choice(["ok", "no", "go on", "thanks"]) if chance.random() < often else str(turn)
+                everything.append(f"{kind}:{word}")
+            asked = everything[:-1]
+            talk(buffer, *(asked if len(asked) <= head + window else asked[:head] + asked[-window:]), everything[-1])
+        kept += len(buffer.conversations()) == 1
+    assert kept >= 295, "in the others the window may as well be an earlier place"
 
 
 def test_with_a_session_newest_messages_alone_make_one_conversation() -> None:

@@ -18,10 +18,10 @@ messages say, the time is linear in them.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import takewhile
 
 import msgspec
 from msgspec import UNSET
@@ -298,9 +298,9 @@ def match(index: ConversationIndex, history: History) -> Match:
     if known and (not new or (ending is not None and (len(new) <= LAST_EXCHANGE or not index.knows(new)))):
         return best
     compared = dict.fromkeys([*holders[:2], *index.likeliest(contents, session)])
-    explained = (_explained(index.contents(one), one, contents) for one in compared)
+    explained = (explain(index.contents(one), one, contents) for explain in (_trimmed, _rewritten) for one in compared)
     # Of equals the first, an edit being the simplest.
-    best = max([best, *(one for one in explained if one is not None)], key=lambda one: one.known)
+    best = max([best, *itertools.chain.from_iterable(explained)], key=lambda one: one.known)
     if best.conversation is None and newest is not None:
         return _newest_only(newest, contents)
     return best
@@ -333,24 +333,48 @@ def heard_again(found: Match, messages: Sequence[Message]) -> dict[int, Message]
     }
 
 
-def _explained(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Match | None:
-    """Match a client that trims, edits, deletes or prunes its history: by all runs that agree, wherever they are. One
-    that has kept nothing but its end, or its head and its end, goes on with the conversation; of its last exchange it
-    may lack something, or have something else (an edit, or a reply that it never got)."""
+def _trimmed(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Iterator[Match]:
+    """Match a client that keeps the end of its history, or its head and its end: by the longest run that reaches the
+    conversation's end. Of the last exchange it may lack something, or have something else (an edit, or a reply that it
+    never got), but two messages in a row must agree. The kept end may begin with the words that follow the kept head,
+    so the head may be a little shorter than what both begin with."""
+    shared, end = common_length(contents, known), len(known) - LAST_EXCHANGE
+    for head in (0, *range(min(shared, HEAD_MAX), max(0, shared - LAST_EXCHANGE - 1), -1)):
+        behind = head + 1 if head else 0
+        overlap = _overlap(known[behind : max(0, end)], contents[head:])
+        for offset in range(max(behind, end - max(1, overlap)), end + 1):
+            length = common_length(contents, known, head, offset)
+            if length >= SHARED_MIN:
+                yield Match(conversation, offset - head, head + length, head)
+                break
+
+
+def _overlap(known: list[bytes], contents: list[bytes]) -> int:
+    """The length of the longest end of `known` that `contents` begins with, or 0. In linear time, by the prefix
+    function of Knuth, Morris and Pratt: where few words recur, each place begins like it."""
+    if not contents or contents[0] not in known:
+        return 0
+    known = known[known.index(contents[0]) :]
+    if known == contents[: len(known)]:
+        return len(known)
+    joined = [*contents[: len(known)], b"", *known]  # nothing says b"": no match goes on beyond it
+    lengths = [0]  # for each place, of the longest run that ends there and begins the contents
+    for content in joined[1:]:
+        length = lengths[-1]
+        while length and content != joined[length]:
+            length = lengths[length - 1]
+        lengths.append(length + (content == joined[length]))
+    return lengths[-1]
+
+
+def _rewritten(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Iterator[Match]:
+    """Match a client that edits, deletes or prunes within its history: by all runs that agree, wherever they are."""
     runs = aligned(contents, known)
     if not runs or runs[-1][0] == runs[-1][1] == 0:
-        return None  # nothing but a prefix
-    shared, head = total(runs), runs[0][2] if runs[0][:2] == (0, 0) else 0
-    start, place, length = runs[-1]
-    end = start + length
-    while len(runs) == 1 + bool(head) and 0 < start <= head and contents[start - 1] == known[place - 1]:
-        start, place = start - 1, place - 1  # the end that is kept may begin with the words that follow the head
-    reaches_end = end - start >= SHARED_MIN and place + end - start >= len(known) - LAST_EXCHANGE
-    if reaches_end and start <= min(head, HEAD_MAX) and len(runs) == 1 + bool(head):
-        return Match(conversation, place - start, shared, start)
-    if not head and shared < max(SHARED_MIN, (len(contents) - 1) // 2):
-        return None  # another conversation in which the same was said
-    return Match(conversation, 0, shared, 0, tuple(runs))
+        return  # nothing but a prefix
+    if runs[0][:2] != (0, 0) and total(runs) < max(SHARED_MIN, (len(contents) - 1) // 2):
+        return  # another conversation in which the same was said
+    yield Match(conversation, 0, total(runs), 0, tuple(runs))
 
 
 def _newest_only(conversation: Conversation, content_digests: Sequence[bytes]) -> Match:
@@ -379,7 +403,7 @@ def is_sent_in_parts(conversation: Conversation, position: int, messages: Sequen
     clients send each of an answer's calls with its result behind it, as a message of its own."""
     if len(conversation) != position + 1 or (answer := conversation.messages[position].message) is None:
         return False
-    parts = [one for one in takewhile(lambda one: not one.opens_turn, messages) if one.role == answer.role]
+    parts = [one for one in itertools.takewhile(lambda one: not one.opens_turn, messages) if one.role == answer.role]
     told = Counter(call.form for part in parts for call in part.tool_calls)
     is_said = not answer.said.strip() or any(part.said.strip() == answer.said.strip() for part in parts)
     return is_said and Counter(call.form for call in answer.tool_calls) <= told and not answer.attachments
