@@ -142,6 +142,7 @@ def home(tmp_path: Path) -> Path:
     }.items():
         shutil.copy(exports / source, home / name)
     (home / "notes" / "office.md").write_text("# Office\n\nThe office is in Bergen.\n")
+    (home / "2024-03-04.md").write_text("Today Klara began to work for us.\n")
     shutil.copytree(ROOT / "packaging", home / "packaging")
     return home
 

@@ -133,6 +133,8 @@ export type LogEvent = Origin & {
   multiplier: number;
   /** Whether this is the chunk's present state, which can be recalled. */
   live: boolean;
+  /** Whether the chunk was not shown any more from this entry on; its text is then what went. */
+  takes_out: boolean;
   /** The uuids of the chunks that it replaced. */
   supersedes: string[];
   /** The uuids of the chunks that memory showed to the assistant that speaks in it. */
