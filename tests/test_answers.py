@@ -177,6 +177,8 @@ def test_a_client_that_does_not_read_holds_its_upstream_back(memd: DaemonProcess
             peer.send(piece)
             sent[0] += len(piece)
 
+    asked(chat("What was said before this is stored, by a model that is loaded."), answer(REPLY)).read_head()
+    memd.wait_stored("What was said before this is stored")
     before = peak_bytes(memd.pid)
     client = asked(chat("long", stream=True), script)
     client.read_head()
