@@ -80,28 +80,25 @@ class ByteCache(Generic[Key, Value]):
                 self.bytes_held -= dropped
 
 
-class CachedFunction(Generic[Arguments, Value]):
+class CachedFunction(ByteCache[tuple[object, ...], Value], Generic[Arguments, Value]):
     """A pure function of hashable positional arguments that remembers its values. Thread-safe."""
 
     def __init__(self, function: Callable[Arguments, Value], bytes_max: int, size_of: Callable[[Value], int]) -> None:
         """`size_of`: bytes that a value takes."""
+        super().__init__(bytes_max)
         self._function = function
         self._size_of = size_of
-        self._cache: ByteCache[tuple[object, ...], Value] = ByteCache(bytes_max)
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
         """Return the function's value."""
         assert not kwargs, "positional arguments only"
-        [found] = self._cache.use([args])
-        if found is None:
-            found = self._function(*args, **kwargs)
-            self._cache.put(args, found, ENTRY_BYTES + sum(map(sys.getsizeof, args)) + self._size_of(found))
+        with self._lock:
+            if (held := self._held.get(args)) is not None:
+                self._held.move_to_end(args)
+                return held[0]
+        found = self._function(*args, **kwargs)
+        self.put(args, found, ENTRY_BYTES + sum(map(sys.getsizeof, args)) + self._size_of(found))
         return found
-
-    @property
-    def bytes_held(self) -> int:
-        """Memory that the values and their arguments take."""
-        return self._cache.bytes_held
 
 
 def late_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:

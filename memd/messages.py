@@ -228,7 +228,7 @@ def stamped(messages: Iterable[Message], said_at: int | UnsetType, author: str) 
 
 def block_digest(text: str) -> bytes:
     """Identifies a block, however the white space at the ends of its lines came back."""
-    lines = "\n".join(line.rstrip() for line in text.split("\n"))
+    lines = "\n".join(map(str.rstrip, text.split("\n")))
     return hashlib.blake2b(lines.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
@@ -367,7 +367,7 @@ THINKING_ALONE = Speech()
 def _is_whole(patterns: Iterable[re.Pattern[str]], text: str) -> bool:
     """Whether a pattern fits a text from its first character to its last, outer white space aside."""
     words = text.strip() if len(text) <= SEARCHED_CHARACTERS_MAX else ""
-    return bool(words) and any(pattern.fullmatch(words) for pattern in patterns)
+    return bool(words) and any(pattern for pattern in patterns if pattern.fullmatch(words))
 
 
 def _without(pattern: re.Pattern[str], text: str) -> str:

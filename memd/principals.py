@@ -207,9 +207,9 @@ class Leaving(NamedTuple):
         return f"there is room for {room:,} {things}, and {whose} had the most of them: {self.had:,}"
 
 
-def surplus(held: Iterable[Held], room: int) -> list[Leaving]:
-    """Return what has to go so that the rest fits into the room, in the order in which it goes. `held`: oldest first.
-    `room`: in the unit of `Held.size`."""
+def surplus(held: Iterable[tuple[str, int]], room: int) -> list[Leaving]:
+    """Return what has to go so that the rest fits into the room, in the order in which it goes. `held`: as `Held` has
+    it, oldest first. `room`: in the unit of `Held.size`."""
     places, had = defaultdict[str, deque[tuple[int, int]]](deque), defaultdict[str, int](int)
     for place, (author, size) in enumerate(held):
         places[author].append((place, size))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -26,7 +27,7 @@ from memd.conversation.matching import ConversationIndex, Match
 from memd.entries import digits_of_id
 from memd.messages import BlockChunk, Message, block_digest, stamped
 from memd.notes import Note
-from memd.principals import Held, surplus
+from memd.principals import surplus
 
 PLACED_KEPT = 1024
 """Blocks that a topic remembers, 16 bytes each: a client that echoes them sends those of its whole history."""
@@ -389,8 +390,10 @@ class HotBuffer:
     def _apply(self, event: BufferEvent) -> None:
         if isinstance(event, events.Injected):
             self._injected.append(event)
-            for leaving in surplus((Held(one.author) for one in self._injected), self._window_turns):
-                del self._injected[leaving.place]
+            if len(self._injected) > self._window_turns:
+                authors = [one.author for one in self._injected]
+                for leaving in surplus(zip(authors, repeat(1), strict=False), self._window_turns):
+                    del self._injected[leaving.place]
         elif isinstance(event, PlacedBefore):
             self.placed.note(event.blocks)
         elif isinstance(event, events.Noted):

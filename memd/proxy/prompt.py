@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from memd.conversation import compaction
-from memd.conversation.conversation import Conversation, is_answer
+from memd.conversation.conversation import is_answer
 from memd.conversation.hot_buffer import Arrival
 from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
 from memd.proxy.reading import Asked
@@ -94,6 +94,8 @@ class Prompt:
         self._mended = Mended()
         self._request = asked.request
         self._arrival = arrival
+        self.conversation = arrival.conversation
+        """The conversation that the request belongs to."""
         self._live_end = arrival.offset if asked.is_thin else 0
         """Before it, a thin client's history is memd's."""
         self._lead = lead
@@ -105,11 +107,6 @@ class Prompt:
         self._placed: tuple[tuple[int, tuple[tuple[bytes, Block], ...]], list[tuple[int, Block]]] = (-1, ()), []
         self.turn_position = next(filter(self._opens_turn, reversed(self._visible())), None)
         """Where the open turn begins; None if no user message is visible."""
-
-    @property
-    def conversation(self) -> Conversation:
-        """The conversation that the request belongs to."""
-        return self._arrival.conversation
 
     @property
     def turn_digest(self) -> bytes | None:

@@ -65,7 +65,7 @@ class SideRequests:
         """Whether the request is one of them: it is passed on, and not remembered."""
         last = next((message.said for message in reversed(request.messages) if message.role == "user"), "")
         said = last[:SEARCHED_CHARACTERS_MAX]
-        return any(find(said) for find in self._asks) or self._is_instructed(_instructions(request))
+        return any(find for find in self._asks if find(said)) or self._is_instructed(_instructions(request))
 
     def by_its_speaker(self, request: ModelRequest) -> ModelRequest:
         """The request; where an agent called another one, its user's messages are by name those of an agent."""

@@ -143,7 +143,7 @@ class Rememberer:
         if reply.message is None or arrival is None or not buffer.is_open(arrival.conversation):
             return conversation
         message = self._speech.heard(self._speech.heard_alone(reply.message, buffer.placed.__contains__))
-        uuids = tuple(chunk.uuid for chunk in shown.chunks[:SHOWN_MAX])
+        uuids = tuple([chunk.uuid for chunk in shown.chunks[:SHOWN_MAX]])
         [message] = stamped([message], time.time_ns() // 1000, received.asked.who.author)
         message = msgspec.structs.replace(message, shown=uuids or UNSET)
         tokens = self._counter.message(message, message.content_digest)
@@ -210,8 +210,8 @@ class Rememberer:
             room_tokens=recalled.room_tokens,
             block=None if block is None else block.text,
             block_tokens=0 if block is None else drifted(block.tokens),
-            shown=tuple(chunk.shown_id for chunk in shown.chunks),
-            shown_from=tuple(dict.fromkeys(one.topic_id for one in shown.chunks if one.topic_id != received.topic.id)),
+            shown=tuple([chunk.shown_id for chunk in shown.chunks]),
+            shown_from=tuple({one.topic_id: None for one in shown.chunks if one.topic_id != received.topic.id}),
             memory_tokens=drifted(shown.block_tokens),
             forwarded_tokens=drifted(shown.prompt_tokens),
             placement="merged" if answered.has_memory else None,

@@ -43,15 +43,14 @@ def shown_text(entry: Entry, reader: str = "") -> str:
     """
     author = entry.author or ""
     by = "" if author == reader else author or OWNER_NAME
-    from_where = origin(entry, by)
-    if from_where:
-        return f"{from_where} {neutralised(entry.displayed)}"
+    if entry.kind != "turn":
+        return f"{origin(entry, by)} {neutralised(entry.displayed)}"
     if entry.speakers is UNSET:
         return _with_written_roles(entry, by)
     written = WRITTEN_ROLES.match(entry.content) if entry.supersedes and not entry.speakers else None
     if written is not None:
         return _opening(written["role"], "", by) + neutralised(entry.content[written.end() :])
-    ends = [*(speaker.offset for speaker in entry.speakers), len(entry.content)]
+    ends = [*[speaker.offset for speaker in entry.speakers], len(entry.content)]
     shown = neutralised(entry.content[: ends[0]]) if ends[0] else ""
     if by and shown.strip():
         shown = f"({without_control(f'by {speaker_name(by)}')}) {shown}"
@@ -102,15 +101,6 @@ def _with_written_roles(entry: Entry, by: str) -> str:
     return shown + neutralised(entry.content[done:])
 
 
-def shown_id(entry: Entry, taken: Collection[str]) -> str:
-    """Return the id to show a chunk under: its public id, with more digits where that is in `taken`."""
-    digits = entry.uuid.hex()
-    length = len(entry.public_id)
-    while digits[:length] in taken and length < len(digits):
-        length += 1
-    return digits[:length]
-
-
 def chunk_line(chunk_id: str, text: str) -> str:
     """Return the line of one chunk in a block; `text` as from `shown_text`."""
     return f"{CHUNK_MARKER}{chunk_id}] {text}"
@@ -155,7 +145,8 @@ def render(
 
     Args:
         shown: each with its topic, in reading order.
-        own_topic_id: the topic of the request; its chunks keep their ids where a related topic has the same one.
+        own_topic_id: the topic of the request; its chunks keep their public ids. That of another one has more digits
+            where two are the same.
         header: the words of the first line, as from `heading`.
         taken: ids that other blocks of the same prompt show.
         tokens: raw tokens of the block, counted by the caller.
@@ -166,15 +157,19 @@ def render(
         return NO_BLOCK
     ids: dict[bytes, str] = {}
     used = set(taken)
-    for entry, _ in sorted(shown, key=lambda one: one[1] != own_topic_id):
-        ids[entry.uuid] = shown_id(entry, used)
-        used.add(ids[entry.uuid])
+    for is_own in (True, False):
+        for entry in [one for one, topic_id in shown if (topic_id == own_topic_id) is is_own]:
+            digits, length = entry.uuid.hex(), len(entry.public_id)
+            while digits[:length] in used and length < len(digits):
+                length += 1
+            ids[entry.uuid] = digits[:length]
+            used.add(digits[:length])
     lines = [f"{BLOCK_OPENING} {header}"]
     day = ""
     for entry, _ in shown:
-        before, day = day, day_line(entry.said) if dates else ""
-        lines += [day] if day != before else []
-        lines.append(chunk_line(ids[entry.uuid], shown_text(entry, reader)))
+        if dates and (begun := _day_line(entry.said // _QUARTER_US)) != day:
+            lines.append(day := begun)
+        lines.append(f"{CHUNK_MARKER}{ids[entry.uuid]}] {shown_text(entry, reader)}")
     lines.append(BLOCK_CLOSING)
-    chunks = tuple(BlockChunk(ids[entry.uuid], entry.uuid, topic_id, entry.origin_id) for entry, topic_id in shown)
-    return Block("\n".join(lines), tokens, chunks, reader or UNSET)
+    chunks = [BlockChunk(ids[entry.uuid], entry.uuid, topic_id, entry.origin_id) for entry, topic_id in shown]
+    return Block("\n".join(lines), tokens, tuple(chunks), reader or UNSET)

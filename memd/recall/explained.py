@@ -114,8 +114,10 @@ _Chunk = TypeVar("_Chunk", bound=ScoredChunk)
 def scored_chunks(retrieved: Retrieved) -> tuple[ScoredChunk, ...]:
     """The candidates without their text."""
     return tuple(
-        _scored(ScoredChunk, one, instructs=instructing_chunk(one.entry) if one.verdict is Verdict.INJECTED else ())
-        for one in retrieved.candidates
+        [
+            _scored(ScoredChunk, one, instructs=instructing_chunk(one.entry) if one.verdict is Verdict.INJECTED else ())
+            for one in retrieved.candidates
+        ]
     )
 
 

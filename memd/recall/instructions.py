@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from msgspec import UNSET
 
@@ -80,19 +81,16 @@ def _labels(searched: str) -> Iterator[str]:
 
 def instructing_chunk(chunk: ChunkState) -> tuple[str, ...]:
     """The same for what others wrote in a chunk: all of a document, the results of tools in a turn."""
-    return tuple(dict.fromkeys(name for text in _foreign(chunk) for name in instructing(text)))
+    return tuple(dict.fromkeys(chain.from_iterable(map(instructing, _foreign(chunk)))))
 
 
-def _foreign(chunk: ChunkState) -> Iterator[str]:
+def _foreign(chunk: ChunkState) -> Sequence[str]:
     if chunk.kind == "document":
-        yield chunk.content
-    elif TOOL_ROLES.isdisjoint(chunk.roles):
-        return
-    elif chunk.speakers is UNSET:  # a record of an older memd: the roles are in the text
-        if TOOL_ROLES.issuperset(chunk.roles):
-            yield chunk.content
-    else:
-        ends = [*(speaker.offset for speaker in chunk.speakers[1:]), len(chunk.content)]
-        for speaker, end in zip(chunk.speakers, ends, strict=False):
-            if speaker.role in TOOL_ROLES:
-                yield chunk.content[speaker.offset : end]
+        return [chunk.content]
+    if TOOL_ROLES.isdisjoint(chunk.roles):
+        return ()
+    if chunk.speakers is UNSET:  # a record of an older memd: the roles are in the text
+        return [chunk.content] if TOOL_ROLES.issuperset(chunk.roles) else ()
+    ends = [*(speaker.offset for speaker in chunk.speakers[1:]), len(chunk.content)]
+    each = zip(chunk.speakers, ends, strict=False)
+    return [chunk.content[speaker.offset : end] for speaker, end in each if speaker.role in TOOL_ROLES]
