@@ -99,9 +99,10 @@ def test_the_words_of_then_are_searched(told: Told) -> None:
     past = TopicAsOf(told.log, moments[10])
     columns = TopicColumns(past, ["chunk"], NOTHING_PENDING, EVERYTHING, (), ())
     found: list[int] = []
-    for one in columns.pools(np.zeros((1, DIMENSION), np.float32)):
-        has = one.counts & (one.words[:, 0] > 0)
-        found += one.source.column("canonical_id", one.labels[has]).tolist()
+    for one in columns.sources:
+        labels = one.found(columns.terms, np.zeros((0, DIMENSION), np.float32))
+        has = one.counts[labels] & (one.words(columns.terms, labels)[:, 0] > 0)
+        found += one.column("canonical_id", labels[has]).tolist()
     assert sorted(found) == sorted(
         entry.canonical_id for entry in told.states[moments[10]].values() if entry.status is Status.ACTIVE
     )

@@ -53,12 +53,12 @@ def scores(topic: TopicLog, text: str) -> dict[str, float]:
     """The BM25 of all live chunks that have a word of `text`, by their content."""
     columns = TopicColumns(topic, [text], NOTHING_PENDING, EVERYTHING, (), ())
     found: dict[str, float] = {}
-    for pool in columns.pools(np.zeros((1, DIMENSION), np.float32)):
-        has = pool.counts & (pool.words[:, 0] > 0)
-        places = list(zip(pool.segment[has].tolist(), pool.row[has].tolist(), strict=True))
-        entries = columns.entries(places)
-        pairs = zip(places, pool.words[has, 0].tolist(), strict=True)
-        found |= {entries[place].content: score for place, score in pairs}
+    for source in columns.sources:
+        labels = source.found(columns.terms, np.zeros((0, DIMENSION), np.float32))
+        words = source.words(columns.terms, labels)[:, 0]
+        has = source.counts[labels] & (words > 0)
+        entries = columns.entries(source.places(labels[has])).values()
+        found |= {entry.content: score for entry, score in zip(entries, words[has].tolist(), strict=True) if entry}
     return found
 
 

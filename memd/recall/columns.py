@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -90,30 +90,8 @@ class Terms(NamedTuple):
     """Whether each part asks for each, (p, k)."""
     weights: Floats
     """The count of each for each part, (p, k): 0 where the part does not ask for it, or no chunk has it."""
-
-
-class Pool(NamedTuple):
-    """The chunks of one source that compete, in columns of the same length m; p parts ask."""
-
-    source: ChunkSource
-    labels: Rows
-    """The rows in the source, ascending."""
-    segment: Rows
-    row: Rows
-    vectors: Floats
-    """Unit vectors, (m, dimension); zeros where there is none, or one of another model."""
-    centred: Floats
-    """The same without the topic's mean; see `TopicColumns.centred`."""
-    words: Floats
-    """BM25, (m, p)."""
-    competes: Bits
-    """Others only speak for their neighbours: what is visible in the prompt; or for nobody: what no longer counts."""
-    counts: Bits
-    multiplier: Floats
-    tokens: Rows
-    """Raw tokens of each chunk's line."""
-    follows: Bits
-    """Whether the chunk goes on where the one in the row before it ended: they are neighbours."""
+    is_named: Bits
+    """Whether each part has an identifier, in letters and digits or signs, that some chunk has, (p,)."""
 
 
 class ChunkSource:
@@ -143,6 +121,11 @@ class ChunkSource:
         """The vectors of all, (n, dimension); None: they are not at hand, and searched by an index."""
         raise NotImplementedError
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether its vectors are the table's: they wait for the model's."""
+        return False
+
     def places(self, labels: Rows) -> tuple[Rows, Rows]:
         """The segments and rows of chunks."""
         raise NotImplementedError
@@ -156,8 +139,26 @@ class ChunkSource:
         raise NotImplementedError
 
     def vectors(self, labels: Rows) -> Floats:
-        """The vectors of chunks, of any model's dimension."""
+        """The unit vectors of chunks, of any model's dimension."""
         return np.zeros((len(labels), 0), np.float32) if self.matrix is None else self.matrix[labels]
+
+    def vectors_of(self, labels: Rows, dimension: int) -> Floats:
+        """The unit vectors of chunks, (m, dimension); zeros where there is none, or one of another model."""
+        found = self.vectors(labels)
+        return found if found.shape[1] == dimension else np.zeros((len(labels), dimension), np.float32)
+
+    def tokens(self, labels: Rows, dimension: int) -> Rows:
+        """Raw tokens of each chunk's line; an old log does not tell: they are estimated by the record's bytes."""
+        known = np.zeros(len(labels), np.intp) if self.columns is None else self.columns.tokens[labels].astype(np.intp)
+        if known.all():
+            return known
+        lengths = self.column("length", labels).astype(np.intp) - 4 * dimension
+        return np.where(known > 0, known, np.maximum(1, lengths // TOKEN_BYTES))
+
+    def found(self, terms: Terms, vectors: Floats) -> Rows:
+        """The chunks that words find, or the vectors of parts, (p, dimension), with their neighbours, ascending."""
+        some = [*self.worded(terms), *self.nearest(vectors)]
+        return self.beside(np.concatenate(some)) if some else np.empty(0, np.intp)
 
     def nearest(self, vectors: Floats, most: int = FOUND_MAX) -> list[Rows]:
         """The labels nearest by meaning to some vectors, `most` to each, at any time and at those spoken of; of a small
@@ -199,7 +200,8 @@ class ChunkSource:
         return (found[1:-1] & self.counts).nonzero()[0]
 
     def follows(self, labels: Rows) -> Bits:
-        """See `Pool.follows`; of two that are in the pool both."""
+        """Whether each of these chunks, ascending, goes on where the one before it among them ended: they are
+        neighbours."""
         if self.columns is None:
             return np.zeros(len(labels), np.bool_)
         found: Bits = self.columns.follows[labels]
@@ -226,6 +228,11 @@ class GrowingSource(ChunkSource):
     def matrix(self) -> Floats | None:
         """None: another model wrote the vectors."""
         return self._view.matrix
+
+    @property
+    def is_pending(self) -> bool:
+        """See `ChunkSource`."""
+        return self._view.segment.segment_id == PENDING_SEGMENT
 
     def places(self, labels: Rows) -> tuple[Rows, Rows]:
         """See `ChunkSource`."""
@@ -318,11 +325,10 @@ class TopicColumns:
         then = [chosen(now, Selection(since=since, until=until)) for since, until in spans]
         visible = frozenset(map(digest_word, visible_digests))
         self.pending = pending
-        self._sources = sources_of(now, then, visible)
+        self.sources = sources_of(now, then, visible)
         if self.pending:
-            self._sources.append(GrowingSource(self._still_pending(wanted), (), visible))
-        self._columns = [one.columns for one in self._sources if one.columns is not None]
-        self._total = sum(one.count for one in self._columns)
+            self.sources.append(GrowingSource(self._still_pending(wanted), (), visible))
+        self._columns = [one.columns for one in self.sources if one.columns is not None]
 
     def _still_pending(self, wanted: Selection) -> SegmentView:
         """The chunks that wait, without those stored meanwhile and those not wanted."""
@@ -336,23 +342,13 @@ class TopicColumns:
             dead[row] = one.entry.uuid in known or not wanted.admits_entry(one.entry)
         return dataclasses.replace(view, dead=dead)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing that could be found."""
-        return not self._sources
-
-    @property
-    def competing(self) -> int:
-        """The number of chunks that compete."""
-        return sum(int(np.count_nonzero(one.competes)) for one in self._sources)
-
     @cached_property
-    def _mean(self) -> Floats | None:
+    def mean(self) -> Floats | None:
         """The topic's mean vector, weighed by how many chunks it is of; None without any. Vectors of another model are
         no part of it; of a sealed segment with such there is no index."""
         means = [
             (one.columns.mean_sum, one.columns.mean_count)
-            for one in self._sources
+            for one in self.sources
             if one.columns is not None
             and one.columns.mean_sum is not None
             and one.columns.mean_count
@@ -361,47 +357,23 @@ class TopicColumns:
         count = sum(count for _, count in means)
         return (np.sum([one for one, _ in means], axis=0) / (count + FEW_CHUNKS)).astype(np.float32) if count else None
 
-    def centred(self, vectors: Floats) -> Floats:
-        """Vectors without the topic's mean, of unit length again: who talks there, and what about, says nothing about
-        one of its chunks. Zeros stay zeros."""
-        mean = self._mean
-        if mean is None or len(mean) != vectors.shape[1]:
-            return vectors
-        apart = vectors - mean
-        sizes, before = np.einsum("md,md->m", apart, apart), np.einsum("md,md->m", vectors, vectors)
-        apart *= np.where(before > 0, 1 / np.sqrt(np.maximum(sizes, 1e-6)), np.float32(0))[:, None]
-        return apart
-
-    @cached_property
-    def _keys(self) -> list[Keys]:
-        """The terms that each part asks this topic for."""
-        languages = frozenset().union(*(one.languages for one in self._columns))
-        return [query_keys(part, languages) for part in self._parts]
-
     @cached_property
     def terms(self) -> Terms:
         """See `Terms`."""
-        places = {key: place for place, key in enumerate(dict.fromkeys(itertools.chain(*map(_listed, self._keys))))}
+        languages = frozenset().union(*(one.languages for one in self._columns))
+        asked = [query_keys(part, languages).tolist() for part in self._parts]
+        places = {key: place for place, key in enumerate(dict.fromkeys(itertools.chain(*asked)))}
+        asks = np.zeros((len(asked), len(places)), np.bool_)
+        exact = asks.copy()
+        for part, keys in enumerate(asked):
+            asks[part, [places[key] for key in keys]] = True
+            exact[part, [places[key] for key in identifier_keys(self._parts[part]).tolist()]] = True
         keys = np.fromiter(places, np.uint32, len(places))
-        having = self._having(keys)
-        rare = rarity(np.maximum(having, 1), self._total)
-        asks = np.zeros((len(self._parts), len(keys)), np.bool_)
-        weights = np.where(having > 0, rare, np.float32(0))[None].repeat(len(asks), axis=0)
-        for part, some in enumerate(self._keys):
-            asks[part, [places[key] for key in some.tolist()]] = True
-            exact = [places[key] for key in identifier_keys(self._parts[part]).tolist() if key in places]
-            weights[part, exact] *= IDENTIFIER_WEIGHT
-        return Terms(keys, rare, asks, weights * asks)
-
-    def _having(self, keys: Keys) -> NDArray[np.intp]:
-        """How many chunks have each term; none where an index's words are not made yet."""
-        return sum((one.having(keys) for one in self._columns), np.zeros(len(keys), np.intp))
-
-    @cached_property
-    def named(self) -> list[bool]:
-        """Whether each part has an identifier, in letters and digits or signs, that some chunk has."""
-        exact = [identifier_keys(part) for part in self._parts]
-        return [bool(len(keys)) and bool(self._having(keys).any()) for keys in exact]
+        having = sum((one.having(keys) for one in self._columns), np.zeros(len(keys), np.intp))  # unmade words: none
+        rare = rarity(np.maximum(having, 1), sum(one.count for one in self._columns))
+        weights = np.where(exact, IDENTIFIER_WEIGHT * rare, rare) * (asks & (having > 0))
+        is_named = np.asarray((exact & (having > 0)).any(axis=1), np.bool_)
+        return Terms(keys, rare, asks, weights.astype(np.float32), is_named)
 
     @cached_property
     def telling(self) -> Floats:
@@ -410,78 +382,45 @@ class TopicColumns:
         marked = np.fromiter(map(is_marked, self._parts), np.bool_, len(self._parts))
         return np.where(marked, 1, told.clip(TELLING_MIN, 1)).astype(np.float32)
 
-    def share(self, part: int, pool: Pool, place: int) -> float:
+    def share(self, part: int, source: ChunkSource, label: int) -> float:
         """The share of a part's words, by rarity, that a chunk has; 0 where that is a single word."""
-        if pool.source.columns is None:
+        if source.columns is None:
             return 0.0
         asked = self.terms.asks[part]
-        rare, has = self.terms.rarity[asked], pool.source.columns.has(int(pool.labels[place]), self.terms.keys[asked])
-        return float(rare[has].sum() / rare.sum()) if np.count_nonzero(has) >= 2 else 0.0
+        rare, has = self.terms.rarity[asked], source.columns.has(label, self.terms.keys[asked])
+        return float(rare[has].sum() / rare.sum()) if has.sum() >= 2 else 0.0
 
-    def names(self, part: int, pool: Pool, place: int) -> bool:
+    def names(self, part: int, source: ChunkSource, label: int) -> bool:
         """Whether a chunk has a word of a part as a name, with a capital amid a sentence; or the number that the part
         consists of."""
         if self._parts[part].strip(_SIGNS).isdecimal():
-            columns = pool.source.columns
-            return columns is not None and bool(columns.has(int(pool.labels[place]), self._keys[part]).any())
-        at = int(pool.segment[place]), int(pool.row[place])
-        entry = self.entries([at]).get(at)
-        words = {word.capitalize() for word in _WORD.findall(self._parts[part]) if not is_stopword(word.lower())}
-        return entry is not None and not words.isdisjoint(_AMID.findall(entry.content))
-
-    def pools(self, vectors: Floats) -> list[Pool]:
-        """The columns of what words find, or the vectors of the parts, (p, dimension); one of zeros finds nothing."""
-        nothing, known = np.empty(0, np.intp), vectors[vectors.any(axis=1)]
-        found = [[nothing, *source.worded(self.terms), *source.nearest(known)] for source in self._sources]
-        dimension = vectors.shape[1]
-        return [
-            self._pool(source, np.concatenate(some), dimension)
-            for source, some in zip(self._sources, found, strict=True)
-        ]
-
-    def _pool(self, source: ChunkSource, labels: Rows, dimension: int) -> Pool:
-        labels = source.beside(labels)
-        vectors, (segment, row) = source.vectors(labels), source.places(labels)
-        tokens = (source.columns.tokens[labels] if source.columns is not None else np.zeros(len(labels))).astype(
-            np.intp
-        )
-        if not tokens.all():  # an old log does not tell: they are estimated
-            lengths = source.column("length", labels).astype(np.intp) - 4 * vectors.shape[1]
-            tokens = np.where(tokens > 0, tokens, np.maximum(1, lengths // TOKEN_BYTES))
-        if vectors.shape[1] != dimension:
-            vectors = np.zeros((len(labels), dimension), np.float32)
-        return Pool(
-            source,
-            labels,
-            segment,
-            row,
-            vectors,
-            self.centred(vectors),
-            source.words(self.terms, labels),
-            source.competes[labels],
-            source.counts[labels],
-            source.multipliers(labels),
-            tokens,
-            source.follows(labels),
+            asked = self.terms.keys[self.terms.asks[part]]
+            return source.columns is not None and bool(source.columns.has(label, asked).any())
+        [entry] = self.entries(source.places(np.array([label]))).values()
+        known = {word.capitalize() for word in _WORD.findall(self._parts[part])}
+        return entry is not None and any(
+            not is_stopword(name.lower()) for name in known.intersection(_AMID.findall(entry.content))
         )
 
-    def entries(self, places: Sequence[Place]) -> dict[Place, Entry]:
-        """Read chunks; absent are those that were erased meanwhile or cannot be read, of which the log says why."""
-        stored = [place for place in places if place[0] != PENDING_SEGMENT]
-        read = self.snapshot.read_many(stored) if stored else {}
-        for place in [one for one in stored if one not in read]:
-            try:
-                read[place] = self.snapshot.read(place)
-            except ErasedMeanwhile:
-                continue
-            except StoreError as error:
-                told = {"topic": self.topic_id, "error": error}
-                log.error("a chunk cannot be recalled; run `memd verify`", extra=told)
-        waiting = {place: self.pending.chunks[place[1]].entry for place in places if place[0] == PENDING_SEGMENT}
-        return {**read, **waiting}
-
-
-_listed: Callable[[Keys], list[int]] = np.ndarray.tolist
+    def entries(self, places: tuple[Rows, Rows]) -> dict[Place, Entry | None]:
+        """Read the chunks at these segments and rows; None for those that were erased meanwhile or cannot be read, of
+        which the log says why."""
+        every = list(zip(*(one.tolist() for one in places), strict=True))
+        read: dict[Place, Entry | None] = {
+            place: self.pending.chunks[place[1]].entry for place in every if place[0] == PENDING_SEGMENT
+        }
+        read |= self.snapshot.read_many(stored := [place for place in every if place not in read])
+        for place in stored:
+            if place not in read:
+                try:
+                    read[place] = self.snapshot.read(place)
+                except ErasedMeanwhile:
+                    read[place] = None
+                except StoreError as error:
+                    read[place] = None
+                    told = {"topic": self.topic_id, "error": error}
+                    log.error("a chunk cannot be recalled; run `memd verify`", extra=told)
+        return {place: read[place] for place in every}
 
 
 def _best(score: Floats, count: int) -> Rows:

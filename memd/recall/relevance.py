@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,12 +24,11 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from memd.entries import Entry
-from memd.recall.columns import Pool, TopicColumns
+from memd.recall.columns import ChunkSource, TopicColumns
 from memd.recall.explained import PARTS_DIGITS
 from memd.settings.model import RetrievalSettings
 from memd.store.lexical.analyzer import is_stopword
 from memd.store.log.columns import uuid_bytes
-from memd.store.log.segment import PENDING_SEGMENT
 
 CLEAR_COSINE, CLEAR_WORDS, CLEAR_SHARED, CLEAR_BEST = 0.5, 0.01, 2, 10
 """The table's answer stands where its meaning and the words share so many of their ten best chunks and something is
@@ -122,12 +121,13 @@ class Field:
             scale: see `Embedder.scale`.
         """
         self._topics, self._scale = topics, scale
+        self._sources = [(topic, source) for topic in topics for source in topic.sources]
         telling: Floats = np.max([topic.telling for topic in topics], axis=0)
         self._weights = np.array(weights, np.float32) * telling / telling.max()
-        self.is_named = np.any([topic.named for topic in topics], axis=0)
+        self.is_named = np.any([topic.terms.is_named for topic in topics], axis=0)
         """Whether a part has an identifier that some chunk has: a witness by itself."""
-        few = min(max(1, sum(topic.competing for topic in topics)), MANY_CHUNKS)
-        self._silent_below = SILENT_BELOW - FEWER * math.log10(MANY_CHUNKS / few)
+        few = sum(int(source.competes.sum()) for _, source in self._sources)
+        self._silent_below = SILENT_BELOW - FEWER * math.log10(MANY_CHUNKS / min(max(1, few), MANY_CHUNKS))
         self._asked, self._is_read = vectors.copy(), np.zeros(len(vectors), np.bool_)
         self._find()
 
@@ -145,31 +145,54 @@ class Field:
             self.__dict__.pop(name, None)
         self._entries: dict[int, Entry | None] = {}
         """Those that were read; None: it cannot be."""
-        found = [(topic, topic.pools(self._asked)) for topic in self._topics]
-        self._pools = [pool for _, pools in found for pool in pools]
-        self._owners = [topic for topic, pools in found for _ in pools]
-        self._starts = np.cumsum([0, *(len(pool.row) for pool in self._pools)])
-        self.words: Floats = self._stacked("words")
-        self.competes: Bits = self._stacked("competes")
-        self.counts: Bits = self._stacked("counts")
-        self.multiplier: Floats = self._stacked("multiplier")
-        self.tokens: Rows = self._stacked("tokens")
-        self._follows: Bits = self._stacked("follows")
-        self._vectors: Floats = self._stacked("vectors")
-        self._centred: Floats = self._stacked("centred")
+        known, dimension = self._asked[self._asked.any(axis=1)], self._asked.shape[1]
+        labels = [source.found(topic.terms, known) for topic, source in self._sources]
+        lengths = list(map(len, labels))
+        self._slices = list(zip(self._sources, labels, itertools.accumulate(lengths, initial=0), strict=False))
+        """The chunks of each source: their labels in it, and where they begin here."""
+        self._vectors: Floats = self._joined(lambda one, labels: one.vectors_of(labels, dimension))
+        """Zeros where there is none."""
+        self.words: Floats = np.concatenate([one.words(topic.terms, some) for (topic, one), some, _ in self._slices])
+        """BM25, (m, p)."""
+        self.counts: Bits = self._joined(lambda one, labels: one.counts[labels])
+        self.competes: Bits = self._joined(lambda one, labels: one.competes[labels])
+        """Others only speak for their neighbours: what is visible in the prompt; or for nobody: what does not count."""
+        self.multiplier: Floats = self._joined(lambda one, labels: one.multipliers(labels))
+        self.tokens: Rows = self._joined(lambda one, labels: one.tokens(labels, dimension))
+        """Raw tokens of each chunk's line."""
+        self._follows: Bits = self._joined(lambda one, labels: one.follows(labels))
+        none = np.zeros(dimension, np.float32)
+        means = [topic.mean for topic, _ in self._sources]
+        self._means: Floats = np.array([none if one is None or len(one) != dimension else one for one in means])
+        """Of each source's topic, (s, dimension)."""
+        self._owner = np.repeat(np.arange(len(labels)), lengths)
+        """The source of each chunk."""
+        vectors, self._mean_sizes = self._vectors, np.vecdot(self._means, self._means)
+        self._amid: Floats = (vectors @ self._means.T)[np.arange(len(vectors)), self._owner]
+        """The product of each chunk's vector with its topic's mean."""
+        self._apart = _inverse(np.vecdot(vectors, vectors), self._amid, self._mean_sizes[self._owner])
+        """1 / |v - μ| of each chunk; see `_place`."""
         self._place()
         if len(self._topics) > 1:
             self._leave_to_own()
 
     def _place(self) -> None:
-        """The cosines of all chunks to all parts, as they are and without the topic's mean, (m, p)."""
+        """The cosines of all chunks to all parts, as they are and without the topic's mean, (m, p): who talks there,
+        and what about, says nothing about one of its chunks.
+
+        Of vectors v and q and a mean μ the second is (v - μ)(q - μ) / |v - μ| / |q - μ|, so that of all these vectors
+        only the products are needed.
+        """
         self.__dict__.pop("_near", None)
-        asked, slope, offset = self._asked, *self._scale
+        asked, (slope, offset) = self._asked, self._scale
         self.raw = self._vectors @ asked.T
-        pools = zip(self._owners, self._pools, strict=True)
-        self.centred: Floats = np.concatenate([pool.centred @ owner.centred(asked).T for owner, pool in pools])
-        waiting = np.concatenate([pool.segment == PENDING_SEGMENT for pool in self._pools])
-        if waiting.any():
+        amid = asked @ self._means.T
+        parts_apart = _inverse(np.vecdot(asked, asked)[:, None], amid, self._mean_sizes)
+        apart = self.raw - self._amid[:, None] + (self._mean_sizes - amid).T[self._owner]
+        self.centred: Floats = apart * self._apart[:, None] * parts_apart.T[self._owner]
+        is_pending = [source.is_pending for _, source in self._sources]
+        if any(is_pending):
+            waiting = np.array(is_pending)[self._owner]
             self.raw[waiting] = np.minimum(self.raw[waiting] / np.where(self._is_read, TABLE_COSINE, 1), 1)
             centred = self.centred[waiting] * np.where(self._is_read, 1 / TABLE_COSINE, BOTH_TABLES)
             self.centred[waiting] = np.minimum(centred, 1)
@@ -200,7 +223,9 @@ class Field:
             readers: of a part, the one that is judged for it (of a clause its sentence, which may be far as a whole).
         """
         near = self._near >= self._silent_below
-        is_far = np.isin(np.arange(len(near)), list(judged)) & ~near
+        is_far = np.zeros(len(near), np.bool_)
+        is_far[list(judged)] = True
+        is_far &= ~near
         return near | ~is_far[[readers.get(part, part) for part in range(len(near))]]
 
     def scores(self, settings: RetrievalSettings, read: Collection[int], speaking: Bits) -> Scores:
@@ -220,13 +245,14 @@ class Field:
         """How near anything stored is to each part, on the scale of cosines: by meaning; where that is far by words."""
         nearest = (self.raw * self.competes[:, None]).max(axis=0, initial=0)
         words = self.words * self.competes[:, None]
-        for part in np.flatnonzero((nearest < SILENT_BELOW) & words.any(axis=0)).tolist():
+        for part in ((nearest < SILENT_BELOW) & words.any(axis=0)).nonzero()[0].tolist():
             row = int(words[:, part].argmax())
-            [(owner, pool, start)] = [one[:3] for one in self._slices() if one[2] <= row < one[3]]
-            if self.is_named[part] or owner.names(part, pool, row - start):
+            (topic, source), labels, start = self._slices[self._owner[row]]
+            at = part, source, int(labels[row - start])
+            if self.is_named[part] or topic.names(*at):
                 nearest[part] = SILENT_BELOW
             else:
-                nearest[part] += QUOTED * owner.share(part, pool, row - start)
+                nearest[part] += QUOTED * topic.share(*at)
         return np.asarray(nearest, np.float32)
 
     def _shares(self, settings: RetrievalSettings, lexical: Floats, nearest: Floats) -> Floats:
@@ -262,8 +288,10 @@ class Field:
         weights = np.take_along_axis(own, best, axis=0) * (np.take_along_axis(offered, best, axis=0) > 0)
         most = weights.max(axis=0, initial=0)
         weights = weights / np.maximum(weights.sum(axis=0), 1e-9)
-        middle = np.einsum("kp,kpd->pd", weights, self._centred[best])
-        like = np.maximum(self._centred @ middle.T, 0)
+        centred = (self._vectors[best] - self._means[self._owner[best]]) * (self._apart[best] * weights)[..., None]
+        middle = centred.sum(axis=0)
+        like = (self._vectors @ middle.T - (self._means @ middle.T)[self._owner]) * self._apart[:, None]
+        np.maximum(like, 0, out=like)
         return np.asarray(like * (most / np.maximum(like.max(axis=0, initial=0), 1e-6)), np.float32)
 
     def _beside(self) -> tuple[Rows, Rows]:
@@ -279,10 +307,10 @@ class Field:
         owners, uuids = [np.empty(0, np.intp)], [np.empty(0, np.uint64)]
         order = np.argsort(rows)
         ascending = rows[order]
-        for _, pool, start, end in self._slices():
-            first, last = np.searchsorted(ascending, (start, end))
-            if (columns := pool.source.columns) is not None and first < last:
-                owner, shown = columns.shown(pool.labels[ascending[first:last] - start])
+        for (_, source), labels, start in self._slices:
+            first, last = np.searchsorted(ascending, (start, start + len(labels)))
+            if (columns := source.columns) is not None and first < last:
+                owner, shown = columns.shown(labels[ascending[first:last] - start])
                 owners.append(order[first + owner])
                 uuids.append(shown)
         return np.concatenate(owners), np.concatenate(uuids)
@@ -319,50 +347,47 @@ class Field:
         return self._column("said_at")
 
     def _column(self, name: str) -> NDArray[np.uint64]:
-        return np.concatenate([pool.source.column(name, pool.labels) for pool in self._pools])
+        return self._joined(lambda one, labels: one.column(name, labels))
 
     def entries(self, rows: Rows) -> dict[int, Entry]:
         """Read chunks, each once; see `TopicColumns.entries`."""
         known = self._entries
         unread = np.array([row for row in rows.tolist() if row not in known], np.intp)
-        for owner, pool, start, end in self._slices():
-            own = unread[(unread >= start) & (unread < end)]
-            if len(own):
-                at = own - start
-                places = list(zip(pool.segment[at].tolist(), pool.row[at].tolist(), strict=True))
-                known.update(zip(own.tolist(), map(owner.entries(places).get, places), strict=True))
+        owner = self._owner[unread]
+        for number in sorted(set(owner.tolist())):
+            (topic, source), labels, start = self._slices[number]
+            own = unread[owner == number]
+            known.update(zip(own.tolist(), topic.entries(source.places(labels[own - start])).values(), strict=True))
         return {row: entry for row in rows.tolist() if (entry := known[row]) is not None}
 
     def topics_of(self, rows: Rows) -> list[str]:
         """The topic of each chunk."""
-        names = [owner.topic_id for owner in self._owners]
-        return [names[place] for place in (np.searchsorted(self._starts, rows, "right") - 1).tolist()]
+        return [self._sources[number][0].topic_id for number in self._owner[rows].tolist()]
 
     def alike(self, rows: Rows) -> Bits:
         """Whether a chunk is nearly the same as a better one; `rows`: best first."""
         vectors = self._vectors[rows]
         return np.asarray(np.tril(vectors @ vectors.T >= COPY_COSINE, -1).any(axis=1), np.bool_)
 
-    def _stacked(self, name: str) -> Any:
-        return np.concatenate([getattr(pool, name) for pool in self._pools])
-
-    def _slices(self) -> zip[tuple[TopicColumns, Pool, int, int]]:
-        starts = self._starts.tolist()
-        return zip(self._owners, self._pools, starts, starts[1:], strict=False)
+    def _joined(self, column: Callable[[ChunkSource, Rows], NDArray[Any]]) -> NDArray[Any]:
+        """A column of all chunks."""
+        return np.concatenate([column(source, labels) for (_, source), labels, _ in self._slices])
 
     def _leave_to_own(self) -> None:
         """Of a chunk that several topics have, as a correction adopted it, the own topic's state counts."""
-        own = self._topics[0].snapshot
-        for owner, pool, start, _ in self._slices():
-            if owner.snapshot is own:
+        own = self._topics[0]
+        for (topic, source), labels, start in self._slices:
+            if topic is own:
                 continue
-            halves = (pool.source.column(name, pool.labels).tolist() for name in ("uuid_high", "uuid_low"))
-            pairs = zip(*halves, strict=True)
-            uuids = [uuid_bytes(high, low) for high, low in pairs]
-            if known := own.known(uuids):
-                rows = [start + place for place, uuid in enumerate(uuids) if uuid in known]
-                self.competes = self.competes.copy()
-                self.competes[rows] = False
+            halves = (source.column(name, labels).tolist() for name in ("uuid_high", "uuid_low"))
+            uuids = [uuid_bytes(high, low) for high, low in zip(*halves, strict=True)]
+            if known := own.snapshot.known(uuids):
+                self.competes[[start + place for place, uuid in enumerate(uuids) if uuid in known]] = False
+
+
+def _inverse(sizes: Floats, products: Floats, mean_sizes: Floats) -> Floats:
+    """1 / |v - μ| by the sizes v², the products vμ and the sizes μ²; 0 where there is no vector."""
+    return np.where(sizes > 0, 1 / np.sqrt(np.maximum(sizes - 2 * products + mean_sizes, 1e-6)), np.float32(0))
 
 
 class Scores:

@@ -184,7 +184,8 @@ class Retriever:
         filters = filters or Filters()
         unstored = [topic.unstored() for topic in topics]
         async with asyncio.timeout(budget.seconds):
-            for load in [self.load(topic) for topic in topics if isinstance(topic, TopicLog)]:
+            unloaded = [topic for topic in topics if isinstance(topic, TopicLog) and not topic.is_loaded]
+            for load in [self.load(topic) for topic in unloaded]:
                 await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
 
             def answer() -> Retrieved:
@@ -223,14 +224,10 @@ class Retriever:
         return await asyncio.get_running_loop().run_in_executor(None, past)
 
     def load(self, topic: TopicLog) -> asyncio.Future[None]:
-        """Begin to load the topic's indexes into memory, unless that is done or under way."""
-        loop = asyncio.get_running_loop()
-        loading = self._loading.get(topic)
-        if loading is None and topic.is_loaded:
-            loading = loop.create_future()
-            loading.set_result(None)
-        elif loading is None:
-            loading = self._loading[topic] = loop.run_in_executor(self._loads, _load, topic)
+        """Begin to load the topic's indexes into memory, unless that is under way."""
+        if (loading := self._loading.get(topic)) is None:
+            loading = asyncio.get_running_loop().run_in_executor(self._loads, _load, topic)
+            self._loading[topic] = loading
             loading.add_done_callback(lambda done: self._loaded(topic, done))
         return loading
 
@@ -270,7 +267,7 @@ class Retriever:
             note=" ".join(notes) or None,
         )
         parts = list(asked)
-        filled = [topic for topic in topics if not topic.is_empty]
+        filled = [topic for topic in topics if topic.sources]
         if not filled:
             return nothing
         if not parts:
@@ -363,7 +360,7 @@ class Retriever:
         """The parts of which the table's answer does not stand, or there is none."""
         if self._settings.question == "table" and self._encoder.table is not None:
             return []
-        return np.flatnonzero(~field.is_clear()).tolist()
+        return (~field.is_clear()).nonzero()[0].tolist()
 
     def _notes(self, topics: Sequence[TopicColumns]) -> list[str]:
         views = (view for topic in topics for view in topic.snapshot.views.values())
@@ -397,7 +394,7 @@ class Retriever:
         left = min(budget.tokens - int(costs[earlier].sum()), room) - budget.drifted(frame)
         while True:
             worth = competes & strong
-            places = np.flatnonzero(worth & ~earlier)
+            places = (worth & ~earlier).nonzero()[0]
             injected, day_tokens = self._chosen(places, costs, field.said_at[rows], left, budget)
             if not visible:
                 break
@@ -412,15 +409,15 @@ class Retriever:
         verdicts = lowest, Verdict.NO_ROOM, Verdict.VISIBLE, Verdict.EARLIER, Verdict.INJECTED
         why[worth], why[~competes], why[earlier], why[injected] = 1, 2, 3, 4
         is_listed = (why >= 3) | filters.everything
-        is_listed[np.flatnonzero(why == 1)[:NO_ROOM_LISTED]] = True
-        listed = np.flatnonzero(is_listed)
+        is_listed[(why == 1).nonzero()[0][:NO_ROOM_LISTED]] = True
+        listed = is_listed.nonzero()[0]
         candidates = self._candidates(
             field, scores, rows[listed], costs[listed], [verdicts[one] for one in why[listed].tolist()]
         )
         shown = [one for one in candidates if one.verdict is Verdict.INJECTED]
         shown.sort(key=lambda one: (one.entry.said, one.entry.origin_id, one.entry.uuid))
         wanted = int(costs[worth].sum()) + budget.drifted(frame)
-        count = int(np.count_nonzero(worth))
+        count = int(worth.sum())
         return Filling(
             tuple(candidates), tuple(shown), raw_tokens if shown else 0, wanted / max(1, room) if count else 0.0, count
         )

@@ -80,7 +80,7 @@ def products(matrix: Floats, queries: Floats) -> Floats:
     for start in range(0, len(matrix), SCANNED_ROWS):
         piece = matrix[start : start + SCANNED_ROWS]
         for query, row in zip(queries, found, strict=True):
-            np.dot(piece, query, out=row[start : start + SCANNED_ROWS])
+            piece.dot(query, out=row[start : start + SCANNED_ROWS])
     return found
 
 
