@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from importlib.util import find_spec
 
 _PLURALS = {"entry": "entries", "memory": "memories", "other branch": "other branches"}
@@ -52,6 +53,12 @@ def pip_install(*what: str) -> str:
     if find_spec("pip") is None:
         return shlex.join(["uv", "pip", "install", *what, "--python", sys.executable])
     return shlex.join([sys.executable, "-m", "pip", "install", *what])
+
+
+def meant(name: str, known: Collection[str], otherwise: str = "") -> str:
+    """Ask whether the nearest of the known names was meant; `otherwise` where none is near."""
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def no_topic(name: str) -> str:

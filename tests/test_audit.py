@@ -378,7 +378,7 @@ def test_encrypting_a_directory_is_an_act_of_whoever_did_it(tmp_path: Path) -> N
     key, folder = tmp_path / "key", tmp_path / "memory"
     folder.mkdir()
     variables = {"MEMD_ENCRYPTION_KEY_FILE": str(key), "MEMD_AUDIT_RECORD": "always"}
-    for command in (["key", "new", str(key)], ["encrypt", "--data-dir", str(folder)]):
+    for command in (["key", "new", str(key)], ["encrypt", "on", "--data-dir", str(folder)]):
         done = CliRunner().invoke(main, command, env=variables)
         assert done.exit_code == 0, done.output
     [begun, ended] = read(folder)

@@ -536,7 +536,7 @@ REFUSED = (
     ["audit"],
     ["remember", "a gull"],
     ["reembed"],
-    ["encrypt"],
+    ["encrypt", "on"],
     ["decrypt"],
     ["serve", "--port", "0"],
 )
@@ -612,7 +612,7 @@ def test_a_key_is_the_same_in_each_form(tmp_path: Path) -> None:
 
 
 def test_a_key_file_that_is_gone_is_named_with_what_to_do(tmp_path: Path) -> None:
-    done = memd("encrypt", "--data-dir", tmp_path, MEMD_ENCRYPTION_KEY_FILE=str(tmp_path / "gone"))
+    done = memd("encrypt", "on", "--data-dir", tmp_path, MEMD_ENCRYPTION_KEY_FILE=str(tmp_path / "gone"))
     assert done.exit_code == 1 and f"{tmp_path / 'gone'}: there is no such file; put the key" in done.output
 
 
@@ -644,15 +644,21 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     store.close()
     (folder / "memd.receipts").write_bytes(b'{"asked":"zanzibar"}\n')
     refused = memd("stats", *where, **with_old).output
-    assert "run `memd encrypt` first" in refused and "or take the key out of the settings" in refused
+    assert "run `memd encrypt on` first" in refused and "or take the key out of the settings" in refused
     assert memd("backup", tmp_path / "plain", *where).exit_code == 0
     checked = memd("verify", tmp_path / "plain", **with_old)
     assert checked.exit_code == 0 and "backup is in plain text" in checked.output and "all whole" in checked.output
-    stdin = CliRunner().invoke(main, ["encrypt", "--key-stdin", "--data-dir", str(folder)], input=old.read_text())
+    plain = memd("encrypt", *where, **with_old)
+    assert plain.exit_code == 1 and plain.output.startswith(f"{folder}: is in plain text.") and "rekey" in plain.output
+    stdin = CliRunner().invoke(main, ["encrypt", "on", "--key-stdin", "--data-dir", str(folder)], input=old.read_text())
     assert stdin.exit_code == 0 and "is encrypted with the key" in stdin.output, stdin.output
     assert "\n  talk/segments/" in stdin.output and ".memd-encrypting" not in stdin.output  # the backup shares it
     assert not any(b"zanzibar" in data for _, data in bytes_below(folder))
-    assert "is encrypted already" in memd("encrypt", *where, **with_old).output
+    assert "is encrypted already" in memd("encrypt", "on", *where, **with_old).output
+    told = memd("encrypt", *where)
+    assert told.exit_code == 0 and told.output.startswith(
+        f"{folder}: is encrypted with the key {MasterKey.in_file(old).id}.\n"
+    )
     told = memd("rekey", *where, "--new-key-file", new, **with_old)
     assert told.exit_code == 0 and "name it in the settings" in told.output, told.output
     assert memd("verify", *where, **with_old).exit_code == 1

@@ -192,10 +192,10 @@ def test_erasing_an_encrypted_directory_and_what_comes_after(tmp_path: Path, mon
         [
             ("new", ["rekey", "--data", "--new-key-file", str(tmp_path / "new")]),
             (None, ["decrypt"]),
-            ("old", ["encrypt"]),
+            ("old", ["encrypt", "on"]),
         ]
     ):
-        if arguments == ["encrypt"]:
+        if arguments == ["encrypt", "on"]:
             memory.give("old")
         memory.run(*arguments)
         memory.give(key)

@@ -447,7 +447,7 @@ def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
     [
         ("conversations.json", "chatgtp", "no such format; did you mean chatgpt? There are chatgpt, claude, "),
         (".", "markdwn", "no such format; did you mean markdown? There are chatgpt, claude, "),
-        (".", "qqqq", "no such format. There are chatgpt, claude, "),
+        (".", "qqqq", "no such format; there are chatgpt, claude, "),
         ("conversations.json", "pdf", "conversations.json is not of --format pdf\n"),
         ("-", "chatgtp", "no such format; did you mean chatgpt?"),
         ("-", "md", "- is an export of conversations"),

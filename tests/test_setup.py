@@ -161,8 +161,8 @@ def test_the_difference_is_shown_and_nothing_is_written_without_a_yes(home: Path
 def test_of_an_agent_that_it_does_not_know_it_says_where_to_look(run: Run) -> None:
     told = run("cursor")
     assert told.exit_code == 2
-    assert "'cursor' is not one of 'pi', " in told.stderr
-    assert told.stderr.endswith("'aider'. docs/clients.md says how others are connected.\n")
+    assert "there is no 'cursor'; there are pi, " in told.stderr
+    assert told.stderr.endswith(", aider; docs/clients.md says how others are connected\n")
 
 
 def test_a_second_run_changes_nothing_and_another_topic_takes_the_place_of_the_first(home: Path, run: Run) -> None:

@@ -44,7 +44,8 @@ from memd.store.bucket.objects import Bucket, at_url
 from memd.store.bucket.restoring import restore as restore_from
 from memd.store.bucket.restoring import restore_copy
 from memd.store.disk import LocalDisk, Trouble, disk_trouble
-from memd.store.encryption.disk import check_installed, check_not_lost, disk_of, master_key
+from memd.store.encryption.disk import UNFINISHED, check_installed, check_not_lost, disk_of, master_key
+from memd.store.encryption.key_files import DirectoryKeyFile, new_key_file, read_key_file
 from memd.store.layout import TopicLayout
 from memd.store.shared.books import KeptToken, SharedBook, SharedTokens, TokenList
 from memd.store.shared.moving import MovedTopic, into_folder, into_log
@@ -97,7 +98,7 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
 @flags.with_settings()
 @click.option("--topic", help="Only this topic.")
 @click.option("--live", is_flag=True, help="Only the present state of chunks: no superseded and no deprecated entries.")
-@click.option("--as", "form", type=click.Choice(list(FORMS)), help="Write conversations, as other programs read them.")
+@click.option("--as", "form", type=flags.OneOf(list(FORMS)), help="Write conversations, as other programs read them.")
 @click.option("--output", metavar="FILE", default="-", help="Write to this file instead of stdout.")
 def export(config: Config, topic: str | None, live: bool, form: str | None, output: str) -> int:
     """Write the log as JSON Lines, one entry per line, oldest first.
@@ -273,24 +274,45 @@ _OLD_BLOCKS = (
 _NOT_A_CACHE = "a cluster is encrypted from its first start on, or never: `memd move` its topics to a new one"
 
 
-class OnByDefault(flags.WholeSentences):
-    """A group that is `on` where no command of it is named, as `memd encrypt` was before it had others."""
+class StateByDefault(flags.CommandGroup):
+    """A group that says its state where no command of it is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See `click.Command.parse_args`."""
         is_named = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
-        return super().parse_args(ctx, args if is_named else ["on", *args])
+        return super().parse_args(ctx, args if is_named else ["state", *args])
 
 
-@click.group(cls=OnByDefault)
+@click.group(cls=StateByDefault)
 def encrypt() -> None:
     """Encrypt the data directory, change its key, or go back to plain text.
 
-    The key is encryption.key_file, MEMD_ENCRYPTION_KEY or --key-stdin. No daemon may run meanwhile; interrupted, each
-    goes on when it is run again.
+    Without COMMAND: its state, and what can be done. The key is encryption.key_file, MEMD_ENCRYPTION_KEY or
+    --key-stdin. No daemon may run meanwhile; interrupted, each goes on when it is run again.
 
     Example: memd encrypt key ~/memd.key
     """
+
+
+@encrypt.command()
+@flags.with_settings()
+def state(config: Config) -> int:
+    """Say whether the data directory is encrypted; exit code 1 if it is not."""
+    files, folder = LocalDisk(), config.data_dir
+    is_plain = files.size(folder / layout.KEY_NAME) is None
+    if is_plain:
+        check_not_lost(files, folder)
+        click.echo(f"{folder}: is in plain text.\n")
+    else:
+        found = read_key_file(files, folder / layout.KEY_NAME, DirectoryKeyFile)
+        begun = UNFINISHED.get(found.state)
+        unfinished = f"; {begun} was begun and not finished: run it again" if begun else ""
+        click.echo(f"{folder}: is encrypted with the key {found.master}{unfinished}.\n")
+    group = click.get_current_context().parent
+    assert group is not None, "it is a command of `encrypt`"
+    encrypt.format_commands(group, formatter := group.make_formatter())
+    click.echo(formatter.getvalue(), nl=False)
+    return FOUND_SOMETHING if is_plain else 0
 
 
 @encrypt.command("key")
@@ -298,8 +320,6 @@ def encrypt() -> None:
 def new(file: Path) -> int:
     """Write a new key to FILE, which must not exist yet."""
     check_installed()
-    from memd.store.encryption.key_files import new_key_file
-
     if file.exists():
         raise BadQuestion(f"{file}: is there already, and a key that is written over is lost; name another file")
     click.echo(f"{file}: the new key {new_key_file(file).id}. {_KEEP}")
@@ -399,10 +419,10 @@ def reembed(config: Config) -> int:
     return FOUND_SOMETHING if problems else 0
 
 
-_NAME = click.argument("name", type=click.Choice([MULTILINGUAL]))
+_NAME = click.argument("name", type=flags.OneOf([MULTILINGUAL]))
 
 
-@click.group(cls=flags.WholeSentences)
+@click.group(cls=flags.CommandGroup)
 def model() -> None:
     """Add an embedding model, list or remove those that were added.
 

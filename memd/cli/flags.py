@@ -17,10 +17,10 @@ from typing import Any
 
 import click
 
-from memd.errors import ConfigError, StoreError
+from memd.errors import BadQuestion, ConfigError, StoreError
 from memd.settings.loading import load_config, places_of_settings
 from memd.settings.model import Config
-from memd.wording import counted, for_terminal
+from memd.wording import counted, for_terminal, meant
 
 FOUND_SOMETHING = 1
 WRONG_USAGE = 2
@@ -42,12 +42,34 @@ class Number(click.IntRange):
         except click.BadParameter:
             least, most = (None if one is None else f"{one:,}" for one in (self.min, self.max))
             bounds = f" from {least} to {most}" if least and most else f" of at least {least}" if least else ""
-            self.fail(f"{value!r} is no whole number{bounds}.", param, ctx)
+            self.fail(f"{value!r} is no whole number{bounds}", param, ctx)
         return number
 
 
-class WholeSentences(click.Group):
-    """A group whose help has the first sentence of each command, uncut."""
+class OneOf(click.Choice[str]):
+    """One of a few words; of another one the nearest is guessed. `others`: said where none is near."""
+
+    def __init__(self, choices: Sequence[str], others: str = "") -> None:
+        super().__init__(choices)
+        self.others = others
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """See `click.Choice`."""
+        all_there_are = f"there are {', '.join(self.choices)}{self.others}"
+        return f"there is no {value!r}; {meant(str(value), self.choices, all_there_are)}"
+
+
+class CommandGroup(click.Group):
+    """A group that guesses a misspelt command, and whose help has the first sentence of each, uncut."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is named. Raises BadQuestion: there is none of this name."""
+        if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            lists = f"`{ctx.command_path} --help` lists them"
+            raise BadQuestion(f"there is no command {args[0]!r}; {meant(args[0], self.list_commands(ctx), lists)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands in the help."""

@@ -1,9 +1,9 @@
 """The `memd` command: a group that imports a command's module when the command is asked for.
 
 Rule: a command reads its flags, calls what does the work and turns the outcome into an exit code: 0 fine, 1 a finding
-or failure, 2 wrong usage or settings. A `MemdError` becomes one line on stderr; any other exception is a bug and keeps
-its traceback. The list below is all that `memd --help` needs: the modules of the commands take up to a second to
-import.
+or failure, 2 wrong usage or settings. What goes wrong, click's own errors too, is one line on stderr that says what to
+do; any other exception is a bug and keeps its traceback. The list below is all that `memd --help` needs: the modules of
+the commands take up to a second to import.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import gc
 import importlib
 import io
 import os
+import re
 import sys
-from difflib import get_close_matches
 from typing import Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from memd import __version__
-from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE
+from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE, CommandGroup, OneOf
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound, UnknownTopic
-from memd.wording import for_terminal
+from memd.wording import for_terminal, meant
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Every day": {
@@ -96,42 +96,29 @@ OTHERS_CALL_IT = {
 """Names that other programs have for a command; to the spelling another one may be nearer (`forget`: correct)."""
 
 
-class CommandGroup(click.Group):
+class AllCommands(CommandGroup):
     """Imports commands when they are asked for; they return their exit code and may raise `MemdError`."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run a command; its help, too, may have what a terminal cannot show."""
-        show_what_it_can(sys.stdout)
-        return super().main(*args, **extra)
-
-    def invoke(self, ctx: click.Context) -> None:
-        """Run the command that was named and leave with its exit code."""
+        """Run the command that is named, say in one line what went wrong, and leave with its exit code."""
+        show_what_it_can(sys.stdout)  # the help, too, may have what a terminal cannot show
         os.umask(0o077)  # whatever a command writes is its user's alone
         try:
-            ctx.exit(super().invoke(ctx))
-        except click.NoSuchOption as error:  # among click's suggestions two dashes make any words alike
-            near = [one for one in error.possibilities or () if get_close_matches(one[2:], [error.option_name[2:]])]
-            raise click.NoSuchOption(error.option_name, None, near, error.ctx) from None
-        except click.Abort:
-            click.echo(err=True)  # ends the line of the question
-            if sys.stdin.isatty():
-                raise
-            click.echo("memd: nobody is here to answer, so this was not done; --yes does it without asking", err=True)
-            ctx.exit(FOUND_SOMETHING)
-        except MemdError as error:
-            click.echo(f"memd: {for_terminal(str(error))}", err=True)
-            is_missing = isinstance(error, NotFound) and not isinstance(error, UnknownTopic)
-            wrong_usage = isinstance(error, ConfigError | BadTopicId | BadQuestion) and not is_missing
-            ctx.exit(WRONG_USAGE if wrong_usage else FOUND_SOMETHING)
+            code = super().main(*args, **extra | {"standalone_mode": False})
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = WRONG_USAGE
+        except (click.ClickException, click.Abort, MemdError) as error:
+            said, code = _problem(error)
+            click.echo(f"memd: {for_terminal(said)}", err=True)
+        return sys.exit(code) if extra.get("standalone_mode", True) else code
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is named, or name the nearest ones."""
-        if args and args[0] not in COMMANDS | FORMER and not args[0].startswith("-"):
-            named = OTHERS_CALL_IT.get(args[0])
-            said = None if named is None else f"No such command {args[0]!r}; it is called {named!r} here."
-            raise click.exceptions.NoSuchCommand(args[0], said, None if said else COMMANDS, ctx)
+        """See CommandGroup; it knows the names that other programs have for a command, too."""
+        if args[0] in OTHERS_CALL_IT:
+            raise BadQuestion(f"there is no command {args[0]!r}; it is called {OTHERS_CALL_IT[args[0]]} here")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context | None = None) -> list[str]:
@@ -165,7 +152,48 @@ class CommandGroup(click.Group):
         return commands + click.Command.shell_complete(self, ctx, incomplete)
 
 
-@click.group(cls=CommandGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+def _problem(error: Exception) -> tuple[str, int]:
+    """An error in words, with what to do about it, and the exit code."""
+    if isinstance(error, MemdError):
+        is_missing = isinstance(error, NotFound) and not isinstance(error, UnknownTopic)
+        wrong_usage = isinstance(error, ConfigError | BadTopicId | BadQuestion) and not is_missing
+        return str(error), WRONG_USAGE if wrong_usage else FOUND_SOMETHING
+    if isinstance(error, click.ClickException):
+        return _usage_problem(error), error.exit_code
+    if error.__cause__ is None:
+        click.echo(err=True)  # ends the line of the question
+    if isinstance(error.__context__, EOFError) and not sys.stdin.isatty():
+        return "nobody is here to answer, so this was not done; --yes does it without asking", FOUND_SOMETHING
+    told = str(error.__cause__ or "")
+    return f"interrupted{told and f'; {told}'}", FOUND_SOMETHING
+
+
+def _usage_problem(error: click.ClickException) -> str:
+    """Click's own error about a command line in memd's words, with what to do about it."""
+    said = re.sub("^Option '(.*?)'", r"\1", error.message.rstrip("."))
+    said, context = f"{said[:1].lower()}{said[1:]}", getattr(error, "ctx", None)
+    if context is None:
+        return said
+    command, shows_how = context.command, f"`{context.command_path} --help` shows how"
+    if isinstance(error, click.NoSuchOption):
+        known = [flag.lstrip("-") for parameter in command.params for flag in parameter.opts]
+        near = meant(error.option_name.lstrip("-"), known)  # two dashes make any two options alike
+        return f"there is no option {error.option_name}; {near.replace('mean ', 'mean --') or shows_how}"
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        is_option = isinstance(error.param, click.Option)
+        name = error.param.opts[0] if is_option else error.param.human_readable_name.strip("[].")
+        if not isinstance(error, click.MissingParameter):
+            return f"{name}: {said}"
+        example = re.search(r"^ *Example: (.+)$", command.help or "", re.MULTILINE)
+        return f"{name} is missing; {f'for example: {example[1]}' if example else shows_how}"
+    if surplus := re.search(r"unexpected extra argument.* \((.*)\)$", said):
+        takes_one = any(isinstance(one, click.Argument) for one in command.params)
+        in_quotes = "what belongs together stands in quotes" if takes_one else shows_how
+        return f"{surplus[1]!r} is more than it takes; {in_quotes}"
+    return f"{said}; {shows_how}"
+
+
+@click.group(cls=AllCommands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="memd %(version)s")
 @click.pass_context
 def main(ctx: click.Context) -> int:
@@ -182,7 +210,7 @@ def main(ctx: click.Context) -> int:
 
 
 @click.command()
-@click.argument("shell", metavar="SHELL", type=click.Choice(SHELLS))
+@click.argument("shell", metavar="SHELL", type=OneOf(SHELLS))
 def completion(shell: str) -> int:
     """Print the script that completes commands of memd in SHELL.
 

@@ -27,7 +27,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from memd.admin.routing import route_of
-from memd.cli.flags import FOUND_SOMETHING, Command, Number, with_settings
+from memd.cli.flags import FOUND_SOMETHING, Command, Number, OneOf, with_settings
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion
 from memd.settings.model import Config
@@ -254,7 +254,7 @@ def _option(kind: type[msgspec.Struct], name: str, flag: str) -> Callable[[Comma
     if isinstance(info, shape.BoolType):
         more["is_flag"] = True
     elif isinstance(info, shape.LiteralType):
-        more["type"] = click.Choice(list(map(str, info.values)))
+        more["type"] = OneOf(list(map(str, info.values)))
     elif isinstance(info, shape.IntType):
         more["type"] = Number(info.ge, info.le)
     elif isinstance(info, shape.CustomType):

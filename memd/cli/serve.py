@@ -43,7 +43,7 @@ SWITCH_SECONDS = 0.001
 @flags.upstream_flag("The model server, or several. Default: upstream.url, http://127.0.0.1:8080.")
 @flags.model_flag("Start llama.cpp with this model and use it as the upstream (needs the `llama` extra).")
 @flags.key_flag
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Default: log.level, info.")
+@click.option("--log-level", type=flags.OneOf(["debug", "info", "warning", "error"]), help="Default: log.level, info.")
 def serve(
     config_path: Path | None, upstream: tuple[str, ...], model: Path | None, key_stdin: bool, **chosen: Any
 ) -> int:
@@ -54,7 +54,7 @@ def serve(
     Example: memd serve --upstream http://127.0.0.1:8080
     """
     if model is not None and upstream:
-        raise click.UsageError("--model starts its own upstream; give either --model or --upstream")
+        raise BadQuestion("--model starts its own upstream; give either --model or --upstream")
     named = {_SETTINGS_OF[flag]: value for flag, value in chosen.items()}
     given = {**named, **flags.servers_of(upstream), "encryption.key": flags.key_of(key_stdin)}
     config = flags.config_of(config_path, given, tells_each=True)

@@ -27,7 +27,7 @@ import yaml
 
 from memd.assets import words_of
 from memd.cli.check.upstream import as_served
-from memd.cli.flags import FOUND_SOMETHING, config_of, with_settings
+from memd.cli.flags import FOUND_SOMETHING, OneOf, config_of, with_settings
 from memd.cli.running import RunningDaemon
 from memd.entries import checked_topic_id
 from memd.errors import BadQuestion, MemdError
@@ -90,6 +90,7 @@ AGENTS = tuple(
     msgspec.convert(row | {"wanted": json.loads(row["wanted"])}, AgentFile) for row in words_of("agents")["agents"]
 )
 NAMES = tuple(dict.fromkeys(one.agent for one in AGENTS))
+OTHERS = "; docs/clients.md says how others are connected"
 SERVERS = {"llama-server": 8080, "Ollama": 11434, "LM Studio": 1234, "vLLM": 8000}
 _TOPIC = re.compile(r"://[^/\s]+/t/([\w.-]+)")
 NOT_NOW = (401, 403, 503)
@@ -109,13 +110,8 @@ class CannotEdit(MemdError):
     """A file that memd does not write to; the message says why."""
 
 
-class _Agent(click.Choice[str]):
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        return f"{super().get_invalid_choice_message(value, ctx)} docs/clients.md says how others are connected."
-
-
 @click.command()
-@click.argument("agents", metavar="[AGENT...]", nargs=-1, type=_Agent(NAMES))
+@click.argument("agents", metavar="[AGENT...]", nargs=-1, type=OneOf(NAMES, OTHERS))
 @click.option("--topic", metavar="TOPIC", help="A memory of its own, in all your projects: the URL gets /t/TOPIC.")
 @click.option("--model", metavar="NAME", help="The model's name. Default: the first that the model server lists.")
 @click.option("--undo", is_flag=True, help="Take back what an earlier run wrote.")

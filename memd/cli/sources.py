@@ -6,7 +6,6 @@ with its file and place, and the rest goes on. Interrupted, the command is simpl
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 import time
@@ -21,7 +20,7 @@ import msgspec
 from memd.admin import documents
 from memd.admin.documents import DocumentList, IndexBody, SourceStates
 from memd.admin.writes import take_notes
-from memd.cli.flags import FOUND_SOMETHING, config_to_begin, with_settings
+from memd.cli.flags import FOUND_SOMETHING, OneOf, config_to_begin, with_settings
 from memd.cli.operations import Lines, options_of, progress, show, time_of
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
@@ -46,7 +45,7 @@ from memd.ingest.sources.look import Chosen, Look, Source, Walk, claude_code_fol
 from memd.ingest.sources.watch import topic_of
 from memd.notes import CHARACTERS_MAX, GivenNote, check_not_ahead
 from memd.settings.model import AUTO_TOPIC, Config
-from memd.wording import counted, erased_for_good, name_for_terminal, tallied
+from memd.wording import counted, erased_for_good, meant, name_for_terminal, tallied
 
 ASK_AGAIN_SECONDS = 0.1
 DOCUMENT_SECONDS_MAX = 600.0
@@ -58,6 +57,7 @@ _AHEAD_US = 86_400_000_000
 """A clock that is a day ahead, or in another time zone, is no reason to lose a date."""
 _BYTES_MAX = 4 * CHARACTERS_MAX  # UTF-8 has at most four bytes for a character
 DASH = "-"
+GOES_ON = "the same command goes on with the rest"
 _NOT_PIPED = "this is no exported conversation (JSON, JSON Lines, Aider's history), as - has to be; add others as files"
 
 
@@ -133,8 +133,7 @@ def add(
                 _look(daemon, topic_id, source, totals.setdefault(topic_id, Look()))
         except KeyboardInterrupt:
             _tell_documents(totals)
-            click.echo("memd: interrupted; the same command goes on with the rest", err=True)
-            raise
+            raise KeyboardInterrupt(GOES_ON) from None
         problems = _tell_documents(totals)
         if exports:
             problems += import_files(daemon, exports, topic, wanted)
@@ -152,9 +151,9 @@ def _check_formats(paths: Sequence[Path], chosen: Chosen) -> None:
 
     for one in chosen.formats:
         if f".{one}" not in FORMATS and not any(has(path, (one,)) for path in paths):
-            near = difflib.get_close_matches(one, [*NAMES, *(suffix[1:] for suffix in FORMATS)], n=1)
-            said = f"there is no such format; did you mean {near[0]}?" if near else "there is no such format."
-            raise BadQuestion(f"--format {one}: {said} There are {', '.join(NAMES)}, and suffixes (md, pdf)")
+            near = meant(one, [*NAMES, *(suffix[1:] for suffix in FORMATS)])
+            all_of_them = f"{f'{near} There' if near else 'there'} are {', '.join(NAMES)}, and suffixes (md, pdf)"
+            raise BadQuestion(f"--format {one}: there is no such format; {all_of_them}")
     for path in paths:
         if chosen.formats and not path.is_dir() and not has(path, chosen.formats):
             raise BadQuestion(f"{name_for_terminal(str(path))} is not of --format {', '.join(chosen.formats)}")
@@ -317,7 +316,7 @@ def index(config: Config, *, force: bool, as_json: bool) -> int:
 @click.option(
     "--topic", help=f"Put everything into this topic; {AUTO_TOPIC}: that of a coding agent's folder, else PATH's."
 )
-@click.option("--format", "wanted", type=click.Choice(NAMES), help="Read nothing else. Default: each value tells.")
+@click.option("--format", "wanted", type=OneOf(NAMES), help="Read nothing else. Default: each value tells.")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 def import_(config: Config, topic: str | None, wanted: str | None, paths: tuple[Path, ...]) -> int:
     """Remember the conversations in the files and folders PATH...; `memd add` does it too."""
@@ -379,8 +378,7 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
                     problems.append((file.name, Found("the file", problem="there is no conversation in it")))
     except KeyboardInterrupt:
         said = _imported(sending.counts, read_files, foreign, dating.refused, len(problems), is_piped=is_piped)
-        click.echo(f"memd: interrupted; {said}; the same command goes on with the rest", err=True)
-        raise
+        raise KeyboardInterrupt(f"{said}; {GOES_ON}") from None
     for name, found in problems[:PROBLEMS_SHOWN]:
         click.echo(name_for_terminal(f"{name}, {found.place}: {found.problem}"), err=True)
     if len(problems) > PROBLEMS_SHOWN:

@@ -29,7 +29,7 @@ from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
 from memd.admin.oauth.protocol import GivenGrant, Grant
 from memd.admin.routing import ALL_TOPICS, as_given, decode_query
 from memd.admin.tokens import reload_tokens
-from memd.cli.flags import FOUND_SOMETHING, WholeSentences, config_to_begin, with_settings
+from memd.cli.flags import FOUND_SOMETHING, CommandGroup, config_to_begin, with_settings
 from memd.cli.operations import Lines, asked_with, options_of, print_lines, table, time_of
 from memd.cli.running import RunningDaemon, command_act
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
@@ -49,7 +49,7 @@ SECRET_BYTES = 32
 ONCE = "This is the token; it is shown this once, and memd keeps no more than its SHA-256."
 
 
-@click.group(cls=WholeSentences)
+@click.group(cls=CommandGroup)
 def token() -> None:
     """Make, list and take back tokens for others, each with its topics and rights.
 

@@ -67,11 +67,12 @@ from memd.wording import counted, pip_install
 _INSTALL = f"encryption needs the cryptography package: {pip_install('memd-proxy[encryption]')}"
 _PLACES = "encryption.key_file, MEMD_ENCRYPTION_KEY or, where the command takes it, --key-stdin"
 _GIVE = f"give its key with {_PLACES}"
-_UNFINISHED = {
+UNFINISHED = {
     "encrypting": "`memd encrypt on`",
     "decrypting": "`memd encrypt off`",
     "renewing": "`memd encrypt rekey --data`",
 }
+"""The command that was begun, by `DirectoryKeyFile.state`."""
 _OWN_KINDS = (MAGIC_LOG, MAGIC_JOURNAL, MAGIC_META)
 
 _PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
@@ -360,8 +361,8 @@ def disk_for(
     if not is_encrypted and (names := topic_folders_in(disk, data_dir)):
         check_not_lost(disk, data_dir)
         raise WrongKey(
-            f"{data_dir}: a key is given, but there is plain text ({counted(len(names), 'topic')}); run `memd encrypt` "
-            "first, while no daemon runs, or take the key out of the settings"
+            f"{data_dir}: a key is given, but there is plain text ({counted(len(names), 'topic')}); run "
+            "`memd encrypt on` first, while no daemon runs, or take the key out of the settings"
         )
     master = master_key(settings)
     if not is_encrypted and creating:
@@ -428,7 +429,7 @@ def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> Encryp
     found = read_key_file(disk, path, DirectoryKeyFile)
     key, _ = master.opened(path, found)
     if found.state != "whole":
-        raise WrongKey(f"{data_dir}: {_UNFINISHED[found.state]} was begun and not finished; run it again")
+        raise WrongKey(f"{data_dir}: {UNFINISHED[found.state]} was begun and not finished; run it again")
     return EncryptedDisk(disk, found.directory, key, data_dir)
 
 
