@@ -280,7 +280,8 @@ class StateByDefault(flags.CommandGroup):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See `click.Command.parse_args`."""
         is_named = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
-        return super().parse_args(ctx, args if is_named else ["state", *args])
+        is_completed = ctx.resilient_parsing  # the commands are what is asked for then
+        return super().parse_args(ctx, args if is_named or is_completed else ["state", *args])
 
 
 @click.group(cls=StateByDefault)
