@@ -25,7 +25,7 @@ from judge import Prefixes, Verdict, judged, prefixes, read_topics
 from ledger import Ledger
 from postgres_server import PostgresServer, running_postgres
 from recording_upstream import RecordingUpstream, recording_upstream
-from writers import Door, Writer
+from writers import NEVER, Door, Writer
 
 from memd.store.shared.postgres import SharedLog
 
@@ -55,8 +55,12 @@ class Member:
         self.number = number
         self.daemon = daemon
         self.to_database = to_database
-        self.is_well = False
-        """Whether nothing is done to the process."""
+        self.well_since = NEVER
+        """Since when nothing is done to the process (`time.monotonic`)."""
+
+    @property
+    def is_well(self) -> bool:
+        return self.well_since < NEVER
 
     @property
     def is_running(self) -> bool:
@@ -64,26 +68,26 @@ class Member:
 
     def start(self) -> None:
         self.daemon.start()
-        self.is_well = True
+        self.well_since = time.monotonic()
 
     def kill(self) -> None:
-        self.is_well = False
+        self.well_since = NEVER
         self.daemon.kill()
 
     def end(self) -> int:
         """SIGTERM; the exit code."""
-        self.is_well = False
+        self.well_since = NEVER
         return self.daemon.terminate()
 
     def stop(self) -> None:
         """SIGSTOP."""
-        self.is_well = False
+        self.well_since = NEVER
         self.daemon.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         """SIGCONT."""
         self.daemon.send_signal(signal.SIGCONT)
-        self.is_well = True
+        self.well_since = time.monotonic()
 
 
 class House:
@@ -168,7 +172,7 @@ class House:
     def doors(self) -> list[Door]:
         """The daemons as clients see them."""
         return [
-            Door(member.number, member.daemon.base_url, member.daemon.own_url, member.is_well)
+            Door(member.number, member.daemon.base_url, member.daemon.own_url, member.well_since)
             for member in self.members
             if member.daemon.base_url
         ]

@@ -20,6 +20,7 @@ PATIENCE_SECONDS = 12.0
 """Then a client gives up."""
 THINK_SECONDS = 0.15
 """Between two deeds of an agent, on average."""
+NEVER = float("inf")
 TRIES = 30
 TURNS = 8
 """Of a conversation."""
@@ -35,8 +36,12 @@ class Door(NamedTuple):
     number: int
     base_url: str
     own_url: str
-    is_well: bool
-    """Whether nothing was done to the daemon itself, which then has to answer."""
+    well_since: float
+    """Since when nothing was done to the daemon itself, which then has to answer (`time.monotonic`)."""
+
+    @property
+    def is_well(self) -> bool:
+        return self.well_since < NEVER
 
 
 def posted(url: str, body: object, headers: Mapping[str, str]) -> Answer | str:
@@ -184,13 +189,14 @@ class Writer(threading.Thread):
         """An answer with 200. `fails`: whether another one is none of the daemon's faults, where it cannot store."""
         asked = time.monotonic()
         answer = posted(url, body, headers)
+        was_well = door.is_well and door in self._doors()
         if not isinstance(answer, str) and answer.status == 200:
-            if door.is_well:
+            if was_well:
                 self._ledger.took(time.monotonic() - asked)
             return answer
         what = answer if isinstance(answer, str) else f"{answer.status} {answer.body[:300]!r}"
         self._ledger.count(f"failed: {what[:60]}")
-        if door.is_well and not fails and any(one.number == door.number and one.is_well for one in self._doors()):
+        if was_well and not fails:
             self._ledger.refuse(door.number, url, what)
         return None
 
