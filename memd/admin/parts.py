@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # a command reads the declarations of operations, and needs n
     from memd.ingest.redaction import Redactor
     from memd.ingest.sources.documents import DocumentTaker
     from memd.ingest.sources.watch import SourceWatch
+    from memd.ingest.topic import Inquiry
     from memd.ingest.topics import Topic, Topics
     from memd.messages import Speech
     from memd.principals import Principals
@@ -84,6 +85,8 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
     """The budget that a prompt to the present upstream model would get."""
     exposition: Callable[[str], Awaitable[tuple[bytes, str]]]
     """The metrics in the format that an `Accept` header asks for, and the content type."""
+    inquiry: Inquiry | None = None
+    """In a cluster, of one request: a look at the shared log since it came."""
 
     @property
     def principals(self) -> Principals:
@@ -113,7 +116,7 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
         if not wanted:
             there = await asyncio.get_running_loop().run_in_executor(None, self.store.topic_ids)
             wanted = [name for name in there if any(who.may(right, name) for right in rights)]
-        async with self.topics.held(wanted, self.topics.ask(wanted)) as found:
+        async with self.topics.held(wanted, self.topics.ask(wanted, self.inquiry)) as found:
             if missing := {*wanted} - {topic.id for topic in found}:
                 raise BadQuestion(no_topic(min(missing)))
             yield found

@@ -25,7 +25,7 @@ from aiohttp import web
 from multidict import CIMultiDict, MultiMapping
 
 from memd import access
-from memd.access import WrongTokens
+from memd.access import INQUIRY, WrongTokens
 from memd.admin import auditing, documents, page, reads, status, tokens, turns, writes
 from memd.admin.auditing import ENDLESS, Streamed, audited
 from memd.admin.oauth import endpoint
@@ -113,7 +113,7 @@ class OwnRoutes:
         # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
         is_open = leads_on or page.is_page(request) or request.path == PROOF
         if self._wrong_tokens.catch_up is not None and not is_open:
-            await self._wrong_tokens.make_sure(request)
+            await self._wrong_tokens.make_sure(request, request.query.getall("topic", ()))
         acts = request.path == MCP and self._oauth.lets_in(request)
         if not (is_open or acts) and (unknown := self._wrong_tokens.refusal(request)):
             return self._oauth.leading(request, unknown)
@@ -207,7 +207,8 @@ class OwnRoutes:
                 if read is None:
                     raise BadQuestion(f"the body is larger than {route.body_bytes_max:,} bytes")
                 body = read
-            answer = await call(self._parts, request, route, tuple(matched.values()), request.query, body)
+            parts = msgspec.structs.replace(self._parts, inquiry=request.get(INQUIRY))
+            answer = await call(parts, request, route, tuple(matched.values()), request.query, body)
         except MemdError as error:
             return access.error_response(error.status, f"memd: {error}", error.kind)
         if isinstance(answer, Streamed):

@@ -218,10 +218,10 @@ class TokenWatch:
                 await asyncio.sleep(LOOK_SECONDS)
                 await self.catch_up()
 
-    async def hear(self, inquiry: Inquiry | None) -> None:
+    async def hear(self, inquiry: Inquiry) -> None:
         """Look at the lists before a request is let in, waiting no longer than a request should. `inquiry`: one about
         the books, asked after the request came."""
-        if inquiry is not None and self._trouble is None:
+        if self._trouble is None:
             try:
                 ends = await asyncio.wait_for(asyncio.shield(inquiry.answer), HEAR_SECONDS)
             except (StoreError, TimeoutError):

@@ -25,7 +25,7 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -511,8 +511,11 @@ async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[async
     if (kept := daemon.store.kept) is None:
         return []
 
-    async def hear(inquiry: Inquiry | None) -> None:
-        await daemon.token_watch.hear(daemon.topics.ask((), inquiry))
+    async def hear(topics: Iterable[str]) -> Inquiry:
+        inquiry = daemon.topics.ask(topics)
+        assert inquiry is not None, "of a cluster"
+        await daemon.token_watch.hear(inquiry)
+        return inquiry
 
     wrong_tokens.catch_up = hear
     daemon.retention.looked_at = SharedTimes(SharedBook(kept, "retention"))

@@ -162,7 +162,7 @@ class OAuthEndpoint:
         rights = tuple(right for right in permission.scopes if right in filled.get("right", []))
         token = filled.get("token", [""])[0].strip()
         if self._wrong_tokens.catch_up is not None:
-            await self._wrong_tokens.catch_up(None)
+            await self._wrong_tokens.catch_up(())
         whole = self._wrong_tokens.look_up(request.remote, token)
         if problem := _problem_with(whole, rights, topics.split()):
             asked_again = protocol.consent_page(permission, query, rights=rights, topics=topics, problem=problem)
