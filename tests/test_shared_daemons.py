@@ -505,6 +505,26 @@ def test_no_request_waits_for_a_silent_database_but_the_first(relayed: Cluster, 
     assert [stored.count(f"Fact {number}:") for number in range(6)] == [1] * 6
 
 
+def test_of_many_requests_at_once_none_waits_longer_for_a_silent_database(relayed: Cluster, relay: Relay) -> None:
+    """There is no connection for most of them, and making one takes as long as the database is silent."""
+    topics = [f"silent-{number}" for number in range(6)]
+    for topic in topics:
+        wait_until(lambda topic=topic: status(relayed, 1, topic, "It is on.") != "degraded:store", lambda: str(relayed))
+
+    def wait(topic: str) -> float:
+        began = time.monotonic()
+        assert status(relayed, 1, topic, "Is the lamp on?") == "degraded:store"
+        return time.monotonic() - began
+
+    relay.freeze()
+    try:
+        with ThreadPoolExecutor(len(topics)) as agents:
+            waits = list(agents.map(wait, topics))
+    finally:
+        relay.open()
+    assert max(waits) < 1.8
+
+
 def test_with_a_slow_database_requests_go_on_and_know_what_others_have_stored(relayed: Cluster, relay: Relay) -> None:
     """Whether a write is confirmed in the time that an answer has depends on who else writes; it is stored once."""
     wait_until(lambda: status(relayed, 1, "slow-other", "Is it back?") != "degraded:store", lambda: str(relayed))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psycopg
 import pytest
+from cut_connections import Relay
+from daemon_process import wait_until
 from drafts import DIMENSION, FINGERPRINT, draft
 from faulty_log import FaultyLog
 from msgspec.structs import replace
@@ -109,6 +111,31 @@ def test_rewriting_begins_a_generation_in_which_nobody_of_the_former_one_appends
     assert (news.rows, news.heads) == ((), {"log": 200, "hot": 1}), "a removed topic keeps its heads"
     assert not kept.append("t", 0, Row("log", 50, b"below"), generation=removed)
     assert kept.append("t", 200, Row("log", 201, b"anew"), generation=removed)
+
+
+def test_who_is_stopped_while_it_rewrites_does_not_keep_others_from_appending(postgres: PostgresServer) -> None:
+    name = f"stopped_{id(postgres)}"
+    with closing(Relay(postgres.socket)) as relay, closing(SharedLog(postgres.database(name))) as kept:
+        kept.append("t", 0, Row("log", 100, b"secret"), generation=0)
+        with (
+            closing(SharedLog(postgres.url(name, folder=str(relay.folder)))) as stopped,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            stopped.ends(["t"])
+            relay.freeze_after(b"generation + 1")
+            rewriting = thread.submit(stopped.rewrite, "t", 1, {("log", 100): b"******"})
+            assert relay.has_passed_last.wait(30)
+
+            def appended() -> bool:
+                with suppress(StoreError):  # where the answer came too late the row is there all the same
+                    row = Row("log", 200, b"other")
+                    return kept.append("t", 100, row, generation=1) or bool(_log(kept, 100).rows)
+                return False
+
+            wait_until(appended, lambda: kept.trouble, 25)
+            relay.open()
+            assert rewriting.result() == 2
+        assert [row.data for row in _log(kept).rows] == [b"******", b"other"]
 
 
 def test_of_many_who_append_at_once_each_row_is_there_once_and_in_order(kept: SharedLog) -> None:

@@ -27,7 +27,10 @@ class Relay:
         """Before each piece of what is asked is passed on."""
         self.has_lost_all = threading.Event()
         """As many answers as it was told to lose are lost."""
+        self.has_passed_last = threading.Event()
+        """What it was told to pass on before it froze has been."""
         self._marker, self._times = b"", 0
+        self._last = b""
         self._flows = threading.Event()
         self._listener: socket.socket | None = None
         self._ends: set[socket.socket] = set()
@@ -56,6 +59,10 @@ class Relay:
     def freeze(self) -> None:
         """Pass nothing on, in no connection, as a network that drops all packets does."""
         self._flows.clear()
+
+    def freeze_after(self, marker: bytes) -> None:
+        """Pass on the next request that has these bytes in it, and then nothing more."""
+        self._last, self.has_passed_last = marker, threading.Event()
 
     def cut(self) -> None:
         """End all connections; new ones are served."""
@@ -110,4 +117,8 @@ class Relay:
                 if one is client and self._times and self._marker in data:
                     self._times, is_losing = self._times - 1, True
                 (server if one is client else client).sendall(data)
+                if one is client and self._last and self._last in data:
+                    self._last = b""
+                    self.freeze()
+                    self.has_passed_last.set()
         self._ends -= {client, server}

@@ -32,8 +32,9 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -108,6 +109,7 @@ WAIT_SECONDS = 1.0
 """The longest that a call waits for a server that is there and says nothing; once, then the database is away."""
 LONG_SECONDS = 30.0
 """The same for what nobody waits for: the schema, a rewriting, a list of topics."""
+_IDLE_MILLISECONDS = 5_000
 _BYTES_A_SECOND = 2 << 20
 """A row of many megabytes takes longer on a network that is not the fastest."""
 WATCH_SECONDS = 1.0
@@ -198,6 +200,7 @@ class SharedLog:
         self._lock = threading.Lock()
         self._turns = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         self._connecting = threading.Lock()
+        self._connector = ThreadPoolExecutor(_CONNECTIONS_MAX, "memd-connecting")
         self._trouble: StoreError | None = None
         self._away_since = 0.0
         self._is_closed = threading.Event()
@@ -287,7 +290,7 @@ class SharedLog:
         """
 
         def rewritten(connection: Connection) -> int:
-            with connection.transaction():
+            with _step(connection):
                 found = connection.execute(_NEXT_GENERATION, (topic_id, generation)).fetchone()
                 if found is None:
                     return 0
@@ -344,11 +347,7 @@ class SharedLog:
                 with self._lock:
                     connection = self._idle.pop() if self._idle else None
                 try:
-                    if connection is None:
-                        # Nothing that a pooler before the server (PgBouncer) does not pass on: no options or prepares.
-                        settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True}
-                        connection = self._kind.connect(self._url, **settings)
-                        until = time.monotonic() + seconds  # so that a slow server is not taken for a silent one
+                    connection = connection or self._connected(until)
                     connection.until, was_sent = until, True
                     result = work(connection)
                 except psycopg.Error as error:
@@ -367,6 +366,19 @@ class SharedLog:
                     return result
         finally:
             self._turns.release()
+
+    def _connected(self, until: float) -> Connection:
+        """Connect; where that takes longer than the call may wait, the connection is there for the next one."""
+        import psycopg
+
+        # Nothing that a pooler before the server (PgBouncer) does not pass on: no options or prepares.
+        settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True}
+        made = self._connector.submit(self._kind.connect, self._url, **settings)
+        try:
+            return made.result(until - time.monotonic())
+        except TimeoutError:
+            made.add_done_callback(lambda late: late.exception() or self._returned(late.result()))
+            raise psycopg.errors.ConnectionTimeout("it does not answer") from None
 
     def _returned(self, connection: Connection) -> None:
         with self._lock:
@@ -395,12 +407,16 @@ class SharedLog:
         return StoreWriteFailed(f"{told}; {_KEPT}")
 
     def _gone(self, error: Exception, *, in_doubt: bool) -> StoreError:
+        import psycopg
+
         told = f"{self.place}: {words_of(error)}; {remedy_of(error)}"
         told += f"; {_KEPT}" if self.cluster else ""
-        if self._trouble is None:
-            log.error("the database of the cluster is away", extra={"error": told})
-            self._away_since = time.monotonic()
-        self._trouble = StoreWriteFailed(told)
+        # A connection takes many round trips: whether a server is silent or slow, the watch finds out.
+        if not isinstance(error, psycopg.errors.ConnectionTimeout) or threading.current_thread() is self._watch:
+            if self._trouble is None:
+                log.error("the database of the cluster is away", extra={"error": told})
+                self._away_since = time.monotonic()
+            self._trouble = StoreWriteFailed(told)
         return InDoubt(told) if in_doubt else StoreWriteFailed(told)
 
     def _watched(self) -> None:
@@ -459,9 +475,18 @@ def _has_lost(error: Exception) -> bool:
     )  # a new connection may lead to the server that has taken over
 
 
+@contextmanager
+def _step(connection: Connection) -> Iterator[None]:
+    """Several statements as one step. The server undoes it where a daemon was stopped, or its machine is gone, in the
+    middle of it: others would wait for its rows."""
+    with connection.transaction():
+        connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MILLISECONDS}")
+        yield
+
+
 def _schema(connection: Connection, place: str, key_id: str) -> str:
     """Make the tables unless they are there; return the name of the cluster."""
-    with connection.transaction():
+    with _step(connection):
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
         known = "SELECT to_regclass('memd_shared') IS NOT NULL, to_regclass('memd_version') IS NOT NULL"
         is_made, is_former = connection.execute(known).fetchone()
