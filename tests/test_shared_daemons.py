@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -509,7 +510,8 @@ def test_of_many_requests_at_once_none_waits_longer_for_a_silent_database(relaye
     """There is no connection for most of them, and making one takes as long as the database is silent."""
     topics = [f"silent-{number}" for number in range(6)]
     for topic in topics:
-        wait_until(lambda topic=topic: status(relayed, 1, topic, "It is on.") != "degraded:store", lambda: str(relayed))
+        is_on = partial(status, relayed, 1, topic, "It is on.")
+        wait_until(lambda is_on=is_on: is_on() != "degraded:store", lambda: str(relayed))  # type: ignore[misc]
 
     def wait(topic: str) -> float:
         began = time.monotonic()

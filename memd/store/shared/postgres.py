@@ -33,7 +33,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -377,8 +377,12 @@ class SharedLog:
         try:
             return made.result(until - time.monotonic())
         except TimeoutError:
-            made.add_done_callback(lambda late: late.exception() or self._returned(late.result()))
+            made.add_done_callback(self._made_late)
             raise psycopg.errors.ConnectionTimeout("it does not answer") from None
+
+    def _made_late(self, made: Future[Connection]) -> None:
+        if not made.exception():
+            self._returned(made.result())
 
     def _returned(self, connection: Connection) -> None:
         with self._lock:
