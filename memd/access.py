@@ -25,6 +25,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
@@ -32,15 +33,12 @@ from aiohttp import web
 from memd.caching import Latest
 from memd.clock import steady_now
 from memd.errors import MemdError
-from memd.ingest.topic import Inquiry
 from memd.principals import OWNER, SECRET_PREFIX, TOKEN_HEADER, Principal, Principals
 from memd.settings.model import is_this_machine
 from memd.telemetry.logging import Content
 from memd.wire.api import Api
 from memd.wire.chat import CHAT
 
-INQUIRY = web.RequestKey("inquiry", Inquiry)
-"""In a cluster: the look at the shared log since the request came."""
 Take = Callable[[int], None]
 """Takes room for so many bytes of a body, or raises `TooManyBodies`."""
 BODY_BYTES_PER_SECOND_MIN = 1_024
@@ -388,22 +386,24 @@ class WrongTokens:
         self._later = later
         self._audited = audited
         self._clock = clock
-        self.catch_up: Callable[[Iterable[str]], Awaitable[Inquiry]] | None = None
-        """Hears of the tokens that other daemons know, in the same look as of these topics; None where there are no
-        other daemons."""
+        self.catch_up: Callable[[Iterable[str]], Awaitable[Any]] | None = None
+        """Hears of the tokens that other daemons know, and returns the look at the shared log (`ingest.topic.Inquiry`),
+        which is about these topics too; None where there are no other daemons."""
         self._untold: dict[str, int] = {}
         """By address, since its last line; an address without one has not been seen for a minute."""
         self._tried: Latest[str, tuple[float, float]] = Latest(LIMITED_MAX)
         """By address: attempts that count at a time, and the time. The one that tried longest ago comes first."""
 
-    async def make_sure(self, request: web.BaseRequest, topics: Iterable[str]) -> None:
+    async def make_sure(self, request: web.BaseRequest, topics: Iterable[str]) -> Any:
         """In a cluster: hear of the tokens that other daemons know, before a request is let in or refused: also of the
         first one, before which all are let in. `topics`: those that it names, of which it will want to know the same.
+        Returns the look, None where there was none.
 
         Whoever tries tokens makes no more work with it than one question at a time.
         """
-        if self.catch_up is not None and not self.wait_seconds(request.remote):
-            request[INQUIRY] = await self.catch_up(topics)
+        if self.catch_up is None or self.wait_seconds(request.remote):
+            return None
+        return await self.catch_up(topics)
 
     def refusal(self, request: web.BaseRequest, api_of: Callable[[], Api] = lambda: CHAT) -> web.Response | None:
         """Let a request in that shows a token, where one is needed: None; any other gets this refusal."""

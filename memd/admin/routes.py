@@ -25,7 +25,7 @@ from aiohttp import web
 from multidict import CIMultiDict, MultiMapping
 
 from memd import access
-from memd.access import INQUIRY, WrongTokens
+from memd.access import WrongTokens
 from memd.admin import auditing, documents, page, reads, status, tokens, turns, writes
 from memd.admin.auditing import ENDLESS, Streamed, audited
 from memd.admin.oauth import endpoint
@@ -47,6 +47,7 @@ from memd.admin.routing import (
 )
 from memd.admin.tokens import PROOF
 from memd.errors import BadQuestion, Forbidden, MemdError
+from memd.ingest.topic import Inquiry
 from memd.principals import OWNER
 from memd.telemetry.metrics import CLIENT_GONE
 from memd.wording import pip_install
@@ -112,8 +113,9 @@ class OwnRoutes:
         leads_on = request.path in ("", "/") and request.method in ("GET", "HEAD")
         # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
         is_open = leads_on or page.is_page(request) or request.path == PROOF
-        if self._wrong_tokens.catch_up is not None and not is_open:
-            await self._wrong_tokens.make_sure(request, request.query.getall("topic", ()))
+        inquiry = None
+        if not is_open:
+            inquiry = await self._wrong_tokens.make_sure(request, request.query.getall("topic", ()))
         acts = request.path == MCP and self._oauth.lets_in(request)
         if not (is_open or acts) and (unknown := self._wrong_tokens.refusal(request)):
             return self._oauth.leading(request, unknown)
@@ -129,7 +131,7 @@ class OwnRoutes:
             message = f"memd: there is no {request.path} at memd's own address; models are at {self._parts.base_url}/v1"
             return access.error_response(404, message, "not_found")
         if request.path != MCP:
-            return await self._answer_route(request)
+            return await self._answer_route(request, inquiry)
         answer = await self._answer_mcp(request)
         if answer.status == FORBIDDEN:
             self._parts.auditor.note_refused(request, f"{request.method} {request.path}")
@@ -188,7 +190,7 @@ class OwnRoutes:
             _ANSWERED.reset(token)
         return web.Response(status=status, headers=CIMultiDict(headers), body=answered)
 
-    async def _answer_route(self, request: web.Request) -> web.StreamResponse:
+    async def _answer_route(self, request: web.Request, inquiry: Inquiry | None) -> web.StreamResponse:
         matched = await self._router.resolve(request)
         if isinstance(matched.http_exception, web.HTTPMethodNotAllowed):
             allowed = ", ".join(sorted(matched.http_exception.allowed_methods))
@@ -207,7 +209,7 @@ class OwnRoutes:
                 if read is None:
                     raise BadQuestion(f"the body is larger than {route.body_bytes_max:,} bytes")
                 body = read
-            parts = msgspec.structs.replace(self._parts, inquiry=request.get(INQUIRY))
+            parts = msgspec.structs.replace(self._parts, inquiry=inquiry)
             answer = await call(parts, request, route, tuple(matched.values()), request.query, body)
         except MemdError as error:
             return access.error_response(error.status, f"memd: {error}", error.kind)

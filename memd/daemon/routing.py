@@ -23,7 +23,7 @@ from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
 from memd.errors import Forbidden
 from memd.proxy import relay
 from memd.proxy.reading import BAD_MODE, NO_MODE, Call, Plain, RequestReader, unpacked
-from memd.proxy.turn import TurnRunner
+from memd.proxy.turn import INQUIRY, TurnRunner
 from memd.proxy.upstream.connection import is_unreadable, transfer_codings
 from memd.proxy.upstream.pool import MODEL_LIST_PATHS, Unanswered, UpstreamPool
 from memd.telemetry.logging import Content
@@ -110,7 +110,8 @@ class Router:
         if found := _PATH_TOPIC.fullmatch(target):
             path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")
         shape = api_of("POST", _path(target)) or CHAT  # of memd's own errors
-        await self._wrong_tokens.make_sure(request, [path_topic or DEFAULT_TOPIC_ID])
+        if inquiry := await self._wrong_tokens.make_sure(request, [path_topic or DEFAULT_TOPIC_ID]):
+            request[INQUIRY] = inquiry
         if refusal := self._wrong_tokens.refusal(request, lambda: shape):
             return refusal
         access.prove(request)

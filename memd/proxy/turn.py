@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from memd.access import INQUIRY, error_response
+from memd.access import error_response
 from memd.conversation import compaction
 from memd.conversation.conversation import Conversation
 from memd.embedding.priority import Priority
@@ -40,6 +40,10 @@ from memd.wire.reply import Reply
 from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")
+
+
+INQUIRY = web.RequestKey("inquiry", Inquiry)
+"""Asked when a request came, in a cluster."""
 
 
 class Offered(msgspec.Struct, frozen=True):
