@@ -375,6 +375,7 @@ def wheel(tiny: TinyE5, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     data = tiny.file()
     made = tmp_path / "made"
     made.mkdir()
+    monkeypatch.setattr(adding, "multilingual_recipe", tiny.recipe)
     for name, content in files_of(data).items():
         (made / name).write_bytes(content)
     monkeypatch.setattr(adding, "SHA256", hashlib.sha256(data).hexdigest())

