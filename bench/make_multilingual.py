@@ -96,7 +96,7 @@ class _E5File:
             at += struct.calcsize("<BIQQ")
 
     def part(self, kind: Kind, name: str, count: int, beside: str = "", width: int = 0) -> Part:
-        """So many numbers or blocks of a tensor; with a row of another one, of so many numbers, added to each of its."""
+        """So many numbers or blocks of a tensor; `beside`: a row of another one is added to each of its rows."""
         return Part(kind, self._offsets[name], count, self._offsets.get(beside, 0), width)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -167,14 +166,12 @@ class ResidentEmbedder(Embedder):
         self._lock = threading.Lock()
         self._model: Future[Embedder] | None = None
         self._uses = 0
-        self._used_at = 0.0
-        self._timer: threading.Timer | None = None
-        self._is_closed = False
+        self._idle: threading.Timer | None = None
+        """Lets the model go, unless it is used before."""
         if loaded is not None:
             self._model = Future()
             self._model.set_result(loaded)
-            self._used_at = time.monotonic()
-            self._look_in(idle_seconds)
+            self._rest()
 
     @property
     def is_loaded(self) -> bool:
@@ -202,9 +199,8 @@ class ResidentEmbedder(Embedder):
     def close(self) -> None:
         """See `Embedder.close`."""
         with self._lock:
-            self._is_closed, self._model = True, None
-            if self._timer is not None:
-                self._timer.cancel()
+            self._model, self._idle_seconds = None, math.inf
+            self._rest()
 
     @contextmanager
     def _used(self, seconds: float | None) -> Iterator[Embedder]:
@@ -222,9 +218,7 @@ class ResidentEmbedder(Embedder):
         finally:
             with self._lock:
                 self._uses -= 1
-                self._used_at = time.monotonic()
-                if self._timer is None:
-                    self._look_in(self._idle_seconds)
+                self._rest()
 
     def _fill(self, loading: Future[Embedder]) -> None:
         """Load the model, in a thread of its own."""
@@ -238,19 +232,18 @@ class ResidentEmbedder(Embedder):
             self._model = None  # the next call tries again
             loading.set_exception(error)
 
-    def _look_in(self, seconds: float) -> None:
-        if not self._is_closed and self._idle_seconds < math.inf:
-            self._timer = threading.Timer(seconds, self._look)
-            self._timer.daemon = True
-            self._timer.start()
+    def _rest(self) -> None:
+        """Begin to count the idle seconds anew; in the lock."""
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._idle_seconds < math.inf:
+            self._idle = threading.Timer(self._idle_seconds, self._let_go)
+            self._idle.daemon = True
+            self._idle.start()
 
-    def _look(self) -> None:
+    def _let_go(self) -> None:
         with self._lock:
-            self._timer = None
-            left = self._used_at + self._idle_seconds - time.monotonic()
-            if self._uses or left > 0:
-                self._look_in(max(left, 0.01))
-            else:
+            if not self._uses:
                 self._model = None
                 give_back_memory()
 

@@ -228,7 +228,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
             return data[self.offset : self.offset + 4 * self.count]
         if self.kind == "sum":
             rows = np.frombuffer(data, "<f4", self.count, self.offset).reshape(-1, self.width)
-            return (rows + np.frombuffer(data, "<f4", self.width, self.beside)).tobytes()
+            return bytes((rows + np.frombuffer(data, "<f4", self.width, self.beside)).data)
         # A block is a scale and 16 bytes: byte j has the weights j (low) and j + 16 (high), 8 means 0. ONNX Runtime
         # wants two neighbours in a byte.
         blocks = np.frombuffer(data, np.uint8, self.count * (2 + BLOCK // 2), self.offset).reshape(self.count, -1)

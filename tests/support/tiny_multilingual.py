@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
-from make_multilingual import recipe_of
+import make_multilingual
 
 Matrix = NDArray[np.float32]
 
@@ -68,7 +68,7 @@ class TinyE5:
 
     def recipe(self) -> bytes:
         """What `memd/assets/multilingual.msgpack` would be for it."""
-        return msgspec.msgpack.encode(recipe_of(self.file()))
+        return msgspec.msgpack.encode(make_multilingual.recipe_of(self.file()))
 
     def wheel(self, path: Path) -> Path:
         """The package with the file in it."""
