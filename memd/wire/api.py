@@ -8,6 +8,7 @@ share one, and a client that sends its whole history each turn pays for its new 
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import re
 import sys
@@ -226,7 +227,7 @@ def first_bound(fields: Mapping[str, Raw], names: Sequence[str]) -> int | None:
 
 Parse = Callable[[Raw], Message]
 
-CACHE_BYTES_MAX = 24 * 1024 * 1024  # about 5,000 messages of 2 KB; a laptop has 48 MB for all caches together
+CACHE_BYTES_MAX = 14 * 1024 * 1024  # about 5,000 messages of 2 KB; a laptop has 38 MB for all caches together
 _ENTRY_BYTES = 600  # key, structs and dictionary slots of one cached message (measured with tracemalloc)
 
 
@@ -238,7 +239,8 @@ class ParsedMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessageCache(ByteCache[tuple[Parse, bytes], ParsedMessage]):
-    """Parsed messages by their bytes; evicts the least recently used beyond `bytes_max`. Thread-safe."""
+    """Parsed messages by the SHA-256 of their bytes, which take as much memory as the text; evicts the least recently
+    used beyond `bytes_max`. Thread-safe."""
 
     def __init__(self, bytes_max: int = CACHE_BYTES_MAX, speech: Speech = THINKING_ALONE) -> None:
         """`speech`: finds what was said in each message."""
@@ -248,7 +250,7 @@ class MessageCache(ByteCache[tuple[Parse, bytes], ParsedMessage]):
     def parse(self, raws: Sequence[Raw], parse: Parse) -> tuple[list[ParsedMessage], int]:
         """Parse each of `raws` with `parse`, or return what that gave earlier; and how many of the first it had given.
         Raises BadRequestBody: `parse` raised it."""
-        keys = [(parse, bytes(raw)) for raw in raws]
+        keys = [(parse, hashlib.sha256(raw).digest()) for raw in raws]
         held = self.use(keys)
         known = next((place for place, one in enumerate(held) if one is None), len(held))
         found = [one for one in held[:known] if one is not None]
@@ -257,7 +259,7 @@ class MessageCache(ByteCache[tuple[Parse, bytes], ParsedMessage]):
             if parsed is None:
                 message = self._speech.heard(parse(raw))
                 parsed = ParsedMessage(message, message.content_digest)
-                self.put(key, parsed, _size_of(parsed) + sys.getsizeof(key[1]))
+                self.put(key, parsed, _size_of(parsed))
             found.append(parsed)
         return found, known
 
