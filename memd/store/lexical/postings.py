@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +36,15 @@ Keys = NDArray[np.uint32]
 """Terms."""
 Floats = NDArray[np.float32]
 Rows = NDArray[np.intp]
+Values = TypeVar("Values", bound=np.generic)
+
+
+def grown(array: NDArray[Values]) -> NDArray[Values]:
+    """The array with as many rows again. These are zeros that take no memory until something is written there: a copy
+    of zeros would, and half of all columns are empty just after they have grown."""
+    larger = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger
 
 
 @lru_cache(maxsize=8192)
@@ -202,10 +211,8 @@ class GrowingColumns:
         for entry in entries:
             row = self.count
             if row == len(self._lengths):  # readers keep the old arrays
-                self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)])
-                self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
-                self._follows = np.concatenate([self._follows, np.zeros_like(self._follows)])
-                self._shown_starts = np.concatenate([self._shown_starts, np.zeros(row, np.uint32)])
+                self._lengths, self._tokens = grown(self._lengths), grown(self._tokens)
+                self._follows, self._shown_starts = grown(self._follows), grown(self._shown_starts)
             if entry is None:
                 self._stream, self._shown_starts[row + 1], self.count = None, self._shown_starts[row], row + 1
                 continue
@@ -323,7 +330,7 @@ class GrowingColumns:
     def _add_shown(self, row: int, uuids: Sequence[bytes]) -> None:
         start = int(self._shown_starts[row])
         while start + len(uuids) > len(self._shown):
-            self._shown = np.concatenate([self._shown, np.zeros_like(self._shown)])
+            self._shown = grown(self._shown)
         if uuids:
             self._shown[start : start + len(uuids)] = [int.from_bytes(uuid[:8], "big") for uuid in uuids]
         self._shown_starts[row + 1] = start + len(uuids)

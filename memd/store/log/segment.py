@@ -29,7 +29,7 @@ from memd.errors import CorruptFile, ErasedMeanwhile, StoreError
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk, write_beside
 from memd.store.layout import TopicLayout
-from memd.store.lexical.postings import GrowingColumns
+from memd.store.lexical.postings import GrowingColumns, grown
 from memd.store.log.columns import ROW, Bits, Floats, Records, Rows, UInts, digest_word, rows_from
 from memd.store.log.format import (
     FRAME_BYTES,
@@ -163,8 +163,7 @@ class GrowingSegment(LogSegment):
         """Append a row for each entry and return their numbers."""
         added = range(self.count, self.count + len(entries))
         while added.stop > len(self._rows):  # readers keep the old arrays
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-            self._matrix = np.concatenate([self._matrix, np.zeros_like(self._matrix)])
+            self._rows, self._matrix = grown(self._rows), grown(self._matrix)
         rows = rows_from(entries, spans)
         self._rows[added.start : added.stop] = rows
         vectors = np.frombuffer(b"".join(entry.vector for entry in entries), dtype="<f4")
@@ -422,7 +421,7 @@ class PendingSegment(GrowingSegment):
         self._chunks += new.values()  # before the rows, which tell readers how many there are
         self.extend(entries, [_NOWHERE] * len(entries))
         while len(self._holders) < self.count:
-            self._holders = np.concatenate([self._holders, np.zeros_like(self._holders)])
+            self._holders = grown(self._holders)
         self._holders[[self.rows_of(one.entry.uuid)[0] for one in chunks]] += 1
 
     def release(self, chunks: Iterable[PendingChunk]) -> PendingSegment:
