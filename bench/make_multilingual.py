@@ -35,7 +35,7 @@ from typing import Any
 
 import msgspec
 
-from memd.embedding.multilingual import BLOCK, Kind, Part, Recipe
+from memd.embedding.multilingual import BLOCK, Excerpt, Kind, Recipe
 
 NAME = "multilingual-e5-small"
 _HEAD, _PIECES = struct.Struct("<4sI7ifi"), struct.Struct("<5iQ")
@@ -63,9 +63,9 @@ def recipe_of(data: bytes) -> Recipe:
     }
 
 
-def _cut(content: bytes, parts: Sequence[Part], data: bytes) -> list[bytes | Part]:
+def _cut(content: bytes, parts: Sequence[Excerpt], data: bytes) -> list[bytes | Excerpt]:
     """A file's content with parts in place of what they make, which stands there in their order."""
-    found: list[bytes | Part] = []
+    found: list[bytes | Excerpt] = []
     done = 0
     for part in parts:
         made = part.made(data)
@@ -84,7 +84,7 @@ class _E5File:
         assert block == BLOCK, "the file is the one that was tried"
         self.width, self.layers, self.heads, self.inner, self.vocabulary, self.positions, self.types = sizes
         count, self.begin, self.end, _, self.unknown, size = _PIECES.unpack_from(data, at := _HEAD.size)
-        self.pieces = Part("pieces", at := at + _PIECES.size, count)
+        self.pieces = Excerpt("pieces", at := at + _PIECES.size, count)
         at += 4 * (count + 1) + 4 * count + size
         at += 8 + struct.unpack_from("<iI", data, at)[1]  # the normalisation is NFKC; see `_tokenizer_of`
         self._offsets: dict[str, int] = {}
@@ -95,9 +95,9 @@ class _E5File:
             self._offsets[name] = struct.unpack_from("<BIQQ", data, at := at + 2 + length)[2]
             at += struct.calcsize("<BIQQ")
 
-    def part(self, kind: Kind, name: str, count: int, beside: str = "", width: int = 0) -> Part:
+    def part(self, kind: Kind, name: str, count: int, beside: str = "", width: int = 0) -> Excerpt:
         """So many numbers or blocks of a tensor; `beside`: a row of another one is added to each of its rows."""
-        return Part(kind, self._offsets[name], count, self._offsets.get(beside, 0), width)
+        return Excerpt(kind, self._offsets[name], count, self._offsets.get(beside, 0), width)
 
 
 def _tokenizer_of(source: _E5File) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class _Graph:
         self._source = source
         self._nodes: list[bytes] = []
         self._constants: list[bytes] = []
-        self.parts: list[Part] = []
+        self.parts: list[Excerpt] = []
         """What of the package's file is in it, in the order of the constants."""
 
     def written(self) -> bytes:
@@ -208,10 +208,10 @@ class _Graph:
     def _whole(self, *values: int) -> str:
         return self._constant(_INT64, [len(values)], [struct.pack(f"<{len(values)}q", *values)])
 
-    def _constant(self, kind: int, dims: Sequence[int], of: Sequence[Part | bytes]) -> str:
+    def _constant(self, kind: int, dims: Sequence[int], of: Sequence[Excerpt | bytes]) -> str:
         """An array of this type of ONNX, and the name that it is given."""
         name = f"constant_{len(self._constants)}"
-        self.parts += [part for part in of if isinstance(part, Part)]
+        self.parts += [part for part in of if isinstance(part, Excerpt)]
         content = b"".join(part if isinstance(part, bytes) else part.made(self._source.data) for part in of)
         sizes = b"".join(_number(1, size) for size in dims)
         self._constants.append(sizes + _number(2, kind) + _text(8, name) + _bytes(9, content))

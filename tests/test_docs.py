@@ -207,9 +207,9 @@ def test_ports_addresses_and_bounds_that_pages_name_are_those_of_the_product() -
     assert (UTILITY_RATIO, UNHELPFUL_STEPS_MAX, HELPFUL_STEPS_MAX, INJECTED_HEADER_BYTES_MAX) == (1.5, 4, 10, 4096)
     claimed("docs/protocol.md", "was shown in the last 64 turns of the topic")
     assert CORRECTABLE_TURNS == 64
-    claimed("docs/operations.md", "caches, at most 48 MB together: parsed messages, token counts, chunks")
+    claimed("docs/operations.md", "caches, at most 38 MB together: parsed messages, token counts, chunks")
     counts = tokens._COUNTS_BYTES_MAX + 2 * tokens._TEXTS_BYTES_MAX
-    assert CACHE_BYTES_MAX + counts + segment.ENTRIES_READ.bytes_max <= 48_000_000
+    assert CACHE_BYTES_MAX + counts + segment.ENTRIES_READ.bytes_max <= 38_000_000
 
 
 def test_what_the_readme_says_of_installing_and_of_apis_is_so() -> None:

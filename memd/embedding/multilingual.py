@@ -207,8 +207,8 @@ BLOCK = 32
 """Weights of 4 bits with one scale."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
-    """What stands in a file that is made, out of the package's file."""
+class Excerpt(msgspec.Struct, frozen=True, array_like=True):
+    """A stretch of a file that is made, out of the package's."""
 
     kind: Kind
     offset: int
@@ -248,7 +248,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
         return json.dumps([*zip(texts, scores, strict=True)], ensure_ascii=False).encode()
 
 
-Recipe = dict[str, list[bytes | Part]]
+Recipe = dict[str, list[bytes | Excerpt]]
 """By file what it consists of."""
 
 
