@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -130,8 +130,9 @@ def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return chain[::-1]
 
 
-Holders = tuple[Conversation, ...]
-"""The conversations that have one message. Neighbouring messages share one tuple, as they have the same holders."""
+Holders = dict[Conversation, None]
+"""The conversations that have one message, in the order in which they came to have it."""
+_NOBODY: Holders = {}
 
 MESSAGE_BYTES, SLOT_BYTES, CONVERSATION_BYTES = 400, 16, 1_800
 """Memory of a message beside its text, of each place that it has, and of a conversation (measured with
@@ -146,9 +147,9 @@ class ConversationIndex:
     """Chained digests and contents of all messages, each with the conversations that have it."""
 
     def __init__(self) -> None:
-        self._at: dict[bytes, Holders] = {}
-        self._saying: dict[bytes, Holders] = {}
-        self._standing: dict[bytes, Holders] = {}
+        self._at, self._saying = HolderTable(), HolderTable()
+        """By the digest of a message in its place, and by that of its content."""
+        self._standing = HolderTable()
         """By the digest under which a message was first said, where that is not its own any more."""
         self._contents: dict[Conversation, list[bytes]] = {}
         self._used: dict[Conversation, int] = {}
@@ -171,46 +172,47 @@ class ConversationIndex:
         contents = self._contents.setdefault(conversation, [])
         new = conversation.messages[len(contents) :]
         contents += [item.content_digest for item in new]
-        _add_to(self._at, [item.digest for item in new], conversation)
-        _add_to(self._saying, [item.content_digest for item in new], conversation)
-        _add_to(self._standing, [item.stored_as for item in new if item.stored_as], conversation)
+        self._at.add([item.digest for item in new], conversation)
+        self._saying.add([item.content_digest for item in new], conversation)
+        self._standing.add([item.stored_as for item in new if item.stored_as], conversation)
 
     def remove(self, conversation: Conversation) -> None:
         """Forget a conversation."""
         del self._used[conversation]
-        contents = self._contents.pop(conversation)
-        _drop_from(self._at, [item.digest for item in conversation.messages], conversation)
-        _drop_from(self._saying, contents, conversation)
-        _drop_from(self._standing, [item.stored_as for item in conversation.messages if item.stored_as], conversation)
+        self._at.remove([item.digest for item in conversation.messages], conversation)
+        self._saying.remove(self._contents.pop(conversation), conversation)
+        self._standing.remove([item.stored_as for item in conversation.messages], conversation)
 
     def prefixes(self, contents: Sequence[bytes], session: str | None) -> tuple[int, list[Conversation]]:
         """The longest known beginning of a request, and the conversations that have it, most recently used first; of a
         session only its own."""
-        known, digest, holders = 0, ROOT_DIGEST, Holders()
+        known, digest = 0, ROOT_DIGEST
+        holders: Collection[Conversation] = ()
         while known < len(contents):
             # Whoever goes on like the request shows how far they go together; there the branches may part.
             step = chain(digest, contents[known])
-            further = self._of_session(self._at.get(step, ()), session)
+            further = self._of_session(self._at.holders(step), session)
             if not further:
                 break
             guide = max(further, key=self._used.__getitem__)
             known += common_length(contents, self._contents[guide], known, known)
             digest = guide.messages[known - 1].digest
-            holders = self._of_session(self._at[digest], session)
+            holders = self._of_session(self._at.holders(digest), session)
         return known, sorted(holders, key=self._used.__getitem__, reverse=True)
 
-    def holders(self, identity: bytes) -> Holders:
-        """The conversations that have the message which the log knows by this digest."""
-        return self._at.get(identity, ()) + self._standing.get(identity, ())
+    def holders(self, identity: bytes) -> Iterator[Conversation]:
+        """Yield the conversations that have the message which the log knows by this digest."""
+        yield from self._at.holders(identity)
+        yield from self._standing.holders(identity)
 
     def knows(self, contents: Sequence[bytes]) -> bool:
         """Whether any conversation has any of these contents."""
-        return not self._saying.keys().isdisjoint(contents)
+        return any(map(self._saying.holders, contents))
 
     def likeliest(self, contents: Sequence[bytes], session: str | None) -> list[Conversation]:
         """The few conversations that share most with a request; what many conversations say counts little."""
-        found = Counter(map(id, map(self._saying.get, contents)))
-        by_id = {id(holders): holders for holders in map(self._saying.get, contents) if holders is not None}
+        saying = [*filter(None, map(self._saying.holders, contents))]
+        found, by_id = Counter(map(id, saying)), {id(holders): holders for holders in saying}
         weights: dict[Conversation, float] = {}
         for key, holders in by_id.items():
             weight = found[key] / len(holders)
@@ -221,41 +223,73 @@ class ConversationIndex:
 
     def newest(self, session: str | None) -> Conversation | None:
         """The conversation used last."""
-        return max(self._of_session(tuple(self._used), session), key=self._used.__getitem__, default=None)
+        return max(self._of_session(self._used, session), key=self._used.__getitem__, default=None)
 
-    def _of_session(self, holders: Holders, session: str | None) -> Holders:
-        if session is None:
-            return holders
-        return tuple(one for one in holders if one.session == session)
+    def _of_session(self, holders: Collection[Conversation], session: str | None) -> Collection[Conversation]:
+        return holders if session is None else [one for one in holders if one.session == session]
 
 
-def _add_to(table: dict[bytes, Holders], keys: Sequence[bytes], conversation: Conversation) -> None:
-    alone: Holders = (conversation,)
-    changed: dict[int, tuple[Holders, Holders]] = {}  # messages with the same holders share one tuple again
-    for key in keys:
-        present = table.get(key)
-        if present is None:
-            table[key] = alone
-            continue
-        known = changed.get(id(present))
-        if known is None:
-            known = present, present if conversation in present else (*present, conversation)
-            changed[id(present)] = known
-        table[key] = known[1]
+class Group:
+    """Messages that the same conversations have: neighbours mostly, and an answer that thousands of them share."""
+
+    __slots__ = "count", "holders"
+
+    def __init__(self, holders: Holders) -> None:
+        self.holders = holders
+        self.count = 0
+        """Of the messages."""
 
 
-def _drop_from(table: dict[bytes, Holders], keys: Sequence[bytes], conversation: Conversation) -> None:
-    changed: dict[int, tuple[Holders, Holders]] = {}
-    for key in keys:
-        present = table.get(key, ())
-        known = changed.get(id(present))
-        if known is None:
-            known = present, tuple(one for one in present if one is not conversation)
-            changed[id(present)] = known
-        if known[1]:
-            table[key] = known[1]
-        else:
-            table.pop(key, None)
+class HolderTable:
+    """The conversations that have each message. A change costs as much as the conversation is long, however many others
+    have the same messages."""
+
+    def __init__(self) -> None:
+        self._groups: dict[bytes, Group] = {}
+        self._alone: dict[Conversation, Group] = {}
+        """By conversation: the messages that nobody else had when it came to have them."""
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def holders(self, key: bytes) -> Holders:
+        """Those of one message; not to be changed."""
+        group = self._groups.get(key)
+        return _NOBODY if group is None else group.holders
+
+    def add(self, keys: Iterable[bytes], conversation: Conversation) -> None:
+        """Note that a conversation has these messages, too."""
+        for group, own in self._grouped(keys).items():
+            if group is not None and conversation in group.holders:
+                continue
+            if group is None:
+                whole = self._alone.get(conversation)
+                if whole is None or len(whole.holders) > 1:
+                    whole = self._alone[conversation] = Group({})
+            elif len(own) == group.count:
+                whole = group
+            else:  # the others of the group have other holders from now on
+                whole = Group({**group.holders})
+                group.count -= len(own)
+            whole.holders[conversation] = None
+            if whole is not group:
+                whole.count += len(own)
+                self._groups.update(dict.fromkeys(own, whole))
+
+    def remove(self, keys: Iterable[bytes], conversation: Conversation) -> None:
+        """Forget a conversation, which has these messages and no others."""
+        self._alone.pop(conversation, None)
+        for group, own in self._grouped(keys).items():
+            if group is not None:
+                del group.holders[conversation]
+                for key in () if group.holders else own:
+                    del self._groups[key]
+
+    def _grouped(self, keys: Iterable[bytes]) -> dict[Group | None, list[bytes]]:
+        grouped: dict[Group | None, list[bytes]] = {}
+        for key in dict.fromkeys(keys):
+            grouped.setdefault(self._groups.get(key), []).append(key)
+        return grouped
 
 
 SHARED_MIN = 2
