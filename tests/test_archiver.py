@@ -239,7 +239,8 @@ async def test_once_too_much_waits_storing_goes_beside_requests(
 
     topic.append = noted  # type: ignore[method-assign]
     for number in range(12):
-        stage.archiver.cut_later(topic, talk(topic.buffer, f"u:{number} {'flood ' * 400}", "a:Noted."))
+        talk(topic.buffer, f"u:{number} {'flood ' * 400}", "a:Noted.")
+        stage.archiver.cut_later(topic)
     await stage.tasks.finish(60)
     tending = asyncio.ensure_future(stage.archiver.tend(stage.topics))
     while topic.buffer.unstored_count or priority.is_pressed:  # noqa: ASYNC110

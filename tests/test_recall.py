@@ -295,12 +295,12 @@ class WithWaiting(UnstoredText):
     """A topic, and texts that were said and are not stored."""
 
     def __init__(self, log: TopicLog, drafts: Sequence[Draft], embedder: Embedder) -> None:
-        self.topic_id, self.snapshot, self._segment = log.topic_id, log.snapshot, PendingSegment(embedder.dimension)
         table = Encoder(embedder).table
         assert table is not None
+        self.topic_id, self.snapshot = log.topic_id, log.snapshot
+        self._segment = PendingSegment(table.dimension, table.vectors)
         entries = [one.as_entry(public_id=one.uuid.hex()[:4], canonical_id=1, group_left=0) for one in drafts]
-        vectors = table.vectors([one.content for one in drafts])
-        self._segment.hold([PendingChunk(*one) for one in zip(drafts, entries, vectors, strict=True)])
+        self._segment.hold(list(map(PendingChunk, drafts, entries)))
 
     def unstored(self) -> UnstoredText:
         return self

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -29,12 +33,15 @@ from memd.conversation.tokens import TokenCounter
 from memd.entries import Draft, Entry
 from memd.errors import EmbeddingError
 from memd.ingest import unstored
+from memd.ingest.archiver import take_note
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topics import Topic
 from memd.ingest.unstored import Part, each_part
 from memd.messages import BlockChunk
+from memd.notes import Note
 from memd.recall.retrieve import Budget, Candidate, Filters, Retriever
 from memd.settings.model import BufferSettings, ChunkingSettings, Config
+from memd.store.log.journal import Journal
 from memd.store.log.segment import ROWS_AT_ONCE, PendingChunk, PendingSegment
 from memd.store.store import TopicLog
 
@@ -86,7 +93,8 @@ async def test_requests_wait_for_no_cutting_of_other_topics(stage: Stage, monkey
     monkeypatch.setattr(Cutter, "cut", cut_slowly)
     for number in range(64):
         topic = await stage.topics.get(f"talk{number}")
-        stage.archiver.cut_later(topic, talk(topic.buffer, *LAMP))
+        talk(topic.buffer, *LAMP)
+        stage.archiver.cut_later(topic)
     try:
         async with asyncio.timeout(60):
             assert await asyncio.to_thread(lambda: "counted") == "counted"
@@ -205,7 +213,7 @@ async def test_ids_of_what_is_never_stored_are_let_go(
 def test_a_segment_made_anew_holds_what_the_former_one_holds_whatever_changes_meanwhile(data: st.DataObject) -> None:
     chunks = [pending(number) for number in range(4 * ROWS_AT_ONCE)]
     held = [*chunks]
-    segment = PendingSegment(0)
+    segment = PendingSegment()
     segment.hold(chunks)
 
     def change(most: int) -> None:
@@ -232,7 +240,7 @@ def test_a_segment_made_anew_holds_what_the_former_one_holds_whatever_changes_me
 def pending(number: int) -> PendingChunk:
     draft = Draft(uuid=number.to_bytes(16), content=f"Chunk {number}.", vector=b"", created_at=1, roles=("user",))
     entry = draft.as_entry(public_id=f"{number:04x}", canonical_id=number + 1, group_left=0)
-    return PendingChunk(draft, entry, np.zeros(0, np.float32))
+    return PendingChunk(draft, entry)
 
 
 async def test_a_question_shown_alone_and_again_with_its_answer_is_stored_once(stage: Stage, topic: Topic) -> None:
@@ -550,7 +558,8 @@ def held(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> Held:
 async def test_a_daemon_that_ends_does_not_cut_the_book_to_its_end(
     stage: Stage, topic: Topic, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage.archiver.cut_later(topic, talk(topic.buffer, f"u:{BOOK}", "a:A long one."))
+    talk(topic.buffer, f"u:{BOOK}", "a:A long one.")
+    stage.archiver.cut_later(topic)
     await asyncio.to_thread(held.is_reached.wait, 60)
     shutdown = stage.archiver._cutting.shutdown
 
@@ -582,13 +591,13 @@ async def test_what_is_cut_for_the_log_can_be_ended_too_and_is_stored_when_it_is
 
 @pytest.mark.thorough
 async def test_a_search_waits_for_no_book_and_finds_what_is_beside(stage: Stage, topic: Topic, held: Held) -> None:
-    book = talk(topic.buffer, f"u:{BOOK}", "a:A long one.", session="book")
+    talk(topic.buffer, f"u:{BOOK}", "a:A long one.", session="book")
     talk(topic.buffer, "u:Where is the rope?", "a:Behind the barometer.", session="other")
     unstored, late = topic.unstored(), time.monotonic() + 3600
     (one,) = unstored.chunks(until=late)
     assert "barometer" in one.draft.content
     assert unstored.is_partial and not held.counted
-    stage.archiver.cut_later(topic, book)
+    stage.archiver.cut_later(topic)
     await asyncio.to_thread(held.is_reached.wait, 60)
     talk(topic.buffer, "u:And the ladder?", "a:In the cellar.", session="third")
     found = await asyncio.to_thread(topic.unstored().chunks, until=late)
@@ -711,3 +720,101 @@ async def test_thousands_of_short_messages_are_stored_in_steps(
     assert await stage.archiver.store(topic, conversation, len(conversation))
     assert len(live_entries(topic)) == len(said)
     assert max(steps) <= STEP_CHARACTERS / 40, "a second's work of the model"
+
+
+# However much waits
+
+
+def flood(topic: Topic, first: int, last: int) -> list[Conversation]:
+    """Short conversations, all with the same answer."""
+    told = (
+        f"u:Berth {number} is for the boat {number * 7:x}, which is painted in colour {number}."
+        for number in range(first, last)
+    )
+    return [talk(topic.buffer, said, "a:Noted.", session=said) for said in told]
+
+
+async def calls_of(work: Callable[[], Awaitable[object]]) -> int:
+    """The Python functions that are called in it, in this thread and in those that begin meanwhile."""
+    called = itertools.count()
+
+    def count(frame: FrameType, event: str, value: object) -> None:
+        if event == "call":
+            next(called)
+
+    threading.setprofile(count)
+    sys.setprofile(count)
+    try:
+        await work()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return next(called)
+
+
+async def test_a_request_a_stored_batch_and_a_note_cost_no_more_the_more_waits(stage: Stage, topic: Topic) -> None:
+    said, calls = flood(topic, 0, 1), list[list[int]]()
+    for waiting in (60, 600):
+        said += flood(topic, len(said), waiting)
+        topic.unstored().chunks()
+        said.append(talk(topic.buffer, *LAMP, session=f"lamp {waiting}"))
+        note = Note(f"The barometer {waiting} hangs in the hall.")
+        works: list[Callable[[], Awaitable[object]]] = [
+            partial(recalled, stage, "Where is the spare lamp of the lighthouse?", topic.log),
+            partial(stage.archiver.store, topic, said.pop(0), 2),
+            partial(stage.archiver.store, topic, said[-1], 2),
+            partial(take_note, topic, note, stage.archiver),
+        ]
+        calls.append([await calls_of(work) for work in works])
+        await stage.tasks.finish(60)
+    few, many = calls
+    assert all(more < 1.2 * less for less, more in zip(few, many, strict=True)), calls
+
+
+async def test_what_waits_has_a_bound_and_beyond_it_the_oldest_is_found_once_its_turn_comes(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = flood(topic, 0, 64)
+    ids = [one.entry.public_id for one in topic.unstored().chunks()]
+    bound = topic.cutter.memory_bytes // 2
+    monkeypatch.setattr("memd.ingest.archiver.CHUNKS_BYTES_MAX", bound)
+    monkeypatch.setattr("memd.ingest.archiver.CHUNKS_BYTES_LEFT", bound)
+    monkeypatch.setattr("memd.ingest.archiver.TEND_SECONDS", 0.001)
+    shown = BlockChunk(ids[1], topic.unstored().chunks().chunks[1].draft.uuid, topic.id, 1)
+    topic.buffer.record(Injected([shown]))
+    async with topic.storing:
+        tending = asyncio.ensure_future(stage.archiver.tend(stage.topics))
+        while topic.cutter.memory_bytes > bound:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        found = [one.entry.public_id for one in topic.unstored().chunks(until=time.monotonic() + 3600)]
+        tending.cancel()
+    assert ids[0] not in found and ids[1] in found and ids[-1] in found
+    assert ids[0] in [one.entry.public_id for one in topic.unstored().chunks()], "who looks for an id has time"
+    for one in said:
+        assert await stage.archiver.store(topic, one, 2)
+    assert sorted(ids) == sorted(entry.public_id for entry in live_entries(topic))
+    assert not topic.unstored()
+
+
+async def test_a_long_journal_is_not_written_anew_with_each_batch(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memd.store.log.journal.SHORT_BYTES", 0)
+    flood(topic, 0, 400)
+    await topic.make_durable()
+    long = talk(
+        topic.buffer, *(f"{'ua'[number % 2]}:Night {number}. {'The lamp was lit. ' * 30}" for number in range(40))
+    )
+    await topic.save()
+    rewritten = list[int]()
+    rewrite = Journal.rewrite
+
+    def counted(self: Journal, payloads: Sequence[bytes], *args: Any) -> None:
+        rewritten.append(len(payloads))
+        rewrite(self, payloads, *args)
+
+    monkeypatch.setattr(Journal, "rewrite", counted)
+    for end in range(2, 40, 2):
+        topic.buffer.mark(long, left_out=end)
+        assert await stage.archiver.store(topic, long, end)
+    assert long.settled == 38 and len(rewritten) <= 1

@@ -88,7 +88,7 @@ class HotBuffer:
         self.notes: dict[bytes, Note] = {}
         """Notes that are not in the log yet, by their ids."""
         self._unsaved: list[BufferEvent] = []
-        self._touched: dict[str, None] = {}
+        self._touched: dict[str | bytes, None] = {}
 
     # -- for requests ---------------------------------------------------------------------------------------
 
@@ -253,14 +253,19 @@ class HotBuffer:
         """All open conversations, least recently used first."""
         return list(self._conversations.values())
 
-    def take_touched(self) -> list[str]:
-        """The ids of the conversations that were opened, changed or closed since the last call, each once."""
+    def take_touched(self) -> list[str | bytes]:
+        """The ids of the conversations that were opened, changed or closed since the last call, and of the notes that
+        came or were stored, each once."""
         touched, self._touched = [*self._touched], {}
         return touched
 
     def lives_on(self, item: Buffered, conversation: Conversation) -> bool:
         """Whether another conversation that goes on has a message too."""
-        return any(one is not conversation and not one.abandoned for one in self._index.holders(item.identity))
+        return any(one is not conversation and not one.abandoned for one in self.holders(item.identity))
+
+    def holders(self, identity: bytes) -> Iterator[Conversation]:
+        """Yield the conversations that have the message which the log knows by this digest."""
+        return self._index.holders(identity)
 
     @property
     def memory_bytes(self) -> int:
@@ -284,7 +289,7 @@ class HotBuffer:
 
     def holder_of(self, digest: bytes) -> Conversation | None:
         """A conversation that has the message with this digest in its place; one that goes on before all others."""
-        holders = [one for one in self._index.holders(digest) if any(item.digest == digest for item in one.messages)]
+        holders = [one for one in self.holders(digest) if any(item.digest == digest for item in one.messages)]
         return max(holders, key=lambda one: (not one.abandoned, one.used_at), default=None)
 
     def rejoined(self, arrival: Arrival, digest: bytes) -> Arrival | None:
@@ -299,7 +304,7 @@ class HotBuffer:
     def exchange(self, kept: HotBuffer, except_for: Collection[str]) -> None:
         """Become another buffer, but for some conversations; those that both have stay the same objects."""
         mine = self._conversations
-        self._touched |= dict.fromkeys(mine)
+        self._touched |= dict.fromkeys((*mine, *self.notes, *kept.notes))
         self._conversations, self._index = OrderedDict(), ConversationIndex()
         for name, one in kept._conversations.items():
             if name not in except_for:
@@ -398,8 +403,10 @@ class HotBuffer:
             self.placed.note(event.blocks)
         elif isinstance(event, events.Noted):
             self.notes[event.id] = event.note
+            self._touched[event.id] = None
         elif isinstance(event, events.NoteStored):
             self.notes.pop(event.id, None)
+            self._touched[event.id] = None
         elif isinstance(event, events.Forgotten):
             digests, uuids = frozenset(event.digests), frozenset(event.uuids)
             self._touched |= dict.fromkeys(self._conversations)

@@ -55,13 +55,14 @@ from memd.ingest.unstored import (
     each_part,
     has_changed,
     newly_said,
-    note_parts,
+    note_part,
     owed_parts,
     repeated,
 )
 from memd.notes import Note, check_not_ahead
 from memd.principals import Held, by_turns, surplus
 from memd.settings.model import Config
+from memd.store.log.segment import PendingView
 from memd.store.snapshot import Snapshot, asked_by, live_copy
 from memd.store.store import TopicLog
 from memd.telemetry.events import Events, authors_told
@@ -82,6 +83,8 @@ TEND_SECONDS = 0.5
 WAITING_MAX = 2_000
 """Beyond so many messages that are not stored yet, each of 5 to 15 KB of memory, storing goes beside requests instead
 of behind them: who says more than can be stored meanwhile waits for it, and what waits has a bound."""
+CHUNKS_BYTES_MAX, CHUNKS_BYTES_LEFT = 48 << 20, 36 << 20
+"""Of the chunks of what waits, in all topics: beyond it the oldest are let go until they are to be stored."""
 LISTING_SECONDS = 1.0
 """After so long it is looked at anew what is due: what somebody says meanwhile takes its turn."""
 UNLOAD_SECONDS = 5.0
@@ -192,20 +195,19 @@ class Archiver:
         if topic.buffer.notes:
             self._jobs.begin(f"storing notes {topic.id}", topic, partial(self._store_notes, topic))
 
-    def cut_later(self, topic: Topic, conversation: Conversation) -> None:
-        """Cut in the background what was said in a conversation, so that no search has to wait for that, nor for the
-        model, which is to embed it."""
+    def cut_later(self, topic: Topic) -> None:
+        """Cut in the background what was said, so that no search has to wait for that, nor for the model, which is to
+        embed it."""
 
-        async def cut(parts: Sequence[Part]) -> None:
+        async def cut() -> None:
             with topic.held():
-                cutting = partial(topic.cutter.cut, parts, step=self._turn.give_way)
-                await asyncio.get_running_loop().run_in_executor(self._cutting, cutting)
+                work = partial(topic.cutter.cut_waiting, self._turn.give_way)
+                await asyncio.get_running_loop().run_in_executor(self._cutting, work)
 
-        topic.unstored()  # lists them: then their chunks also come into the columns here, and not in the next search
-        if parts := topic.listed_parts.of(conversation):
-            self._tasks.spawn(cut(parts), "cutting")
-        if not (self._encoder.embedder.waits or conversation.stored == conversation.wanted_end):
-            self._encoder.ingestion.submit(self._encoder.embedder.embed_many, ())  # it is loaded, if it was not
+        if topic.unstored():
+            self._tasks.spawn(cut(), "cutting")
+            if not self._encoder.embedder.waits:
+                self._encoder.ingestion.submit(self._encoder.embedder.embed_many, ())  # it is loaded, if it was not
 
     async def append_drafts(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
         """Append what is no conversation's (a document), durably and as one group; return the entries. `make` returns
@@ -285,6 +287,7 @@ class Archiver:
             await asyncio.sleep(TEND_SECONDS)
             waiting = sum(one.buffer.unstored_count for one in topics.opened())
             self._encoder.priority.is_pressed = waiting > WAITING_MAX
+            await self._put_off(topics.opened())
             if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
                 await topics.let_idle_go()  # first: a topic that is tended stays open
                 unloaded_at = time.monotonic()
@@ -292,9 +295,7 @@ class Archiver:
             for topic in topics.opened():
                 if topic not in seen:
                     seen.add(topic)
-                    for conversation in topic.buffer.conversations():
-                        self.cut_later(topic, conversation)
-                        await asyncio.sleep(0)
+                    self.cut_later(topic)
                 self.tend_later(topic)  # journals are synced meanwhile
                 if sync_due:
                     with topic.held():
@@ -311,6 +312,8 @@ class Archiver:
             conversations = topic.buffer.conversations()
             surplus_now = surplus_of(conversations, self._config.conversation.max_open)
             has_closed |= _close(topic, [one for one in conversations if one in surplus_now])
+            for one in surplus_now:  # its client comes back to another one: of this one only what was said is kept
+                topic.buffer.remove_blocks(one, [*one.blocks])
             has_others, until = False, time.monotonic() + LISTING_SECONDS
             for group in self._grouped(topic, self._due(topic, conversations, surplus_now, stuck), surplus_now):
                 conversation, closing = group[0][0], group[0][0] in surplus_now
@@ -330,6 +333,14 @@ class Archiver:
         self._indexer.look_after(topic)
 
     # -- private ------------------------------------------------------------------------------------------------
+
+    async def _put_off(self, topics: Sequence[Topic]) -> None:
+        """Keep what waits within its bound: beyond it the oldest is in the journal alone until its turn comes."""
+        sizes = [topic.cutter.memory_bytes for topic in topics]
+        for topic, size in zip(topics, sizes, strict=True) if sum(sizes) > CHUNKS_BYTES_MAX else ():
+            excess = size - size * CHUNKS_BYTES_LEFT // sum(sizes)
+            work = partial(topic.cutter.put_off, excess, _shown_in(topic, topic.buffer.conversations()))
+            await asyncio.get_running_loop().run_in_executor(self._cutting, work)
 
     def _let_go(self, topic: Topic, conversation: Conversation, chosen: Departure) -> None:
         """Take what is durable out of the prompt.
@@ -421,7 +432,10 @@ class Archiver:
         return batch.is_last or None
 
     async def _store_notes(self, topic: Topic) -> None:
-        while parts := [one for one in note_parts(topic.buffer) if not topic.is_others(one.key[0])]:
+        while True:
+            own = (note_part(*one) for one in topic.buffer.notes.items() if not topic.is_others(one[0]))
+            if not (parts := [*_next_of(own)]):
+                break
             async with topic.storing_in_turn():
                 if await self._appended(topic, parts) is None:
                     return
@@ -462,16 +476,13 @@ class Archiver:
 
         `named`: the uuids of chunks that go before all others of a part.
         """
-        shown = topic.buffer.injected_uuids()
-        talks = topic.buffer.conversations()
-        lines = (line for one in talks for line in (*one.lines.values(), *one.former_lines.values()))
-        lines_named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
-        is_note = any(part.note is not None for part in parts)
+        talks = {one for part in parts for digest in part.said for one in topic.buffer.holders(digest)}
+        is_in_prompts, is_note = _shown_in(topic, talks), any(part.note is not None for part in parts)
         histories = [one.messages[:] for one in conversations]
         new = cache(lambda: set[bytes]().union(*(newly_said(topic.log, messages) for messages in histories)))
 
         def is_shown(uuid: bytes) -> bool:
-            return is_note or uuid in shown or uuid.hex().startswith(lines_named)
+            return is_note or is_in_prompts(uuid)
 
         def is_new(digest: bytes) -> bool:
             return not conversations or digest in new()
@@ -527,10 +538,11 @@ class Archiver:
     async def _part_with(self, topic: Topic, uuid: bytes, *, whole: bool) -> Part | None:
         """The part that is to be stored and has the chunk with this uuid; None if nobody has it, or the log has it
         (`whole`: all of the part)."""
-        log_, unstored = topic.log, topic.unstored()
+        log_, cutter = topic.log, topic.cutter
+        topic.unstored()
 
         def found() -> Part | None:
-            return None if not whole and log_.snapshot().knows(uuid) else unstored.part_with(uuid)
+            return None if not whole and log_.snapshot().knows(uuid) else cutter.part_with(uuid)
 
         return await asyncio.get_running_loop().run_in_executor(None, found)
 
@@ -605,7 +617,25 @@ class StoringWork(NamedTuple):
 
 
 def _parts_before(topic: Topic, conversation: Conversation, upto: int) -> Iterator[Part]:
-    return topic.listed_parts.before(conversation, upto, closing=upto >= conversation.wanted_end)
+    return _next_of(topic.listed_parts.before(conversation, upto, closing=upto >= conversation.wanted_end))
+
+
+def _next_of(parts: Iterable[Part]) -> Iterator[Part]:
+    """The first of them: a batch's, and as much again, for of some the log has the text; long ones count as none."""
+    room = 2 * BATCH_CHARACTERS
+    for part in parts:
+        yield part
+        room -= part.characters if part.characters <= BATCH_CHARACTERS else 0
+        if room <= 0:
+            return
+
+
+def _shown_in(topic: Topic, conversations: Iterable[Conversation]) -> Callable[[bytes], bool]:
+    """Whether a chunk with this uuid was shown in a prompt lately, or is named by a line of these conversations."""
+    shown = topic.buffer.injected_uuids()
+    lines = (line for one in conversations for line in (*one.lines.values(), *one.former_lines.values()))
+    named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
+    return lambda uuid: uuid in shown or uuid.hex().startswith(named)
 
 
 def _mark_stored(topic: Topic, work: StoringWork, complete: int) -> bool | None:
@@ -678,7 +708,8 @@ async def take_note(
     part = Part((), 0, note=(note_id, note))
     with topic.used():
         async with topic.noting:
-            taken, is_new = await asyncio.to_thread(_as_told, topic, note_parts(topic.buffer), part)
+            topic.unstored()
+            taken, is_new = await asyncio.to_thread(_as_told, topic, part, is_waiting=note_id in topic.buffer.notes)
             if is_new:
                 topic.buffer.record(Noted(note_id, note))
             if not await topic.make_durable():  # of a copy too: it may be in the journal alone
@@ -689,18 +720,17 @@ async def take_note(
     return taken
 
 
-def _as_told(topic: Topic, waiting: list[Part], part: Part) -> tuple[TakenNote, bool]:
+def _as_told(topic: Topic, part: Part, *, is_waiting: bool) -> tuple[TakenNote, bool]:
     """The answer to a note: the ids of chunks that say the same, live or waiting, else those that it gets. And whether
-    it has something to store."""
+    it has something to store. `is_waiting`: it was taken before, and waits."""
     assert part.note is not None, "a note's part"
-    pending = [chunk for cut in topic.cutter.cut(waiting) for chunk in cut.chunks]
+    topic.cutter.cut_waiting(notes_alone=True)
+    pending, _ = topic.cutter.waiting(until=0.0)
     drafts, snapshot = topic.cutter.drafts_of(*part.note), topic.log.snapshot()
-    if topic.log.has_digest(part.note[0]) or any(one.key == part.key for one in waiting):
-        taken = {one.draft.uuid: one.entry for one in pending}
-        entries = [taken.get(one.uuid) or snapshot.find(one.uuid) for one in drafts]
+    if topic.log.has_digest(part.note[0]) or is_waiting:
+        entries = [chunk.entry if (chunk := pending.find(one.uuid)) else snapshot.find(one.uuid) for one in drafts]
         return TakenNote(tuple(one.public_id for one in entries if one is not None)), False
-    said = {(one.draft.source, one.draft.content, one.draft.author): one.entry for one in pending}
-    found = {one.uuid: live_copy(snapshot, one) or said.get((one.source, one.content, one.author)) for one in drafts}
+    found = {one.uuid: live_copy(snapshot, one) or _waiting_copy(pending, one) for one in drafts}
     lacking = [draft for draft in drafts if found[draft.uuid] is None]
     is_new = not all(topic.log.forbidden.has_text(draft.content) for draft in lacking)
     if is_new:
@@ -708,3 +738,10 @@ def _as_told(topic: Topic, waiting: list[Part], part: Part) -> tuple[TakenNote, 
     told = tuple(dict.fromkeys(one.public_id for one in found.values() if one is not None))
     is_forbidden = any(topic.log.forbidden.has_text(draft.content) for draft in lacking)
     return TakenNote(told, not lacking, FORBIDDEN if is_forbidden else ""), is_new
+
+
+def _waiting_copy(pending: PendingView, draft: Draft) -> Entry | None:
+    """A chunk of a note that waits and has the text of another one, from the same source and author."""
+    same = draft.kind, draft.source, draft.author
+    copies = (one.entry for one in pending.with_text(draft.content))
+    return next((one for one in copies if (one.kind, one.source, one.author) == same), None)

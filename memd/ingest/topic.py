@@ -169,7 +169,7 @@ class Topic:
 
     def unstored(self) -> BufferedText:
         """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""
-        return BufferedText(self.cutter, self.listed_parts.all())
+        return BufferedText(self.cutter, is_any=self.listed_parts.refresh())
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the chunks that came from a message: of those stored lately, or of pending ones."""
@@ -277,7 +277,10 @@ class Topic:
         return not self.journal_behind
 
     async def rewrite_journal(self) -> None:
-        """Replace `hot.log` by the shortest journal of the present buffer, durably."""
+        """Replace `hot.log` by the shortest journal of the present buffer, durably, if that is worth it."""
+        if not (self.journal_behind or self._journal.is_long):
+            await self.save(sync=True)
+            return
         with suppress(StoreError):  # it stays behind
             await self._rewrite()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
-import sys
 import threading
 import time
 from collections import OrderedDict, deque
@@ -18,8 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 
 import msgspec
-import numpy as np
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from memd.conversation import compaction
 from memd.conversation.conversation import Buffered, Conversation
@@ -43,12 +41,12 @@ _LONG_CHARACTERS = 200_000
 """A part with more takes seconds, and is cut in the background alone: searches neither cut it nor wait for it."""
 _OTHER_THREAD_SECONDS = 0.03
 """A search waits so long for another thread that cuts a short part, which takes a few milliseconds of a core."""
-_READ_AT_ONCE = 64
-"""Chunks whose vectors the table makes in one call, between two steps."""
 BATCH_CHARACTERS = 8_000
 """Text that is embedded and appended at once: about a second's work."""
 _CHARACTERS_MIN = 50
 """A shorter text takes the embedding model as long as one of so many."""
+_PUT_OFF_AT_ONCE = 16
+"""Parts whose chunks are let go between two times that the lock is taken."""
 _IDS_LEFT_MAX = 256
 """Ids that are reserved for what is not to be stored any more, 200 bytes each."""
 _REST_SECONDS = 0.001
@@ -164,9 +162,9 @@ def owed_parts(conversation: Conversation) -> list[Part]:
     return [Part(((item.identity, item.message),), 0, instructions=True) for item in items]
 
 
-def note_parts(buffer: HotBuffer) -> list[Part]:
-    """The notes that are not in the log."""
-    return [Part((), 0, note=note) for note in buffer.notes.items()]
+def note_part(note_id: bytes, note: Note) -> Part:
+    """A note that is not in the log."""
+    return Part((), 0, note=(note_id, note))
 
 
 def unstored_messages(buffer: HotBuffer) -> int:
@@ -237,18 +235,23 @@ class PartCutter:
         self._table_lock = threading.Lock()
         """Held while what follows is changed, for 10 ms at most: every search wants it."""
         self._known: dict[Key, CutPart] = {}
+        self._chunks = self._characters = 0
+        """Of those."""
         self._having: dict[bytes, dict[Key, None]] = {}
         """By the digest of a message: the parts that have it, or came from it."""
         self._listed: dict[Key, int] = {}
         """The parts that wait, and how many branches have each."""
         self._uncut: dict[Key, Part] = {}
         """Of those that wait the ones that are not cut."""
+        self._put_off: dict[Key, Part] = {}
+        """And those that are not to be cut before their turn has come: their chunks would take too much memory."""
         self._spare: OrderedDict[Key, None] = OrderedDict()
         """Parts that were cut and do not wait."""
         self._stale: set[Key] = set()
         """Of these the ones of which something is stored: kept for what a prompt has shown of them, and cut anew where
         they are asked for."""
-        self._segment = PendingSegment(0 if (table := table_of(log.fingerprint)) is None else table.dimension)
+        table = table_of(log.fingerprint)
+        self._segment = PendingSegment() if table is None else PendingSegment(table.dimension, table.vectors)
         """The chunks of all that wait and are cut."""
         self._coming: dict[Key, tuple[PendingChunk, ...]] = {}
         """Of parts that wait and come into it just now: the chunks that are in it."""
@@ -261,28 +264,71 @@ class PartCutter:
     @property
     def memory_bytes(self) -> int:
         """Memory of the chunks that are pending; approximate."""
-        chunks = [one for part in self._known.copy().values() for one in part.chunks]
-        own = sum(_CHUNK_BYTES + sys.getsizeof(one.draft.content) + one.vector.nbytes for one in chunks)
-        return own + (self._segment.memory_bytes if chunks else 0)
+        own = self._chunks * _CHUNK_BYTES + self._characters
+        return own + (self._segment.memory_bytes if self._chunks else 0)
 
     def note_waiting(self, gone: Sequence[Part], new: Sequence[Part]) -> None:
         """Note that some parts of a buffer wait no more and others from now on; of a part that several branches have,
         each says so."""
         self._listing.append((gone, new))
 
-    def waiting(self, but: Collection[bytes], until: float | None) -> tuple[PendingView, bool]:
+    def waiting(self, but: Collection[bytes] = (), until: float | None = None) -> tuple[PendingView, bool]:
         """The chunks of the parts that wait, and whether all are cut that have others than these messages; for `until`
-        see `cut`.
+        see `cut`. Without that also those that were put off.
 
         What was said last comes first: after a start hundreds of conversations may wait, and there may be no time for
         all of them.
         """
         with self._table_lock:
             self._take_listing()
-            lacking = [part for part in self._uncut.values() if part.note is not None or not part.said.issubset(but)]
+            wanted = [self._uncut] if until is not None else [self._put_off, self._uncut]
+            parts = [part for some in wanted for part in some.values()]
+            lacking = [part for part in parts if part.note is not None or not part.said.issubset(but)]
+            is_all = until is None or not self._put_off
         cut = self.cut(reversed(lacking), until)
         with self._table_lock:
-            return self._segment.view(), len(cut) == len(lacking)
+            return self._segment.view(), is_all and len(cut) == len(lacking)
+
+    def cut_waiting(self, step: Callable[[], None] = lambda: None, *, notes_alone: bool = False) -> None:
+        """Cut those that wait and were not put off; for `step` see `cut`."""
+        with self._table_lock:
+            self._take_listing()
+            lacking = [part for part in self._uncut.values() if part.note is not None or not notes_alone]
+        self.cut(lacking, step=step)
+
+    def put_off(self, excess: int, is_shown: Callable[[bytes], bool]) -> None:
+        """Let go of so many bytes of chunks that wait, of those that were cut first: they are cut again when their turn
+        to be stored comes, and found from then on. Notes stay, and what was shown; `is_shown`: see `cut_as_shown`.
+        """
+        left = self.memory_bytes - excess
+        with self._table_lock:
+            keys = [*self._known]
+        for start in range(0, len(keys), _PUT_OFF_AT_ONCE):
+            with self._table_lock:
+                self._take_listing()
+                for key in keys[start : start + _PUT_OFF_AT_ONCE]:
+                    cut = self._known.get(key)
+                    if cut is None or cut.part.note is not None or key not in self._listed:
+                        continue
+                    if not any(is_shown(one.draft.uuid) for one in cut.chunks):
+                        self._drop(key)
+                        self._put_off[key] = self._uncut.pop(key)
+            self._renew_segment()
+            if self.memory_bytes <= left:
+                break
+
+    def part_with(self, uuid: bytes) -> Part | None:
+        """The part that waits and has the chunk with this uuid; None if it is not pending. Slow; called in a thread."""
+        looks = (self.waiting(until=until)[0].find(uuid) for until in (0.0, None))
+        if (chunk := next(filter(None, looks), None)) is None:
+            return None
+        section = chunk.draft.part
+        digests = chunk.draft.digests if section is UNSET else (section.hash,)
+        for key in [key for digest in digests for key in self._with(digest)]:
+            cut = self._known.get(key)
+            if key in self._listed and cut is not None and any(one.draft.uuid == uuid for one in cut.chunks):
+                return cut.part
+        return None
 
     def cut(
         self, parts: Iterable[Part], until: float | None = None, step: Callable[[], None] = lambda: None
@@ -358,11 +404,15 @@ class PartCutter:
             for part in gone:
                 if (branches := self._listed.pop(part.key)) > 1:
                     self._listed[part.key] = branches - 1
-                elif self._uncut.pop(part.key, None) is None:
+                elif self._uncut_of(part.key).pop(part.key, None) is None:
                     self._segment = self._segment.release(self._known[part.key].chunks)
                     self._set_aside(part.key)
                 else:
                     self._segment = self._segment.release(self._coming.pop(part.key, ()))
+
+    def _uncut_of(self, key: Key) -> dict[Key, Part]:
+        """Where a part that waits and is not cut stands, or is to stand."""
+        return self._put_off if key in self._put_off else self._uncut
 
     def _wait(self, part: Part, *, is_listed: bool) -> None:
         """Have a part wait, as it is now: text of it may have been erased since it was listed or cut."""
@@ -375,9 +425,10 @@ class PartCutter:
             self._drop(part.key)
             cut = None
         if cut is None:
-            if self._uncut.get(part.key, part).messages != part.messages:
+            uncut = self._uncut_of(part.key)
+            if uncut.get(part.key, part).messages != part.messages:
                 self._segment = self._segment.release(self._coming.pop(part.key, ()))
-            self._uncut[part.key] = part
+            uncut[part.key] = part
         elif not is_listed:
             self._segment.hold(cut.chunks)
             self._spare.pop(part.key, None)
@@ -399,7 +450,8 @@ class PartCutter:
         key = part.key
         with self._table_lock:
             self._take_listing()
-            waiting = self._uncut.get(key)
+            uncut = self._uncut_of(key)
+            waiting = uncut.get(key)
             if waiting is None and self._fresh(key) is not None:
                 return True  # another thread has cut it, too
             if waiting is not None:
@@ -411,8 +463,10 @@ class PartCutter:
                 if len(held) + len(some) < len(cut.chunks):
                     self._coming[key] = held + some
                     return False
-                del self._uncut[key]
+                del uncut[key]
+            self._count(self._known.get(key), -1)
             self._known[key] = cut
+            self._count(cut, 1)
             self._stale.discard(key)
             for digest in {*key, *cut.digests} - {b""}:
                 self._having.setdefault(digest, {})[key] = None
@@ -439,8 +493,8 @@ class PartCutter:
         """Let go of ids that are reserved for chunks which no part has any more: of answers that were made anew."""
         with self._table_lock:
             self._take_listing()
-            chunks = sum(len(part.chunks) for part in self._known.values())
-            if self._uncut or self._stored_meanwhile or self._log.reserved_count <= chunks + _IDS_LEFT_MAX:
+            is_known = not (self._uncut or self._put_off or self._stored_meanwhile)  # whose ids are those of which part
+            if not is_known or self._log.reserved_count <= self._chunks + _IDS_LEFT_MAX:
                 return
             self._log.reserve_only({one.draft.uuid for part in self._known.values() for one in part.chunks})
 
@@ -454,6 +508,7 @@ class PartCutter:
         """Drop the chunks of a part; if it waits still, it is cut anew when it is asked for. With the lock."""
         if (cut := self._known.pop(key, None)) is None:
             return
+        self._count(cut, -1)
         for digest in {*key, *cut.digests}:
             having = self._having.get(digest, {})
             having.pop(key, None)
@@ -464,6 +519,11 @@ class PartCutter:
             self._uncut[key] = cut.part
         self._spare.pop(key, None)
         self._stale.discard(key)
+
+    def _count(self, cut: CutPart | None, times: int) -> None:
+        if cut is not None:
+            self._chunks += times * len(cut.chunks)
+            self._characters += times * sum(len(one.draft.content) for one in cut.chunks)
 
     def _cut(self, part: Part, until: float | None, step: Callable[[], None]) -> CutPart | None:
         if (known := self._fresh(part.key)) is not None:
@@ -574,17 +634,10 @@ class PartCutter:
         return CutPart(part, self._pending(drafts, step), (note_id,), tuple(drafts))
 
     def _pending(self, drafts: Sequence[Draft], step: Callable[[], None]) -> tuple[PendingChunk, ...]:
-        table = table_of(self._log.fingerprint)
-
         def pending() -> Iterator[PendingChunk]:
-            entries = iter(self._log.reserve(drafts))
-            for at in range(0, len(drafts), _READ_AT_ONCE):
-                some = drafts[at : at + _READ_AT_ONCE]
-                texts = [draft.embedded_text for draft in some]
-                vectors = np.zeros((len(some), 0), np.float32) if table is None else table.vectors(texts)
-                for draft, vector in zip(some, vectors, strict=True):
-                    step()
-                    yield PendingChunk(draft, self._log.counted(next(entries)), vector)
+            for draft, entry in zip(drafts, self._log.reserve(drafts), strict=True):
+                step()
+                yield PendingChunk(draft, self._log.counted(entry))
 
         return tuple(pending())
 
@@ -597,44 +650,48 @@ class ListedParts:
         """`told`: see `PartCutter.note_waiting`."""
         self._buffer = buffer
         self._told = told
-        self._listed: dict[str, tuple[int, tuple[int, bool], Parts]] = {}
+        self._said: dict[str, tuple[int, tuple[int, bool], list[Part]]] = {}
         """By conversation: `changes`, length and whether an answer was awaited at that time, and the parts."""
-        self._waiting: dict[tuple[str, str], Parts] = {}
-        """The parts of each conversation, the instructions that each owes, and the notes."""
-        self._touched = [one.id for one in buffer.conversations()]
+        self._alone: dict[str | bytes, list[Part]] = {}
+        """The instructions that each conversation owes, and each note."""
+        self._touched: list[str | bytes] = [*buffer.notes, *(one.id for one in buffer.conversations())]
 
-    def all(self) -> list[Parts]:
-        """Those of each conversation, the instructions that each owes, and the notes, as of now."""
-        for name in dict.fromkeys((*self._touched, *self._buffer.take_touched())):  # the one used last comes last
+    def refresh(self) -> bool:
+        """Bring them up to date; whether any part waits."""
+        touched, self._touched = self._touched + self._buffer.take_touched(), []
+        for name in dict.fromkeys(touched):  # the one used last comes last
+            if isinstance(name, bytes):
+                note = self._buffer.notes.get(name)
+                self._change(name, [] if note is None else [note_part(name, note)])
+                continue
             one = self._buffer.of_id(name)
-            waits = one is not None and one.stored < one.wanted_end
-            self._change(("said", name), self.of(one) if one is not None and waits else ())
-            self._change(("owed", name), () if one is None else tuple(owed_parts(one)))
-            if not waits:
-                self._listed.pop(name, None)
-        self._touched = []
-        notes = self._waiting.get(_NOTES, ())
-        if len(notes) != len(self._buffer.notes) or [part.note[0] for part in notes if part.note] != [
-            *self._buffer.notes
-        ]:
-            self._change(_NOTES, tuple(note_parts(self._buffer)))
-        return [*self._waiting.values()]
+            self._change(name, [] if one is None else owed_parts(one))
+            if one is not None and one.stored < one.wanted_end:
+                self.of(one)
+            elif (former := self._said.pop(name, None)) is not None:
+                self._tell(former[2], [])
+        return bool(self._said or self._alone)
 
-    def of(self, conversation: Conversation) -> Parts:
+    def of(self, conversation: Conversation) -> Sequence[Part]:
         """Its parts as of now, without those owed."""
-        changes, end, parts = self._listed.get(conversation.id, (-1, (0, False), ()))
+        changes, end, parts = self._said.get(conversation.id, (-1, (0, False), []))
         now = len(conversation), conversation.awaiting > 0
-        if changes == conversation.changes:
+        if changes == conversation.changes:  # without what was stored since
             left = bisect.bisect_right(parts, conversation.stored, key=lambda part: part.end)
-            parts = parts[left:]  # without what was stored since
-        is_known = changes == conversation.changes and bool(parts) and parts[0].begin >= conversation.stored
-        if is_known and end == now:
-            pass
-        elif is_known and len(parts) > 1:  # the last one may go on
-            parts = (*parts[:-1], *each_part(conversation, begin=parts[-2].end))
+            self._tell(parts[:left], [])
+            del parts[:left]
+        if changes != conversation.changes or not parts or parts[0].begin < conversation.stored:
+            new = [*each_part(conversation)]
+            self._tell(parts, new)
+            parts = new
+        elif end != now:  # the last one may go on
+            new = [*each_part(conversation, begin=parts[-1].begin)]
+            self._tell(parts[-1:], new)
+            parts[-1:] = new
+        if parts:
+            self._said[conversation.id] = conversation.changes, now, parts
         else:
-            parts = tuple(each_part(conversation))
-        self._listed[conversation.id] = conversation.changes, now, parts
+            self._said.pop(conversation.id, None)
         return parts
 
     def before(self, conversation: Conversation, upto: int, *, closing: bool) -> Iterator[Part]:
@@ -649,39 +706,32 @@ class ListedParts:
         if closing:
             yield from each_part(conversation, begin=end, closing=True)
 
-    def _change(self, whose: tuple[str, str], parts: Parts) -> None:
-        """Say which of them were not among those before, and the other way round."""
-        before = self._waiting.pop(whose, ())
+    def _change(self, whose: str | bytes, parts: list[Part]) -> None:
+        self._tell(self._alone.pop(whose, []), parts)
         if parts:
-            self._waiting[whose] = parts
-        if before != parts:
-            old, new = ({part.key: part for part in some} for some in (before, parts))
-            self._told(
-                [part for key, part in old.items() if new.get(key) != part],
-                [part for key, part in new.items() if old.get(key) != part],
-            )
+            self._alone[whose] = parts
+
+    def _tell(self, before: Sequence[Part], now: Sequence[Part]) -> None:
+        """Say which of them were not among those before, and the other way round."""
+        old, new = ({part.key: part for part in some} for some in (before, now))
+        gone = [part for key, part in old.items() if new.get(key) != part]
+        come = [part for key, part in new.items() if old.get(key) != part]
+        if gone or come:
+            self._told(gone, come)
 
 
 class BufferedText(UnstoredText):
     """All that a buffer has and the log has not, as it is now; see `UnstoredText`."""
 
-    def __init__(self, cutter: PartCutter, parts: Sequence[Parts]) -> None:
+    def __init__(self, cutter: PartCutter, *, is_any: bool) -> None:
         self._cutter = cutter
-        self._parts = parts
+        self._is_any = is_any
 
     def __bool__(self) -> bool:
-        return bool(self._parts)
+        return self._is_any
 
     def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingView:
         """See `UnstoredText.chunks`."""
         view, is_whole = self._cutter.waiting(but, until)
         self.is_partial |= not is_whole
         return view
-
-    def part_with(self, uuid: bytes) -> Part | None:
-        """The part with the chunk with this uuid; None if it is not pending. Called in a thread."""
-        for part in itertools.chain.from_iterable(self._parts):
-            for cut in self._cutter.cut([part]):
-                if any(one.entry.uuid == uuid for one in cut.chunks):
-                    return part
-        return None

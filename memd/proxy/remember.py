@@ -159,7 +159,7 @@ class Rememberer:
         if not received.is_traced:
             return
         conversation = answered.kept or self.keep_reply(received, answered.shown, reply)
-        self._archiver.cut_later(topic, conversation)
+        self._archiver.cut_later(topic)
         await topic.save(sync=self._is_synced)
         visible = conversation.visible_tokens()  # without blocks: those of earlier turns leave before history does
         if drift.drifted(model, visible) > room.thresholds.soft:

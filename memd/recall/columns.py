@@ -34,7 +34,7 @@ from memd.store.lexical.postings import (
     query_keys,
     rarity,
 )
-from memd.store.log.columns import digest_word
+from memd.store.log.columns import digest_word, may_be_wanted
 from memd.store.log.segment import PENDING_SEGMENT, GrowingSegment, PendingView, SegmentView, UnstoredText
 from memd.store.snapshot import IndexView, Place, Snapshot, chosen
 
@@ -229,11 +229,6 @@ class GrowingSource(ChunkSource):
         """None: another model wrote the vectors."""
         return self._view.matrix
 
-    @property
-    def is_pending(self) -> bool:
-        """See `ChunkSource`."""
-        return self._view.segment.segment_id == PENDING_SEGMENT
-
     def places(self, labels: Rows) -> tuple[Rows, Rows]:
         """See `ChunkSource`."""
         return np.full(len(labels), self._view.segment.segment_id), labels
@@ -245,6 +240,33 @@ class GrowingSource(ChunkSource):
     def multipliers(self, labels: Rows | slice) -> Floats:
         """See `ChunkSource`."""
         return multipliers(self._view.rows["utility_steps"][labels]).astype(np.float32)
+
+
+class PendingSource(GrowingSource):
+    """What waits to be stored. What was stored since then is in the log too, and is left out of what is found: to look
+    for it among all that waits would take the longer the more waits."""
+
+    def __init__(self, pending: PendingView, wanted: Selection, visible: frozenset[int], snapshot: Snapshot) -> None:
+        view = pending.segment
+        if wanted != EVERYTHING:
+            dead = view.dead | ~may_be_wanted(view.rows, wanted)
+            for row in np.flatnonzero(~dead).tolist():
+                dead[row] = not wanted.admits_entry(pending.chunks[row].entry)
+            view = dataclasses.replace(view, dead=dead)
+        super().__init__(view, (), visible)
+        self._chunks, self._snapshot = pending.chunks, snapshot
+
+    @property
+    def is_pending(self) -> bool:
+        """See `ChunkSource`."""
+        return True
+
+    def beside(self, labels: Rows) -> Rows:
+        """See `ChunkSource`."""
+        found = super().beside(labels)
+        uuids = [self._chunks[row].entry.uuid for row in found.tolist()]
+        known = self._snapshot.known(uuids)
+        return found[[uuid not in known for uuid in uuids]]
 
 
 class IndexSource(ChunkSource):
@@ -327,20 +349,8 @@ class TopicColumns:
         self.pending = pending
         self.sources = sources_of(now, then, visible)
         if self.pending:
-            self.sources.append(GrowingSource(self._still_pending(wanted), (), visible))
+            self.sources.append(PendingSource(pending, wanted, visible, self.snapshot))
         self._columns = [one.columns for one in self.sources if one.columns is not None]
-
-    def _still_pending(self, wanted: Selection) -> SegmentView:
-        """The chunks that wait, without those stored meanwhile and those not wanted."""
-        waiting = self.pending.by_row()
-        known = self.snapshot.known([one.entry.uuid for one in waiting.values()])
-        view = self.pending.segment
-        if not known and wanted == EVERYTHING:
-            return view
-        dead = view.dead.copy()
-        for row, one in waiting.items():
-            dead[row] = one.entry.uuid in known or not wanted.admits_entry(one.entry)
-        return dataclasses.replace(view, dead=dead)
 
     @cached_property
     def mean(self) -> Floats | None:

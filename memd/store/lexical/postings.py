@@ -186,7 +186,7 @@ class GrowingColumns:
     def __init__(self) -> None:
         self.count = 0
         self._postings: dict[int, bytearray] = {}
-        """Of a term: row << 8 | times in 32 bits, for each row that has it. See `_copied`. There may be 100,000: the
+        """Of a term: row << 8 | times in 32 bits, for each row that has it. See `copied`. There may be 100,000: the
         garbage collector, for which everybody waits, looks through arrays, but not through these."""
         self._lengths = np.zeros(64, np.uint16)
         self._tokens = np.zeros(64, np.uint16)
@@ -237,11 +237,11 @@ class GrowingColumns:
 
     def rows_with(self, keys: Keys) -> Rows:
         """The rows that have all of these terms."""
-        return _in_all([_copied(self._postings.get(key, _NONE)) >> np.uint32(8) for key in keys.tolist()])
+        return _in_all([copied(self._postings.get(key, _NONE)) >> np.uint32(8) for key in keys.tolist()])
 
     def has(self, row: int, keys: Keys) -> NDArray[np.bool_]:
         """Whether a row has each of these terms."""
-        found = [_copied(self._postings.get(key, _NONE)) >> 8 for key in keys.tolist()]
+        found = [copied(self._postings.get(key, _NONE)) >> 8 for key in keys.tolist()]
         return np.array([bool((rows == row).any()) for rows in found], np.bool_)
 
     def complete(self, row: int, entry: Entry) -> None:
@@ -273,7 +273,7 @@ class GrowingColumns:
     def postings(self, keys: Keys, count: int, _: int) -> Postings:
         """Where these terms occur in the first `count` rows."""
         found = enumerate(map(self._postings.get, keys.tolist()))
-        packed = [(term, _copied(one)) for term, one in found if one is not None]
+        packed = [(term, copied(one)) for term, one in found if one is not None]
         if not packed:
             return Postings.joined((), [])
         every = np.concatenate([one for _, one in packed])
@@ -288,7 +288,7 @@ class GrowingColumns:
         """The same as columns that do not change."""
         keys = np.fromiter(self._postings, np.uint32, len(self._postings))
         counts = np.fromiter(map(len, self._postings.values()), np.intp, len(keys)) // 4
-        packed = np.concatenate([_copied(_NONE), *map(_copied, self._postings.values())])
+        packed = np.concatenate([copied(_NONE), *map(_copied, self._postings.values())])
         rows, times = (packed >> 8).astype(np.uint32), (packed & 255).astype(np.float32)
         end = int(self._shown_starts[self.count])
         return SealedColumns(
@@ -467,7 +467,7 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
 _NONE = bytearray()
 
 
-def _copied(packed: bytearray) -> NDArray[np.uint32]:
+def copied(packed: bytearray) -> NDArray[np.uint32]:
     """The numbers in bytes that another thread may append to: they cannot grow while somebody looks into them, and
     numpy would let others run while it copies; `bytes` does not."""
     return np.frombuffer(bytes(packed), np.uint32)

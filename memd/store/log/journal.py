@@ -44,6 +44,7 @@ class SharedMark(msgspec.Struct, frozen=True, tag="shared"):
     """Of the shared log's stream of the buffer: the last row that is in the journal."""
 
 
+SHORT_BYTES = 64 << 10
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(LogExtent)
 _mark_decoder = msgspec.msgpack.Decoder(SharedMark)
@@ -77,6 +78,7 @@ class Journal:
         """The last one when it was opened, and how many payloads are behind it."""
         self.unmarked = 0
         self._claim = claim
+        self._bytes = self._rewritten_bytes = 0
         self._gap: StoreError | None = None
         """The error that has cost records; what is appended behind them would be replayed without them."""
 
@@ -116,6 +118,7 @@ class Journal:
         torn = [cut_torn_tail(files, path, data, scanned.end)] if scanned.end < len(data) else []
         claim.resume("hot", scanned.end)
         journal = cls(claim, torn, extent)
+        journal._bytes = journal._rewritten_bytes = scanned.end
         journal.mark, journal.unmarked = found.mark, found.unmarked
         return journal, payloads
 
@@ -137,6 +140,13 @@ class Journal:
             self._gap = error
             raise
         self.extent = extent if is_new else self.extent
+        self._bytes += len(data)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether as much was added since the last rewrite as there was then, so that all rewrites together cost no
+        more than what is written; a short one costs nothing."""
+        return self._bytes <= SHORT_BYTES or self._bytes >= 2 * self._rewritten_bytes
 
     def sync(self) -> None:
         """Make everything appended durable. Raises StoreWriteFailed: how much is durable is not known; `rewrite`
@@ -171,6 +181,7 @@ class Journal:
             self._gap = error
             raise
         self._gap, self.extent = None, extent
+        self._bytes = self._rewritten_bytes = len(data)
 
 
 def read_journal(path: Path, files: LocalDisk) -> list[bytes]:

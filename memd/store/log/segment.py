@@ -15,13 +15,13 @@ import functools
 import itertools
 import sys
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from msgspec import UNSET
-from numpy.typing import NDArray
 
 from memd.caching import ByteCache
 from memd.entries import Draft, Entry, Status
@@ -29,8 +29,8 @@ from memd.errors import CorruptFile, ErasedMeanwhile, StoreError
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk, write_beside
 from memd.store.layout import TopicLayout
-from memd.store.lexical.postings import GrowingColumns, grown
-from memd.store.log.columns import ROW, Bits, Floats, Records, Rows, UInts, digest_word, rows_from
+from memd.store.lexical.postings import GrowingColumns, copied, grown
+from memd.store.log.columns import ROW, Bits, Floats, Records, Rows, UInts, digest_word, rows_from, text_hash
 from memd.store.log.format import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -58,6 +58,7 @@ SAME_APPEND_US = 1_000_000
 ENTRIES_READ: ByteCache[tuple[int, int], Entry] = ByteCache(8 * 1024 * 1024)
 """Those that were read last, by segment and canonical_id: one question shows again most of what another one showed."""
 _numbers = itertools.count()
+_NO_ROWS = bytearray()
 
 
 def read_entry(files: LocalDisk, paths: Sequence[Path], record: np.void, *, dimension: int | None) -> Entry:
@@ -152,8 +153,9 @@ class GrowingSegment(LogSegment):
         self._rows = np.zeros(_CAPACITY_MIN, dtype=ROW)
         self._matrix = np.zeros((_CAPACITY_MIN, header.dimension), dtype=np.float32)
         self._by_uuid: dict[bytes, tuple[int, ...]] = {}
-        self._by_text: dict[int, tuple[int, ...]] = {}
-        self._digests: dict[int, tuple[int, ...]] = {}  # in the order of rows
+        self._by_text = defaultdict[int, bytearray](bytearray)
+        self._digests = defaultdict[int, bytearray](bytearray)
+        """The rows that have a text, or text of a message, in 32 bits each: thousands may have the same one."""
         self._completed: dict[int, None] = {}
         self._said: list[tuple[int, ...]] = []
         self.columns = GrowingColumns()
@@ -173,10 +175,10 @@ class GrowingSegment(LogSegment):
         )
         for row, entry, key in zip(added, entries, rows["text_hash"].tolist(), strict=True):
             self._by_uuid[entry.uuid] = (*self._by_uuid.get(entry.uuid, ()), row)
-            self._by_text[key] = (*self._by_text.get(key, ()), row)
+            self._by_text[key] += row.to_bytes(4, sys.byteorder)
             self._said.append(tuple(dict.fromkeys(map(digest_word, entry.digests))))
             for word in self._said[-1]:
-                self._digests[word] = (*self._digests.get(word, ()), row)
+                self._digests[word] += row.to_bytes(4, sys.byteorder)
             self._completed.update(dict.fromkeys(map(digest_word, entry.completed)))
         self.columns.extend(entries)
         self.count = added.stop
@@ -210,21 +212,21 @@ class GrowingSegment(LogSegment):
         """Return those of some uuids that have an entry."""
         return [uuid for uuid in uuids if uuid in self._by_uuid]
 
-    def rows_of_text(self, key: int) -> tuple[int, ...]:
+    def rows_of_text(self, key: int) -> list[int]:
         """Return the rows whose content has this `text_hash`."""
-        return self._by_text.get(key, ())
+        return copied(self._by_text.get(key, _NO_ROWS)).tolist()
 
     def has_digest(self, word: int) -> bool:
         """Whether it completes a message with this `digest_word`."""
         return word in self._completed
 
-    def rows_of_digest(self, word: int) -> tuple[int, ...]:
+    def rows_of_digest(self, word: int) -> list[int]:
         """Return the rows that have text of a message with this `digest_word`."""
-        return self._digests.get(word, ())
+        return copied(self._digests.get(word, _NO_ROWS)).tolist()
 
     def rows_of_messages(self, words: frozenset[int]) -> list[int]:
         """Return the rows that came from messages, and from none but those with these `digest_word`s."""
-        rows = {row for word in words for row in self._digests.get(word, ())}
+        rows = {row for word in words for row in self.rows_of_digest(word)}
         return [row for row in rows if words.issuperset(self._said[row])]
 
     def rotated_to(self, path: Path) -> None:
@@ -366,8 +368,8 @@ PENDING_SEGMENT = -1
 """In the places of chunks that are not stored yet."""
 ROWS_MIN = 64
 """A segment of fewer is not made anew, however many of its chunks are gone."""
-ROWS_AT_ONCE = 64
-"""Rows that are added under a lock, in 10 ms at most: a message of megabytes has thousands."""
+ROWS_AT_ONCE = 16
+"""Rows that are added under a lock, in 5 ms: a message of megabytes has thousands."""
 
 
 class PendingChunk(msgspec.Struct, frozen=True):
@@ -377,8 +379,6 @@ class PendingChunk(msgspec.Struct, frozen=True):
     """To be stored, without its vector."""
     entry: Entry
     """How it is shown meanwhile; its ids in time are those of the moment at which it was cut."""
-    vector: NDArray[np.float32]
-    """The question table's of its text, (dimension,), so that it is found by meaning at once; (0,) without a table."""
 
 
 class PendingView(msgspec.Struct, frozen=True):
@@ -399,36 +399,70 @@ class PendingView(msgspec.Struct, frozen=True):
         """Those that wait."""
         return {row: self.chunks[row] for row in np.flatnonzero(~self.segment.dead).tolist()}
 
+    def find(self, uuid: bytes) -> PendingChunk | None:
+        """The one with this uuid, if it waits."""
+        assert isinstance(self.segment.segment, PendingSegment), "its own"
+        return next(self._waiting(self.segment.segment.rows_of(uuid)), None)
+
+    def with_text(self, text: str) -> Iterator[PendingChunk]:
+        """Yield those that have exactly this text."""
+        assert isinstance(self.segment.segment, PendingSegment), "its own"
+        rows = self.segment.segment.rows_of_text(text_hash(text))
+        return (one for one in self._waiting(rows) if one.draft.content == text)
+
+    def _waiting(self, rows: Iterable[int]) -> Iterator[PendingChunk]:
+        dead = self.segment.dead
+        return (self.chunks[row] for row in rows if row < len(dead) and not dead[row])
+
 
 class PendingSegment(GrowingSegment):
     """The chunks that wait, a row for each, whichever conversations have it. Whoever changes it holds a lock."""
 
-    def __init__(self, dimension: int) -> None:
-        """`dimension`: of the table's vectors; 0 without a table."""
+    def __init__(
+        self,
+        dimension: int = 0,
+        vectors_of: Callable[[Sequence[str]], Floats] = lambda texts: np.zeros((len(texts), 0), np.float32),
+    ) -> None:
+        """`vectors_of`: the question table's of some texts, (n, dimension), so that they are found by meaning at once;
+        without a table none."""
         header = Header(
             magic=MAGIC_LOG, dimension=dimension, segment_id=PENDING_SEGMENT, fingerprint="", topic=bytes(8)
         )
         super().__init__(LocalDisk(), (), header, searchable=True)
+        self._vectors_of = vectors_of
         self._chunks: list[PendingChunk] = []
         self._holders = np.zeros(ROWS_MIN, np.int32)
         """How many parts have each chunk."""
+        self._live = 0
+        """The rows that are somebody's."""
 
     def hold(self, chunks: Iterable[PendingChunk]) -> None:
         """Note that a part has these chunks."""
         chunks = list(chunks)
         new = {one.entry.uuid: one for one in chunks if not self.rows_of(one.entry.uuid)}
-        entries = [msgspec.structs.replace(one.entry, vector=one.vector.tobytes()) for one in new.values()]
+        vectors = self._vectors_of([one.draft.embedded_text for one in new.values()]) if new else ()
+        entries = [
+            msgspec.structs.replace(one.entry, vector=vector.tobytes())
+            for one, vector in zip(new.values(), vectors, strict=True)
+        ]
         self._chunks += new.values()  # before the rows, which tell readers how many there are
         self.extend(entries, [_NOWHERE] * len(entries))
         while len(self._holders) < self.count:
             self._holders = grown(self._holders)
-        self._holders[[self.rows_of(one.entry.uuid)[0] for one in chunks]] += 1
+        rows = [self.rows_of(one.entry.uuid)[0] for one in chunks]
+        self._live += int(np.count_nonzero(self._holders[rows] == 0))
+        self._holders[rows] += 1
 
     def release(self, chunks: Iterable[PendingChunk]) -> PendingSegment:
         """Note that a part with these chunks waits no more. Returns the segment to go on with: another one where no row
         of this one is somebody's."""
-        self._holders[[self.rows_of(chunk.entry.uuid)[0] for chunk in chunks]] -= 1
-        return self if self._holders[: self.count].any() else PendingSegment(self.header.dimension)
+        rows = [self.rows_of(chunk.entry.uuid)[0] for chunk in chunks]
+        self._holders[rows] -= 1
+        self._live -= int(np.count_nonzero(self._holders[rows] == 0))
+        return self if self._live else self._empty()
+
+    def _empty(self) -> PendingSegment:
+        return PendingSegment(self.header.dimension, self._vectors_of)
 
     def lacking(self, chunks: Iterable[PendingChunk]) -> int:
         """How many of these chunks have no row."""
@@ -437,12 +471,12 @@ class PendingSegment(GrowingSegment):
     @property
     def is_mostly_dead(self) -> bool:
         """Whether it is to be made anew, because most of its rows are nobody's."""
-        return self.count >= ROWS_MIN and bool(2 * np.count_nonzero(self._holders[: self.count]) <= self.count)
+        return self.count >= ROWS_MIN and 2 * self._live <= self.count
 
     def renewals(self) -> Iterator[PendingSegment]:
         """Make another one of the rows that are somebody's, some at a step: yields it, after the last step in the state
         of this one, which may change between two steps."""
-        new, copied = PendingSegment(self.header.dimension), list[int]()
+        new, copied = self._empty(), list[int]()
         while True:
             left = self._holders[: self.count] > 0
             left[copied] = False
@@ -452,6 +486,7 @@ class PendingSegment(GrowingSegment):
             copied += rows
             yield new
         new._holders[: new.count] = self._holders[copied]
+        new._live = int(np.count_nonzero(new._holders))
 
     def view(self) -> PendingView:
         """The chunks that wait now."""
@@ -460,7 +495,7 @@ class PendingSegment(GrowingSegment):
 
 
 _NOWHERE = Span(0, 0)
-NOTHING_PENDING = PendingSegment(0).view()
+NOTHING_PENDING = PendingSegment().view()
 
 
 class UnstoredText:
