@@ -214,7 +214,8 @@ class GrowingSegment(LogSegment):
 
     def rows_of_text(self, key: int) -> list[int]:
         """Return the rows whose content has this `text_hash`."""
-        return copied(self._by_text.get(key, _NO_ROWS)).tolist()
+        rows: list[int] = copied(self._by_text.get(key, _NO_ROWS)).tolist()
+        return rows
 
     def has_digest(self, word: int) -> bool:
         """Whether it completes a message with this `digest_word`."""
@@ -222,7 +223,8 @@ class GrowingSegment(LogSegment):
 
     def rows_of_digest(self, word: int) -> list[int]:
         """Return the rows that have text of a message with this `digest_word`."""
-        return copied(self._digests.get(word, _NO_ROWS)).tolist()
+        rows: list[int] = copied(self._digests.get(word, _NO_ROWS)).tolist()
+        return rows
 
     def rows_of_messages(self, words: frozenset[int]) -> list[int]:
         """Return the rows that came from messages, and from none but those with these `digest_word`s."""
