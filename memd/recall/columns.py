@@ -243,8 +243,8 @@ class GrowingSource(ChunkSource):
 
 
 class PendingSource(GrowingSource):
-    """What waits to be stored. What was stored since then is in the log too, and is left out of what is found: to look
-    for it among all that waits would take the longer the more waits."""
+    """The chunks that wait to be stored. Those stored since are in the log too, and are left out of what is found: to
+    look for them among all that wait would take the longer the more do."""
 
     def __init__(self, pending: PendingView, wanted: Selection, visible: frozenset[int], snapshot: Snapshot) -> None:
         view = pending.segment
