@@ -524,6 +524,7 @@ def test_live_without_a_daemon_makes_nothing_in_the_data_directory(place: Place)
     assert not place.data_dir.exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("reply", "mark", "said"),
     [("It is heron-4519.", "ok", "answered with it"), ("I do not know.", "warning", "('I do not know.')")],

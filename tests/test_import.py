@@ -184,8 +184,11 @@ def test_an_import_tells_the_same_history(tmp_path: Path, grown: Path, export_fi
 
 
 @pytest.mark.usefixtures("groups")
-@pytest.mark.parametrize("live_first", [False, True], ids=["all at once", "after live chunks"])
-@pytest.mark.parametrize("number", [1, 77], ids=["the replaced chunk", "its replacement"])
+@pytest.mark.parametrize(
+    ("groups", "number", "live_first"),
+    [(1, 1, False), (1, 77, True), (256, 77, False), (256, 1, True)],  # 1 is the replaced chunk, 77 its replacement
+    indirect=["groups"],
+)
 def test_what_was_imported_is_undone_as_a_whole(
     tmp_path: Path, grown: Path, export_file: Path, embedder: Embedder, number: int, live_first: bool
 ) -> None:
@@ -303,9 +306,9 @@ def test_a_daemon_does_not_store_an_imported_conversation_again(
 
 
 def test_importing_a_conversation_again_or_one_that_goes_on_adds_only_what_is_new(tmp_path: Path) -> None:
-    long = long_conversation(40)
+    long = long_conversation(15)
     other_ending = [{"role": "user", "content": "Now for something else: the ferry is late, is it not?"}]
-    overlapping = [long, long[7:], long[21:50] + other_ending]
+    overlapping = [long, long[7:], long[11:22] + other_ending]
     longer = [*CONVERSATION, {"role": "user", "content": "Who painted the tower?"}]
     for conversations in ([CONVERSATION], overlapping):
         for imported in (True, False):
@@ -318,7 +321,8 @@ def test_importing_a_conversation_again_or_one_that_goes_on_adds_only_what_is_ne
 
 
 def test_an_interrupted_import_goes_on_in_a_long_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = written(tmp_path / "long.jsonl", [long_conversation(100)])
+    monkeypatch.setattr(import_parts, "STRETCH_CHARACTERS", 2_000)
+    file = written(tmp_path / "long.jsonl", [long_conversation(20)])
     with monkeypatch.context() as patched:
         fail_after(patched, "part_drafts", 3)
         memd(tmp_path / "new", "import", file, code=1)

@@ -7,7 +7,8 @@ of a core, has the marker `thorough`, with which `make quick` leaves it out.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import hypothesis
 from crash_files import LOSSES, Loss
@@ -20,6 +21,14 @@ SECONDS_MAX = 5
 def scaled(whole: int) -> int:
     """6/10 of `whole` in `make test`, a tenth of it in the fast loop: a size, or a number of examples."""
     return whole * min(hypothesis.settings().max_examples, 100) // 100
+
+
+Case = TypeVar("Case")
+
+
+def sample(cases: Sequence[Case]) -> Sequence[Case]:
+    """All of them, or every tenth in the fast loop."""
+    return cases[:: 100 // scaled(100)]
 
 
 def in_time(change: Callable[[str], str], text: str) -> str:
