@@ -6,6 +6,7 @@ a process is marked so: its fixtures mark it, or the test does, or it fails.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -153,6 +154,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             used.add("process")
         for marker in used - own:
             item.add_marker(marker)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector come less often, and pass over what is there to the end: it took a fifth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(wrapper=True)
