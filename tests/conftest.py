@@ -157,7 +157,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector come less often, and pass over what is there to the end: it took a fifth of the time."""
+    """Let the garbage collector come less often and pass over what is there to the end: it took a fifth of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -149,8 +149,9 @@ class Module:
 
     @cached_property
     def _type_only(self) -> set[int]:
-        ifs = [node for node in self.nodes if isinstance(node, ast.If) and isinstance(node.test, ast.Name)]
-        return {id(inner) for node in ifs if node.test.id == "TYPE_CHECKING" for inner in ast.walk(node)}
+        tests = ((node, node.test) for node in self.nodes if isinstance(node, ast.If))
+        ifs = [node for node, test in tests if isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"]
+        return {id(inner) for node in ifs for inner in ast.walk(node)}
 
     def imports(self, *, when_run: bool = False) -> Iterator[str]:
         """Absolute names; `from a import b` gives both `a` and `a.b`, as `b` may be a module.
