@@ -25,8 +25,7 @@ from llama_server import running_llama
 from raw_wire import answer, raw_upstream
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
 from reserved_port import reserved_port
-from strict_llama import StrictLlama
-from strict_server import StrictServer
+from strict_llama import KEY, StrictLlama
 
 from memd.assets import ranks_bytes
 from memd.cli.check import CheckResult, machine, ok
@@ -464,11 +463,10 @@ def test_a_user_and_password_that_are_refused_are_named(tmp_path: Path) -> None:
 
 
 def test_a_window_that_only_the_running_daemon_knows_is_told(make_daemon: MakeDaemon) -> None:
-    told = {"/props": {"default_generation_settings": {"n_ctx": 8192}, "model_alias": "tiny"}}
-    with recording_upstream(answer=StrictServer(8192, tells=told, key="sesame").answer) as upstream:
+    with recording_upstream(answer=StrictLlama(8192, told="key")) as upstream:
         daemon = make_daemon(upstream.url).start()
         before = json.loads(daemon.run("check", "--json", "--config", str(daemon.config)).stdout)
-        daemon.chat([{"role": "user", "content": "Hello"}], {"Authorization": "Bearer sesame"})
+        daemon.chat([{"role": "user", "content": "Hello"}], {"Authorization": f"Bearer {KEY}"})
         after = json.loads(daemon.run("check", "--json", "--config", str(daemon.config)).stdout)
     [unknown] = [outcome for outcome in before["checks"] if outcome["check"] == "model"]
     [known] = [outcome for outcome in after["checks"] if outcome["check"] == "model"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from archiver_stage import ENCODING, HashEmbedder
 from daemon_in_process import Client, daemon_in_process
 from daemon_process import wait_until
 from recording_upstream import HOLD_SECONDS_MAX, Request, Response
-from strict_server import EVENT_STREAM, StrictServer, prompt_tokens
+from strict_llama import EVENT_STREAM, KEY, StrictLlama, rendered
 
 from memd.daemon import app
 from memd.embedding.loading import load_embedder
@@ -40,20 +41,32 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "load_embedder", lambda *_, **__: HashEmbedder())
 
 
-def agent_of(server: StrictServer, folder: Path, **upstream: Any) -> AbstractAsyncContextManager[Client]:
+def by_characters(parts: Sequence[str]) -> int:
+    """Four characters for a token, and four tokens for each message."""
+    return sum(4 + len(part) // 4 for part in parts if part)
+
+
+def strict(window: int, **more: Any) -> StrictLlama:
+    """A server that hides its window."""
+    return StrictLlama(window, **({"told": "silent", "words": "llama.cpp", "count": by_characters} | more))
+
+
+def agent_of(
+    server: Callable[[Request], Response], folder: Path, **upstream: Any
+) -> AbstractAsyncContextManager[Client]:
     """A client with its own long history, of a daemon in front of this server."""
-    return daemon_in_process(folder, answer=server.answer, upstream=upstream, buffer=settings.BufferSettings())
+    return daemon_in_process(folder, answer=server, upstream=upstream, buffer=settings.BufferSettings())
 
 
 async def send(agent: Client, messages: list[dict[str, Any]], *, key: str = "", **members: Any) -> tuple[int, str, Any]:
     """Status, `X-Memory-Status` and the answer."""
-    return await agent.send(messages, {"Authorization": f"Bearer {key}"} if key else None, model="m", **members)
+    return await agent.send(messages, {"Authorization": f"Bearer {key}"} if key else None, model="recorded", **members)
 
 
 async def told(agent: Client, messages: list[dict[str, Any]], path: str = "chat/completions", **more: Any) -> str:
     """The answer to a request, as it came."""
     field = "input" if path == "responses" else "messages"
-    body = {"model": "m", field: messages, **more}
+    body = {"model": "recorded", field: messages, **more}
     async with agent.session.post(f"{agent.daemon.base_url}/v1/{path}", json=body) as answer:
         assert answer.status == 200
         return await answer.text()
@@ -65,27 +78,23 @@ def history(count: int, words: int = 6) -> list[dict[str, Any]]:
     return [{"role": roles[place % 2], "content": f"Message {place}: {WORDS * words}"} for place in range(count)]
 
 
-def props(window: int) -> dict[str, Any]:
-    return {"default_generation_settings": {"n_ctx": window}, "model_alias": "m"}
-
-
 @pytest.mark.parametrize("refusal", ["llama.cpp", "vllm", "silent"])
 async def test_a_refusal_is_learned_from_and_the_request_is_made_to_fit(
     tmp_path: Path, refusal: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = StrictServer(8_192, refusal=refusal)
+    server = strict(8_192, words=refusal)
     messages = history(99)
     async with agent_of(server, tmp_path) as agent:
         with caplog.at_level("WARNING"):
             assert (await send(agent, messages))[0] == 200
         [line] = [one for one in caplog.records if one.msg == "the upstream refused a prompt as too long"]
         assert vars(line)["then"] == "sent again, shorter"
-        assert len(server.refused) == 1 and 10 < len(server.accepted[0]["messages"]) < 99
+        assert len(server.refused) == 1 and 10 < len(server.taken[0].messages) < 99
         messages += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": "And now?"}]
         assert (await send(agent, messages))[0] == 200
-        known = agent.daemon.upstream.first.windows.of("m").tokens
+        known = agent.daemon.upstream.first.windows.of("recorded").tokens
     assert len(server.refused) == 1, "what was learned is kept"
-    assert known == 8_192 if refusal != "silent" else known is not None and known < prompt_tokens(server.refused[0])
+    assert known == 8_192 if refusal != "silent" else known is not None and known < server.refused[0].tokens
 
 
 def with_pictures(messages: list[dict[str, Any]], every: int) -> list[dict[str, Any]]:
@@ -103,38 +112,36 @@ async def test_images_that_take_more_than_we_think_are_made_to_fit_too(
     tmp_path: Path, refusal: str, told: bool
 ) -> None:
     """An image takes 2,500 tokens, as a large one does with Qwen2.5-VL; memd counts 576."""
-    tells = {"/v1/models": {"data": [{"id": "m", "max_model_len": 32_768}]}} if told else {}
-    server = StrictServer(32_768, tells=tells, refusal=refusal, image_tokens=2_500)
+    server = strict(32_768, told="vllm" if told else "silent", words=refusal, image_tokens=2_500)
     messages = with_pictures(history(61, words=20), every=2)
     async with agent_of(server, tmp_path) as agent:
         for turn in range(4):
             assert (await send(agent, messages))[0] == 200, turn
             messages += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": f"Turn {turn}?"}]
-        factor = agent.daemon.counter.drift.factor("m")
+        factor = agent.daemon.counter.drift.factor("recorded")
     assert len(server.refused) == 1, "what was learned is kept"
-    taken = [server.tokens_of(body) for body in server.accepted]
-    assert min(taken) > 32_768 * 0.4, "no more leaves than is needed"
+    assert min(prompt.tokens for prompt in server.taken) > 32_768 * 0.4, "no more leaves than is needed"
     assert factor < 1.3, "the text counts as before"
 
 
 async def test_where_nobody_says_how_much_images_take_each_refusal_teaches_a_little(tmp_path: Path) -> None:
-    server = StrictServer(32_768, refusal="uncounted", image_tokens=2_500)
+    server = strict(32_768, words="uncounted", image_tokens=2_500)
     messages = with_pictures(history(61, words=20), every=2)
     async with agent_of(server, tmp_path) as agent:
         statuses = [(await send(agent, messages))[0] for _ in range(3)]
-        assert statuses[-1] == 200 and agent.daemon.upstream.first.windows.of("m").tokens == 32_768
-    assert server.tokens_of(server.accepted[-1]) > 32_768 * 0.3
+        assert statuses[-1] == 200 and agent.daemon.upstream.first.windows.of("recorded").tokens == 32_768
+    assert server.taken[-1].tokens > 32_768 * 0.3
 
 
 async def test_a_server_that_is_slow_to_tell_its_window_keeps_nobody_waiting_and_is_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, ready = StrictServer(8_192, tells={"/props": props(8_192)}), threading.Event()
-    quick = server.answer
-    server.answer = lambda request: (  # type: ignore[method-assign]  # the whole server, but slow to tell of itself
-        quick(request)._replace(gate=ready) if request.method == "GET" else quick(request)
-    )
-    async with agent_of(server, tmp_path) as agent:
+    server, ready = strict(8_192, told="props"), threading.Event()
+
+    def slow(request: Request) -> Response:
+        return server(request)._replace(gate=ready if request.method == "GET" else None)
+
+    async with agent_of(slow, tmp_path) as agent:
         facts = agent.daemon.upstream.facts
         assert facts.is_slow and "asked again in the background" in window_unknown(facts)
         monkeypatch.setattr(client, "ASK_SECONDS", 600.0)  # who waits now, waits for the gate
@@ -149,11 +156,11 @@ async def test_a_server_that_is_slow_to_tell_its_window_keeps_nobody_waiting_and
 
 
 async def test_settings_that_promise_more_than_the_server_has_do_not_fail_again_and_again(tmp_path: Path) -> None:
-    server = StrictServer(4_096)
+    server = strict(4_096)
     async with agent_of(server, tmp_path, window=16_384) as agent:
         for count in (99, 101, 103):
             assert (await send(agent, history(count)))[0] == 200
-    assert len(server.refused) == 1 and len(server.accepted) == 3
+    assert len(server.refused) == 1 and len(server.taken) == 3
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -161,22 +168,22 @@ async def test_a_refusal_with_status_200_is_learned_from_before_anything_goes_to
     tmp_path: Path, stream: bool
 ) -> None:
     """LM Studio's `event: error`, SGLang's and OpenRouter's `error` in a body with status 200."""
-    server = StrictServer(8_192, refusal="vllm", refuses_with_200=True)
+    server = strict(8_192, words="vllm", refuses_with_200=True)
     async with agent_of(server, tmp_path) as agent:
         said = await told(agent, history(99), stream=stream)
         assert "error" not in said and "Noted." in said
         said = await told(agent, [{"role": "user", "content": WORDS * 1_000}], stream=stream)
         assert said.count("maximum context length") == 1, "nothing may leave: it passes"
         assert said.startswith("event: error\n" if stream else '{"error"')
-    assert len(server.refused) == 2 and len(server.accepted) == 1
+    assert len(server.refused) == 2 and len(server.taken) == 1
 
 
 async def test_a_refusal_later_in_a_stream_is_learned_for_the_next_request(tmp_path: Path) -> None:
     def answer(request: Request) -> Response:
         body = json.loads(request.body or b"{}")
-        tokens = prompt_tokens(body)
+        tokens = by_characters(rendered(body))
         if tokens <= 2_048 or not body.get("stream"):
-            return StrictServer(1_000_000).answer(request)
+            return strict(1_000_000)(request)
         said = (
             f"This model's maximum context length is 2048 tokens. However, your messages resulted in {tokens} tokens."
         )
@@ -193,7 +200,7 @@ async def test_a_refusal_later_in_a_stream_is_learned_for_the_next_request(tmp_p
 async def test_where_it_cannot_be_made_to_fit_the_client_gets_the_server_s_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = StrictServer(1_024)
+    server = strict(1_024)
     async with agent_of(server, tmp_path) as agent:
         status, _, answer = await send(agent, [{"role": "user", "content": WORDS * 200}])
         assert status == 400 and answer["error"]["type"] == "exceed_context_size_error"
@@ -203,7 +210,7 @@ async def test_where_it_cannot_be_made_to_fit_the_client_gets_the_server_s_error
 
 
 async def test_a_second_refusal_is_not_followed_by_a_third_try(tmp_path: Path) -> None:
-    server = StrictServer(2_048, refusal="silent")
+    server = strict(2_048, words="silent")
     messages = history(199)
     async with agent_of(server, tmp_path) as agent:
         status, _, answer = await send(agent, messages)
@@ -215,29 +222,26 @@ async def test_a_second_refusal_is_not_followed_by_a_third_try(tmp_path: Path) -
 
 @pytest.mark.parametrize("shown_by", ["client", "settings"])
 async def test_the_window_of_a_server_that_wants_a_key_is_asked_with_a_key(tmp_path: Path, shown_by: str) -> None:
-    server = StrictServer(4_096, tells={"/props": props(4_096)}, key="sesame")
-    given = {"api_key": "sesame"} if shown_by == "settings" else {}
+    server = strict(4_096, told="key")
+    given = {"api_key": KEY} if shown_by == "settings" else {}
     async with agent_of(server, tmp_path, **given) as agent:
         assert agent.daemon.upstream.facts.window == (4_096 if given else None)
         assert (await send(agent, history(1)))[0] == 401, "memd lends nobody its key"
-        assert (await send(agent, history(99), key="sesame"))[0] == 200
+        assert (await send(agent, history(99), key=KEY))[0] == 200
         assert agent.daemon.upstream.facts.window == 4_096
-    assert not server.refused and len(server.accepted) == 1
+    assert not server.refused and len(server.taken) == 1
 
 
 async def test_a_router_has_a_window_for_each_of_its_models(tmp_path: Path) -> None:
-    router = {"role": "router", "default_generation_settings": {"n_ctx": 0}}
-    models = {"data": [{"id": "m", "owned_by": "llamacpp", "context_length": 131_072}, {"id": "n"}]}
-    server = StrictServer(4_096, tells={"/props": router, "/v1/models": models})
+    server = strict(4_096, told="router")
     async with agent_of(server, tmp_path) as agent:
         assert agent.daemon.upstream.facts.window is None
-        server.tells["/props?model=m&autoload=false"] = props(4_096)
         assert (await send(agent, history(99)))[0] == 200
     assert not server.refused
 
 
 async def test_that_max_tokens_counts_is_learned_from_a_refusal(tmp_path: Path) -> None:
-    server = StrictServer(8_192, counts_reply=True, refusal="vllm")
+    server = strict(8_192, counts_reply=True, words="vllm")
     async with agent_of(server, tmp_path, window=8_192) as agent:
         assert (await send(agent, history(99), max_tokens=5_000))[0] == 200
         assert (await send(agent, history(101), max_tokens=5_000))[0] == 200
@@ -253,7 +257,7 @@ async def test_a_large_system_prompt_and_max_tokens_leave_history_and_memory_the
 ) -> None:
     monkeypatch.setattr(app, "load_embedder", load_embedder)  # here something is asked about
     system = {"role": "system", "content": WORDS * (standing * 4 // len(WORDS))}
-    server = StrictServer(window, tells={"/props": props(window)})
+    server = strict(window, told="props")
     messages: list[dict[str, Any]] = []
     async with agent_of(server, tmp_path) as agent:
         await send(agent, [system, {"role": "user", "content": "The spare key hangs behind the blue bicycle."}])
@@ -268,17 +272,16 @@ async def test_a_large_system_prompt_and_max_tokens_leave_history_and_memory_the
             messages.append(answer["choices"][0]["message"])
             assert status == 200
             assert turn not in KEY_QUESTIONS or memory == "injected", "there is room for memory"
-            heard = server.accepted[-1]["messages"]
+            heard = server.taken[-1].messages
             assert len(heard) >= min(len(messages), 12), "more than the system prompt and the last message"
     assert not server.refused
-    taken = [prompt_tokens(body) for body in server.accepted]
-    assert max(taken) > window * 0.75, "the window is used"
+    assert max(prompt.tokens for prompt in server.taken) > window * 0.75, "the window is used"
 
 
 @pytest.mark.parametrize("path", ["messages", "responses"])
 async def test_requests_of_other_apis_are_made_to_fit_too(tmp_path: Path, path: str) -> None:
-    server = StrictServer(4_096)
+    server = strict(4_096)
     async with agent_of(server, tmp_path) as agent:
         await told(agent, history(99), path, max_tokens=100)
-    [accepted] = server.accepted
-    assert len(server.refused) == 1 and 5 < len(accepted["input" if path == "responses" else "messages"]) < 99
+    [taken] = server.taken
+    assert len(server.refused) == 1 and 5 < len(taken.messages) < 99

@@ -3,7 +3,8 @@
 Rule: it refuses what the strictest real server refuses, and keeps every prompt that it was offered. Beyond its window
 it says 400 as llama-server does (`exceed_context_size_error` with `n_ctx`); it wants user and assistant in turns, as
 the templates of Mistral and Gemma do, a result for every call and a call for every result. What a client itself sends
-so is let through: `allowed`. Its tokens are cl100k_base's times `TOKENS_PER_RAW`, so that memd has something to learn.
+so is let through: `allowed`. Its tokens are cl100k_base's times `TOKENS_PER_RAW`, so that memd has something to learn,
+unless it has another `count`. How it tells its window, and in whose words it refuses, is what other servers do.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ REPLY_HEADER = "X-Strict-Reply"
 KEY = "sk-strict"
 
 Json = dict[str, Any]
+Count = Callable[[Sequence[str]], int]
 Told = Literal["props", "key", "router", "ollama", "vllm", "lmstudio", "openrouter", "silent"]
 """How the server tells its window: as llama-server; with `--api-key`; as its router; as the others do; not at all."""
+Words = Literal["llama.cpp", "openai", "vllm", "vllm images", "uncounted", "silent"]
+"""Whose words refuse a prompt: `uncounted` does not say what the prompt takes, `silent` names no number."""
+EVENT_STREAM = (("Content-Type", "text/event-stream"),)
 
 
 @dataclass(frozen=True)
@@ -63,21 +68,39 @@ class StrictLlama:
     """Whether `max_tokens` counts against the window, as with vLLM."""
     insists: bool = True
     """Whether a prompt with problems is refused."""
+    words: Words | None = None
+    """Of its refusals; None: those of the server that it plays."""
+    refuses_with_200: bool = False
+    """Whether a refusal is an error in the place of the reply, in a stream as its first event."""
+    image_tokens: int = 0
+    """What each image takes, whatever its size."""
+    count: Count = field(default_factory=lambda: tokens_of)
+    """The tokens of rendered parts."""
     replies: dict[str, Json] = field(default_factory=dict)
     """Scripted assistant messages by the name in `REPLY_HEADER`; everything else is answered with "Noted."."""
     allowed: dict[str, frozenset[str]] = field(default_factory=dict)
     """By the same name: the problems that the client's own messages have."""
     prompts: list[Prompt] = field(default_factory=list)
 
+    @property
+    def taken(self) -> list[Prompt]:
+        """The prompts that it answered."""
+        return [prompt for prompt in self.prompts if prompt.reply]
+
+    @property
+    def refused(self) -> list[Prompt]:
+        """The others."""
+        return [prompt for prompt in self.prompts if not prompt.reply]
+
     def __call__(self, request: Request) -> Response:
         """Any request."""
         path = request.target.partition("?")[0]
         if self.told == "key" and request.header("Authorization") != f"Bearer {KEY}":
             return _json({"error": {"code": 401, "message": "Invalid API Key", "type": "authentication_error"}}, 401)
-        if path.endswith(("/chat/completions", "/v1/messages")):
+        if path.endswith(("/chat/completions", "/v1/messages", "/v1/responses")):
             return self._answer(request, path)
         if path.endswith(("/input_tokens", "/count_tokens")) and self.told in ("props", "key", "router"):
-            return _json({"input_tokens": tokens_of(rendered(json.loads(request.body)))})
+            return _json({"input_tokens": self._tokens_of(json.loads(request.body))})
         tellings = _tellings(self.tells or self.window)
         told = tellings.get((self.told, request.target)) or tellings.get((self.told, path))
         return _json({"error": {"code": 404, "message": "File Not Found"}}, 404) if told is None else _json(told)
@@ -86,7 +109,7 @@ class StrictLlama:
         body = json.loads(request.body)
         name = request.header(REPLY_HEADER)
         parts = rendered(body)
-        tokens = tokens_of(parts)
+        tokens = self._tokens_of(body)
         found = problems(chat_messages(body))
         bad = tuple(one for one in found if one not in self.allowed.get(name or "", ()))
         is_beyond = tokens > self.window
@@ -95,27 +118,55 @@ class StrictLlama:
         reply = {} if refused else self.replies.get(name or "", {"role": "assistant", "content": "Noted."})
         self.prompts.append(Prompt(tuple(chat_messages(body)), parts, tokens, bad, is_beyond, reply, name))
         if too_much:
-            return self._too_long(tokens, int(body.get("max_tokens") or 0))
+            error = self._too_long(tokens, int(body.get("max_tokens") or 0))
+            if self.refuses_with_200 and body.get("stream"):
+                return Response((b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n",), headers=EVENT_STREAM)
+            return _json(error, 200 if self.refuses_with_200 else 400)
         if refused:
             error = {"code": 400, "message": f"Jinja Exception: {bad[0]}", "type": "invalid_request_error"}
             return _json({"error": error}, 400)
-        replied = tokens_of((_rendered(reply),))
+        replied = self.count((_rendered(reply),))
         usage = {"prompt_tokens": tokens, "completion_tokens": replied, "total_tokens": tokens + replied}
         if path.endswith("/v1/messages"):
             return _json(_anthropic_answer(reply, usage))
+        if path.endswith("/v1/responses"):
+            said = {"type": "output_text", "text": reply["content"], "annotations": []}
+            return _json(
+                {"object": "response", "output": [{"type": "message", "role": "assistant", "content": [said]}]}
+            )
         return _streamed(reply, usage) if body.get("stream") else _json(_completion(reply, usage))
 
-    def _too_long(self, tokens: int, reply_tokens: int) -> Response:
+    def _tokens_of(self, body: Json) -> int:
+        contents = (message.get("content") for message in body.get("messages", ()))
+        parts = [part for content in contents if isinstance(content, list) for part in content]
+        images = sum(part.get("type") == "image_url" for part in parts)
+        return self.count(rendered(body)) + images * self.image_tokens
+
+    def _too_long(self, tokens: int, reply: int) -> Json:
         """The refusal, in the words of the server that it plays."""
-        if self.told in ("props", "key", "router"):
-            said = f"request ({tokens} tokens) exceeds the available context size ({self.window} tokens)"
-            error: Json = {"code": 400, "message": said, "type": "exceed_context_size_error"}
-            return _json({"error": {**error, "n_prompt_tokens": tokens, "n_ctx": self.window}}, 400)
-        said = f"This model's maximum context length is {self.window} tokens. However, you requested "
-        said += f"{tokens + reply_tokens} tokens ({tokens} in the messages, {reply_tokens} in the completion)."
-        return _json(
-            {"error": {"message": said, "type": "invalid_request_error", "code": "context_length_exceeded"}}, 400
+        words, window = (
+            self.words or ("llama.cpp" if self.told in ("props", "key", "router") else "openai"),
+            self.window,
         )
+        if words == "silent":
+            return {"error": "Your input exceeds the context window of this model."}
+        if words == "uncounted":
+            return {"error": f"tokens are greater than the context length (n_keep: 1 >= n_ctx: {window})."}
+        if words == "llama.cpp":
+            said = f"request ({tokens} tokens) exceeds the available context size ({window} tokens)"
+            told = {"type": "exceed_context_size_error", "n_prompt_tokens": tokens, "n_ctx": window}
+            return {"error": {"code": 400, "message": said, **told}}
+        said = f"This model's maximum context length is {window} tokens"
+        if words == "openai":
+            said += f". However, you requested {tokens + reply} tokens "
+            said += f"({tokens} in the messages, {reply} in the completion)."
+            return {"error": {"message": said, "type": "invalid_request_error", "code": "context_length_exceeded"}}
+        said += f" and your request has {tokens} input tokens"
+        if words == "vllm images":
+            said = f"The decoder prompt (length {tokens}) is longer than the maximum model length of {window}."
+        elif tokens <= window:
+            said = f"'max_tokens' or 'max_completion_tokens' is too large: {reply}. {said}"
+        return {"error": {"message": said, "type": "BadRequestError", "param": None, "code": 400}}
 
 
 def problems(messages: Sequence[Json]) -> list[str]:
@@ -154,9 +205,9 @@ def problems(messages: Sequence[Json]) -> list[str]:
 def chat_messages(body: Json) -> list[Json]:
     """A request's messages in the chat API's form; Anthropic's content blocks as llama.cpp converts them."""
     messages: list[Json] = []
-    if body.get("system"):
-        messages.append({"role": "system", "content": _text(body["system"])})
-    for message in body.get("messages", []):
+    if standing := body.get("system") or body.get("instructions"):
+        messages.append({"role": "system", "content": _text(standing)})
+    for message in body.get("messages") or body.get("input") or []:
         content = message.get("content")
         blocks = content if isinstance(content, list) else []
         results = [block for block in blocks if block.get("type") == "tool_result"]
@@ -232,7 +283,7 @@ def _streamed(reply: Json, usage: Json) -> Response:
     events: list[Json] = [{"choices": [choice]} for choice in choices] + [{"choices": [], "usage": usage}]
     lines = [{**COMMON, "object": "chat.completion.chunk", **event} for event in events]
     sent = b"".join(b"data: " + json.dumps(line).encode() + b"\n\n" for line in lines)
-    return Response((sent, b"data: [DONE]\n\n"), headers=(("Content-Type", "text/event-stream"),))
+    return Response((sent, b"data: [DONE]\n\n"), headers=EVENT_STREAM)
 
 
 def _anthropic_answer(reply: Json, usage: Json) -> Json:
@@ -258,8 +309,8 @@ def _tellings(window: int) -> dict[tuple[Told, str], Json]:
         ("props", "/props"): props,
         ("key", "/props"): props,
         ("router", "/props"): router,
-        ("router", "/props?model=recorded"): props,
-        ("router", "/v1/models"): bare,
+        ("router", "/props?model=recorded&autoload=false"): props,
+        ("router", "/v1/models"): {"data": [{**one, "owned_by": "llamacpp", "context_length": 131_072}]},
         ("ollama", "/v1/models"): bare,
         ("ollama", "/api/version"): {"version": "0.12.6"},
         ("ollama", "/api/ps"): {"models": [{"name": "recorded", "model": "recorded", "context_length": window}]},
