@@ -13,13 +13,14 @@ The model for embeddings and for ranking is a real BERT with random weights.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+from tiny_model import Vocabulary, model_file
 
 Matrix = NDArray[np.float32]
 
@@ -83,47 +84,13 @@ def _cached(folder: Path, repository: str, name: str) -> Path:
     return path
 
 
-class _Vocabulary:
-    """Token texts, scores and types."""
-
-    def __init__(self) -> None:
-        self.texts: list[bytes] = []
-        self.scores: list[float] = []
-        self.types: list[int] = []
-
-    def add(self, text: str, score: float, kind: gguf.TokenType = gguf.TokenType.NORMAL) -> int:
-        """The token of this text; llama.cpp aborts where a text is there twice."""
-        encoded = text.replace(" ", "▁").encode()
-        if encoded not in self.texts:
-            self.texts.append(encoded)
-            self.scores.append(float(score))
-            self.types.append(int(kind))
-        return self.texts.index(encoded)
-
-
-@contextmanager
-def _model(path: Path, architecture: str, vocabulary: _Vocabulary) -> Iterator[gguf.GGUFWriter]:
-    """A file with what every model says of itself; written in the end."""
-    writer = gguf.GGUFWriter(str(path), architecture)
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(WIDTH)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_vocab_size(len(vocabulary.texts))
-    writer.add_token_list(vocabulary.texts)
-    writer.add_token_scores(vocabulary.scores)
-    writer.add_token_types(vocabulary.types)
-    yield writer
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def _model(path: Path, architecture: str, vocabulary: Vocabulary) -> AbstractContextManager[gguf.GGUFWriter]:
+    shape = {"context": CONTEXT, "width": WIDTH, "layers": LAYERS}
+    return model_file(path, architecture, vocabulary, heads=(HEADS, HEADS), **shape)
 
 
 def _write_story_model(path: Path, control: Sequence[str] = (), pieces: str = PIECES) -> None:
-    vocabulary = _Vocabulary()
+    vocabulary = Vocabulary()
     vocabulary.add("<unk>", 0, gguf.TokenType.UNKNOWN)
     for text in ("<s>", "</s>", *control):
         vocabulary.add(text, 0, gguf.TokenType.CONTROL)
@@ -165,7 +132,7 @@ def _story_weights(size: int, ring: list[list[int]]) -> dict[str, Matrix]:
 
 
 def _write_bert(path: Path, *, seed: int, ranks: bool) -> None:
-    vocabulary = _Vocabulary()
+    vocabulary = Vocabulary()
     for text in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"):
         vocabulary.add(text, 0, gguf.TokenType.CONTROL)
     # llama.cpp has a mark before what begins a word instead of one before what does not

@@ -12,7 +12,8 @@ that many tokens back, so that llama.cpp keeps no more of it. The marker is foun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import gguf
@@ -40,6 +41,54 @@ CHATML_TEMPLATE = (
 )
 
 
+class Vocabulary:
+    """Token texts, scores and types."""
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+        self.scores: list[float] = []
+        self.types: list[int] = []
+
+    def add(self, text: str, score: float, kind: gguf.TokenType = gguf.TokenType.NORMAL) -> int:
+        """The token of this text; llama.cpp aborts where a text is there twice."""
+        encoded = text.replace(" ", "▁").encode()
+        if encoded not in self.texts:
+            self.texts.append(encoded)
+            self.scores.append(float(score))
+            self.types.append(int(kind))
+        return self.texts.index(encoded)
+
+
+@contextmanager
+def model_file(
+    path: Path,
+    architecture: str,
+    vocabulary: Vocabulary,
+    *,
+    context: int,
+    width: int,
+    layers: int,
+    heads: tuple[int, int],
+) -> Iterator[gguf.GGUFWriter]:
+    """A file with what every model says of itself; written in the end. `heads`: of queries, and of keys and values."""
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_context_length(context)
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(width)
+    writer.add_head_count(heads[0])
+    writer.add_head_count_kv(heads[1])
+    writer.add_vocab_size(len(vocabulary.texts))
+    writer.add_token_list(vocabulary.texts)
+    writer.add_token_scores(vocabulary.scores)
+    writer.add_token_types(vocabulary.types)
+    yield writer
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_scripted_model(
     path: Path,
     *,
@@ -62,77 +111,56 @@ def write_scripted_model(
     """
     if len({*reply, *reply_seen}) != len(reply) + len(reply_seen):
         raise ValueError("the pieces of both replies must be distinct: the model remembers only its last token")
-    vocabulary = _Vocabulary(marker, reply, reply_seen)
-    writer = gguf.GGUFWriter(str(path), "llama" if sliding_window is None else "gemma3")
-    _write_header(writer, vocabulary, trained_context, template)
-    if sliding_window is None:
-        writer.add_block_count(LLAMA_LAYERS)
-        writer.add_layer_norm_rms_eps(1e-6)
-        writer.add_rope_dimension_count(HEAD_WIDTH)
-    else:
-        writer.add_block_count(GEMMA_LAYERS)
-        writer.add_layer_norm_rms_eps(GEMMA_EPSILON)
-        writer.add_key_length(HEAD_WIDTH)
-        writer.add_value_length(HEAD_WIDTH)
-        writer.add_sliding_window(sliding_window)
-        writer.add_sliding_window_pattern(GEMMA_LAYERS)  # the last layer of so many sees everything
-    _write_weights(writer, vocabulary, gemma=sliding_window is not None)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    vocabulary, gemma = _Vocabulary(marker, reply, reply_seen), sliding_window is not None
+    with model_file(
+        path,
+        "gemma3" if gemma else "llama",
+        vocabulary,
+        context=trained_context,
+        width=EMBEDDING_WIDTH,
+        layers=GEMMA_LAYERS if gemma else LLAMA_LAYERS,
+        heads=(HEADS, KV_HEADS),
+    ) as writer:
+        _write_header(writer, vocabulary, template)
+        if sliding_window is None:
+            writer.add_layer_norm_rms_eps(1e-6)
+            writer.add_rope_dimension_count(HEAD_WIDTH)
+        else:
+            writer.add_layer_norm_rms_eps(GEMMA_EPSILON)
+            writer.add_key_length(HEAD_WIDTH)
+            writer.add_value_length(HEAD_WIDTH)
+            writer.add_sliding_window(sliding_window)
+            writer.add_sliding_window_pattern(GEMMA_LAYERS)  # the last layer of so many sees everything
+        _write_weights(writer, vocabulary, gemma=gemma)
 
 
-class _Vocabulary:
-    """Token texts, scores and types, and where the scripted ones are."""
+class _Vocabulary(Vocabulary):
+    """Where the scripted tokens are."""
 
     def __init__(self, marker: str, reply: Sequence[str], reply_seen: Sequence[str]) -> None:
-        self.texts: list[bytes] = []
-        self.scores: list[float] = []
-        self.types: list[int] = []
+        super().__init__()
         kind = gguf.TokenType
-        self.unknown = self._add("<unk>", 0, kind.UNKNOWN)
-        self.begin = self._add("<s>", 0, kind.CONTROL)
-        self.end = self._add("</s>", 0, kind.CONTROL)
+        self.unknown = self.add("<unk>", 0, kind.UNKNOWN)
+        self.begin = self.add("<s>", 0, kind.CONTROL)
+        self.end = self.add("</s>", 0, kind.CONTROL)
         for byte in range(256):
-            self._add(f"<0x{byte:02X}>", 0, kind.BYTE)
-        self._add("<|im_start|>", 0, kind.CONTROL)
-        self.end_of_message = self._add("<|im_end|>", 0, kind.CONTROL)
-        self._add("▁", -1000, kind.NORMAL)
+            self.add(f"<0x{byte:02X}>", 0, kind.BYTE)
+        self.add("<|im_start|>", 0, kind.CONTROL)
+        self.end_of_message = self.add("<|im_end|>", 0, kind.CONTROL)
+        self.add("▁", -1000)
         for code in range(33, 127):
-            self._add(chr(code), -1000 - code, kind.NORMAL)
-        self.reply = [self._piece(piece) for piece in reply]
-        self.reply_seen = [self._piece(piece) for piece in reply_seen]
-        self.marker = self._add(marker, 0, kind.USER_DEFINED)
-
-    def _add(self, text: str, score: float, kind: gguf.TokenType) -> int:
-        self.texts.append(text.encode())
-        self.scores.append(float(score))
-        self.types.append(int(kind))
-        return len(self.texts) - 1
-
-    def _piece(self, piece: str) -> int:
-        """A NORMAL token that no merge can reach: it can be generated but never comes out of tokenizing user text."""
-        text = piece.replace(" ", "▁")
-        if text.encode() in self.texts:  # llama.cpp aborts on duplicate token texts
-            return self.texts.index(text.encode())
-        return self._add(text, -1e6, gguf.TokenType.NORMAL)
+            self.add(chr(code), -1000 - code)
+        # No merge can reach these: they can be generated but never come out of tokenizing user text.
+        self.reply = [self.add(piece, -1e6) for piece in reply]
+        self.reply_seen = [self.add(piece, -1e6) for piece in reply_seen]
+        self.marker = self.add(marker, 0, kind.USER_DEFINED)
 
 
-def _write_header(writer: gguf.GGUFWriter, vocabulary: _Vocabulary, trained_context: int, template: str) -> None:
+def _write_header(writer: gguf.GGUFWriter, vocabulary: _Vocabulary, template: str) -> None:
     writer.add_name("memd-tiny")
-    writer.add_context_length(trained_context)
-    writer.add_embedding_length(EMBEDDING_WIDTH)
-    writer.add_feed_forward_length(EMBEDDING_WIDTH)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
     writer.add_rope_freq_base(1e9)
-    writer.add_vocab_size(len(vocabulary.texts))
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(vocabulary.texts)
-    writer.add_token_scores(vocabulary.scores)
-    writer.add_token_types(vocabulary.types)
     writer.add_bos_token_id(vocabulary.begin)
     writer.add_eos_token_id(vocabulary.end)
     writer.add_unk_token_id(vocabulary.unknown)
