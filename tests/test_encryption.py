@@ -625,14 +625,6 @@ def test_a_new_key_never_replaces_one(tmp_path: Path) -> None:
     assert (tmp_path / "key").read_bytes() == made
 
 
-def test_a_key_in_a_settings_file_is_refused(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("encryption:\n  key: c2VjcmV0\n")
-    told = memd("stats", "--config", config)
-    assert told.exit_code == 2 and "does not belong into a settings file" in told.output
-    assert "c2VjcmV0" not in told.output
-
-
 def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_path: Path) -> None:
     folder, old, new = tmp_path / "memory", key_file(tmp_path, "old"), key_file(tmp_path, "new")
     where: list[str | Path] = ["--data-dir", folder]

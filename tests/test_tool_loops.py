@@ -257,18 +257,6 @@ def test_no_prompt_of_a_long_conversation_exceeds_the_window(
     assert everything > WINDOW, "or this test shows nothing"
 
 
-def test_what_does_not_fit_at_all_goes_through_and_the_upstream_s_error_comes_back(
-    make_daemon: MakeDaemon, llama: str
-) -> None:
-    daemon: DaemonProcess = make_daemon(llama).start()
-    messages = [{"role": "user", "content": "far too long " * 2_000}]
-    direct = ask(f"{llama}/v1/chat/completions", {"model": "tiny", "messages": messages})
-    answer = daemon.chat(messages)
-    assert direct.status == answer.status == 400
-    assert answer.json == direct.json
-    assert daemon.chat([{"role": "user", "content": "And now something short."}]).status == 200
-
-
 def broken_off(_: Request) -> Response:
     raise ConnectionError
 
