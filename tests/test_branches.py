@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from conftest import MakeDaemon, Serving
 from daemon_in_process import Client, daemon_in_process
 from daemon_process import DaemonProcess, wait_until
 from histories import history_of, receive, said, talk
-from recording_upstream import COMMON, RecordingUpstream, Request, Response, chat_answer, recording_upstream
+from recording_upstream import RecordingUpstream, Request, Response, answered, chat_answer, recording_upstream
 
 from memd.conversation.hot_buffer import Arrival
 from memd.ingest.topics import Topic
@@ -335,12 +334,6 @@ def result(call_id: str, text: str) -> Json:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def answered(message: Json, _: Request) -> Response:
-    """The model's message."""
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    return Response((json.dumps({"choices": [choice], "object": "chat.completion", **COMMON}).encode(),))
-
-
 async def logged(client: Client) -> list[str]:
     """The live chunks, once all is stored."""
     await client.stored()
@@ -349,7 +342,7 @@ async def logged(client: Client) -> list[str]:
 
 async def say(client: Client, history: list[Json], reply: Json) -> None:
     """One request with its answer."""
-    client.upstream.answer = partial(answered, reply)
+    client.upstream.answer = lambda _: answered(reply)
     await client.chat(history)
     await client.settled()
 

@@ -23,7 +23,7 @@ from conftest import MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
-from recording_upstream import RecordingUpstream, Request, Response, chat_answer
+from recording_upstream import EVENT_STREAM, RecordingUpstream, Request, Response, chat_answer
 
 from memd.wire import content_codings
 from memd.wire.content_codings import BadCoding, TooLarge, Unpacker, unpacked_parts
@@ -355,7 +355,7 @@ def test_an_answer_that_is_cut_in_an_emoji_is_remembered(told: DaemonProcess, up
     def in_halves(_: Request) -> Response:
         pieces = (b"A face ", rb"\ud83d", rb"\ude00", b" and \xff")
         events = [b'data: {"choices": [{"index": 0, "delta": {"content": "%b"}}]}\n\n' % piece for piece in pieces]
-        return Response((*events, b"data: [DONE]\n\n"), headers=(("Content-Type", "text/event-stream"),))
+        return Response((*events, b"data: [DONE]\n\n"), headers=EVENT_STREAM)
 
     upstream.answer = in_halves
     sent(told, chat_with(b"Two?")[:-1] + b', "stream": true}')

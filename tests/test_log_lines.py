@@ -16,10 +16,11 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
+import recording_upstream
 from conftest import Connect, MakeDaemon
 from daemon_process import Answer, DaemonProcess, ask, clean_environment, user, wait_until
 from raw_wire import Peer, RawUpstream, answer, chunked, request
-from recording_upstream import RecordingUpstream, Request, Response, chat_answer
+from recording_upstream import RecordingUpstream, chat_answer
 
 from memd.errors import StoreError
 from memd.telemetry.logging import ConsoleLines, Content, JsonLines, TerminalLines
@@ -56,12 +57,8 @@ def answered(daemon: DaemonProcess, count: int) -> list[dict[str, Any]]:
 def test_a_turn_is_one_line_that_says_what_its_headers_said(
     make_daemon: MakeDaemon, upstream: RecordingUpstream
 ) -> None:
-    def with_usage(request: Request) -> Response:
-        body = json.loads(chat_answer(request).parts[0])
-        usage = {"prompt_tokens": 321, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 300}}
-        return Response((json.dumps({**body, "usage": usage}).encode(),))
-
-    upstream.answer = with_usage
+    usage = {"prompt_tokens": 321, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 300}}
+    upstream.answer = lambda request: chat_answer(request, usage=usage)
     daemon = make_daemon(upstream.url, {"log": {"format": "json"}, "conversation": {"history": "daemon"}}).start()
     daemon.chat([user("The spare key hangs behind the barometer.")], metadata={"memory_in": {"topic_id": "house"}})
     session = {"X-Memory-Session": "another"}
@@ -157,8 +154,8 @@ class Talk:
 
     def answers(self, peer: Peer) -> None:
         peer.read_body()
-        message = {"role": "assistant", "content": f"The {SECRET} plays on."}
-        peer.send(answer(json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()))
+        said = recording_upstream.answered({"role": "assistant", "content": f"The {SECRET} plays on."})
+        peer.send(answer(said.parts[0]))
 
     def converse(self) -> None:
         history = [{"role": "system", "content": f"You are a {SECRET}."}]

@@ -13,7 +13,7 @@ from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, user, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from raw_wire import RawUpstream
-from recording_upstream import RecordingUpstream, Request, Response, chat_answer, streamed
+from recording_upstream import RecordingUpstream, Response, chat_answer
 
 ROOT = Path(__file__).parent.parent
 DASHBOARD = ROOT / "docs" / "grafana" / "memd.json"
@@ -157,15 +157,7 @@ def test_tokens_are_counted_as_the_upstream_tells_them(
 ) -> None:
     usage = {"prompt_tokens": 321, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 300}}
 
-    def with_usage(request: Request) -> Response:
-        if stream:
-            parts = streamed("Noted.").parts
-            told = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
-            return Response((*parts[:-1], told, parts[-1]), headers=(("Content-Type", "text/event-stream"),))
-        body = json.loads(chat_answer(request).parts[0])
-        return Response((json.dumps({**body, "usage": usage}).encode(),))
-
-    upstream.answer = with_usage
+    upstream.answer = lambda request: chat_answer(request, usage=usage)
     if stream:
         with memd.stream([user("Hello")]) as answer:
             list(answer)

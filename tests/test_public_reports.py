@@ -24,7 +24,17 @@ from conftest import MakeDaemon
 from daemon_in_process import Client
 from daemon_process import DaemonProcess, ask, clean_environment, user, wait_until
 from raw_wire import connected, request
-from recording_upstream import COMMON, RecordingUpstream, Response, chat_answer, recording_upstream, streamed
+from recording_upstream import (
+    EVENT_STREAM,
+    RecordingUpstream,
+    Response,
+    answered,
+    chat_answer,
+    delta_event,
+    event,
+    recording_upstream,
+    streamed,
+)
 from test_other_apis import response_answer
 
 from memd.proxy import relay
@@ -33,22 +43,6 @@ Json = dict[str, Any]
 
 FACT = "The spare key of the lighthouse hangs behind the blue barrel."
 QUESTION = "Where does the spare key of the lighthouse hang?"
-EVENTS = (("Content-Type", "text/event-stream"),)
-
-
-def event(**members: object) -> bytes:
-    return b"data: " + json.dumps({"object": "chat.completion.chunk", **COMMON, **members}).encode() + b"\n\n"
-
-
-def delta(finish_reason: str | None = None, **said: object) -> bytes:
-    return event(choices=[{"index": 0, "delta": said, "finish_reason": finish_reason}])
-
-
-def calling(arguments: str, finish_reason: str = "tool_calls") -> Response:
-    """An answer that calls a tool, and may break off in its arguments."""
-    call = {"id": "c1", "type": "function", "function": {"name": "write", "arguments": arguments}}
-    choice = {"index": 0, "message": {"role": "assistant", "tool_calls": [call]}, "finish_reason": finish_reason}
-    return Response((json.dumps({"choices": [choice], "object": "chat.completion", **COMMON}).encode(),))
 
 
 async def streamed_text(client: Client, *texts: str, **body: Any) -> bytes:
@@ -98,7 +92,8 @@ async def test_a_note_that_is_sent_again_after_it_was_corrected_does_not_come_ba
 # AgentFlocks/flocks 728, anomalyco/opencode 37913: arguments that were cut off at max_tokens ended the whole session.
 async def test_a_call_whose_arguments_were_cut_off_passes_and_the_session_goes_on(client: Client) -> None:
     half = '{"path": "key.txt", "text": "' + "The key hangs " * 2_000
-    client.upstream.answer = lambda _: calling(half, "length")
+    called = {"id": "c1", "type": "function", "function": {"name": "write", "arguments": half}}
+    client.upstream.answer = lambda _: answered({"role": "assistant", "tool_calls": [called]}, finish="length")
     _, _, answer = await client.ask(FACT)
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert call["function"]["arguments"] == half
@@ -112,7 +107,7 @@ async def test_a_call_whose_arguments_were_cut_off_passes_and_the_session_goes_o
 # lmstudio-ai/lms 610: speculative decoding failed in the middle of a stream.
 async def test_an_error_inside_a_stream_reaches_the_client_and_what_was_said_is_remembered(client: Client) -> None:
     error = event(error={"code": 500, "message": "failed to process speculative batch", "type": "server_error"})
-    client.upstream.answer = lambda _: Response((delta(content="It hangs "), error), headers=EVENTS)
+    client.upstream.answer = lambda _: Response((delta_event({"content": "It hangs "}), error), headers=EVENT_STREAM)
     assert (await streamed_text(client, FACT)).endswith(error)
     client.upstream.answer = chat_answer
     assert FACT in await recalled(client)
@@ -124,7 +119,7 @@ async def test_comments_in_a_long_silence_before_the_first_word_pass(
 ) -> None:
     monkeypatch.setattr(relay, "WAIT_SECONDS", 0.1)
     gate, whole = threading.Event(), streamed("It hangs there.").parts
-    client.upstream.answer = lambda _: Response((b": ping\n\n", b"".join(whole)), headers=EVENTS, gate=gate)
+    client.upstream.answer = lambda _: Response((b": ping\n\n", b"".join(whole)), headers=EVENT_STREAM, gate=gate)
     async with client.post(FACT, stream=True) as answer:
         assert await answer.content.readuntil(b"\n\n") == b": ping\n\n"
         gate.set()

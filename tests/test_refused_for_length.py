@@ -14,8 +14,8 @@ import pytest
 from archiver_stage import ENCODING, HashEmbedder
 from daemon_in_process import Client, daemon_in_process
 from daemon_process import wait_until
-from recording_upstream import HOLD_SECONDS_MAX, Request, Response
-from strict_llama import EVENT_STREAM, KEY, StrictLlama, rendered
+from recording_upstream import EVENT_STREAM, HOLD_SECONDS_MAX, Request, Response
+from strict_llama import KEY, StrictLlama, rendered
 
 from memd.daemon import app
 from memd.embedding.loading import load_embedder
@@ -48,7 +48,8 @@ def by_characters(parts: Sequence[str]) -> int:
 
 def strict(window: int, **more: Any) -> StrictLlama:
     """A server that hides its window."""
-    return StrictLlama(window, **({"told": "silent", "words": "llama.cpp", "count": by_characters} | more))
+    given: dict[str, Any] = {"told": "silent", "words": "llama.cpp", "count": by_characters}
+    return StrictLlama(window, **(given | more))
 
 
 def agent_of(

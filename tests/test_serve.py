@@ -47,7 +47,7 @@ def test_a_stream_in_flight_is_finished_before_the_end(
         gate.set()
         seen += chunks
         assert stream.ended_properly
-    assert text_of(seen) == "Onetwothree."
+    assert text_of(seen) == "One two three."
     assert daemon.wait() == 0
     assert "Traceback" not in daemon.log.read_text()
 

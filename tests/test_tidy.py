@@ -150,8 +150,8 @@ class Module:
     @cached_property
     def _type_only(self) -> set[int]:
         tests = ((node, node.test) for node in self.nodes if isinstance(node, ast.If))
-        ifs = [node for node, test in tests if isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"]
-        return {id(inner) for node in ifs for inner in ast.walk(node)}
+        of_types = (node for node, test in tests if isinstance(test, ast.Name) and test.id == "TYPE_CHECKING")
+        return {id(inner) for node in of_types for inner in ast.walk(node)}
 
     def imports(self, *, when_run: bool = False) -> Iterator[str]:
         """Absolute names; `from a import b` gives both `a` and `a.b`, as `b` may be a module.

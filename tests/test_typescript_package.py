@@ -19,7 +19,7 @@ from conftest import ANSWERED_MARKER, REPLY, REPLY_AFTER_CALLS, REPLY_WITH_MEMOR
 from daemon_process import DaemonProcess, ask, token_setting
 from ollama_server import ollama_answer
 from raw_wire import Peer, RawUpstream
-from recording_upstream import COMMON, RecordingUpstream, Request, Response, chat_answer
+from recording_upstream import RecordingUpstream, Request, Response, answered, chat_answer
 from typescript_client import node
 from typescript_package import AI_SDKS, TypeScriptPackage, examples
 
@@ -510,26 +510,13 @@ def typed(agent: TypeScriptPackage, daemon: DaemonProcess, monkeypatch: pytest.M
     return said.removesuffix("\n").split("> ")[1:-1]
 
 
-def streamed(delta: dict[str, Any], reason: str) -> Response:
-    """A reply of one piece, as server-sent events."""
-    choices: list[dict[str, Any]] = [
-        {"index": 0, "delta": {"role": "assistant", **delta}, "finish_reason": None},
-        {"index": 0, "delta": {}, "finish_reason": reason},
-    ]
-    events = [{"choices": [choice], "object": "chat.completion.chunk", **COMMON} for choice in choices]
-    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
-    return Response((body + b"data: [DONE]\n\n",), headers=(("Content-Type", "text/event-stream"),))
-
-
 def says(text: str) -> Response:
-    return streamed({"content": text}, "stop")
+    return answered({"content": text}, stream=True)
 
 
 def calls(name: str, **given: str) -> Response:
-    function = {"name": name, "arguments": json.dumps(given)}
-    return streamed(
-        {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]}, "tool_calls"
-    )
+    call = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
+    return answered({"tool_calls": [call]}, stream=True)
 
 
 def scripted(request: Request) -> Response:

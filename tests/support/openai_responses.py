@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY
-from recording_upstream import Request, Response
+from recording_upstream import EVENT_STREAM, Request, Response
 
 TOOL = {
     "type": "function",
@@ -49,7 +49,7 @@ def answer(request: Request) -> Response:
         return Response((json.dumps(_response([item])).encode(),))
     events = [{**event, "sequence_number": number} for number, event in enumerate(_events(item))]
     parts = [f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events]
-    return Response(tuple(parts), headers=(("Content-Type", "text/event-stream"),))
+    return Response(tuple(parts), headers=EVENT_STREAM)
 
 
 def _response(output: list[dict[str, Any]], status: str = "completed") -> dict[str, Any]:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from daemon_process import ask
 
@@ -161,29 +161,45 @@ def passed_on(request: Request, base_url: str) -> Response:
 
 
 COMMON = {"id": "chatcmpl-1", "created": 1, "model": "recorded"}
+EVENT_STREAM = (("Content-Type", "text/event-stream"),)
+Json = dict[str, Any]
 
 
-def chat_answer(request: Request, text: str = "Noted.") -> Response:
-    """A reply of one short sentence, streamed if asked to."""
+def chat_answer(request: Request, text: str = "Noted.", **more: Any) -> Response:
+    """A reply of one short sentence, streamed if asked to; `more` as for `answered`."""
     try:
         stream = json.loads(request.body).get("stream", False)
     except ValueError:
         stream = False
-    if stream:
-        return streamed(text)
-    message = {"role": "assistant", "content": text}
-    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-    return Response((json.dumps({"choices": choices, "object": "chat.completion", **COMMON}).encode(),))
+    return answered({"role": "assistant", "content": text}, stream=stream, **more)
 
 
 def streamed(text: str, gate: threading.Event | None = None) -> Response:
-    """A reply word by word as server-sent events; the end waits for `gate`."""
-    deltas: list[dict[str, object]] = [{"role": "assistant", "content": None}]
-    deltas += [{"content": word} for word in text.split(" ")]
-    events = [_event([{"index": 0, "delta": delta, "finish_reason": None}]) for delta in deltas]
-    end = _event([{"index": 0, "delta": {}, "finish_reason": "stop"}]) + b"data: [DONE]\n\n"
-    return Response((*events, end), headers=(("Content-Type", "text/event-stream"),), gate=gate)
+    """A reply word by word; the end waits for `gate`."""
+    return answered({"content": text}, stream=True)._replace(gate=gate)
 
 
-def _event(choices: list[dict[str, object]]) -> bytes:
-    return b"data: " + json.dumps({"choices": choices, "object": "chat.completion.chunk", **COMMON}).encode() + b"\n\n"
+def answered(message: Json, *, stream: bool = False, usage: Json | None = None, finish: str | None = None) -> Response:
+    """An answer with this message of the assistant's, whole, or its text word by word as server-sent events."""
+    finish = finish or ("tool_calls" if message.get("tool_calls") else "stop")
+    counted = {} if usage is None else {"usage": usage}
+    if not stream:
+        choice = {"index": 0, "message": message, "finish_reason": finish}
+        whole = {"choices": [choice], "object": "chat.completion", **COMMON, **counted}
+        return Response((json.dumps(whole).encode(),))
+    first, *words = (message.get("content") or "").split(" ")
+    deltas: list[Json] = [{"role": "assistant", "content": None}]
+    deltas += [{"content": word} for word in (first, *(f" {word}" for word in words)) if word]
+    deltas += [{"tool_calls": [{**call, "index": at}]} for at, call in enumerate(message.get("tool_calls") or ())]
+    end = delta_event({}, finish) + (event(choices=[], **counted) if counted else b"") + b"data: [DONE]\n\n"
+    return Response((*map(delta_event, deltas), end), headers=EVENT_STREAM)
+
+
+def delta_event(delta: Json, finish: str | None = None) -> bytes:
+    """A part of the reply."""
+    return event(choices=[{"index": 0, "delta": delta, "finish_reason": finish}])
+
+
+def event(**members: object) -> bytes:
+    """A chunk of a streamed chat completion."""
+    return b"data: " + json.dumps({"object": "chat.completion.chunk", **COMMON, **members}).encode() + b"\n\n"

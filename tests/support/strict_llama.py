@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
-from recording_upstream import COMMON, Request, Response
+from recording_upstream import EVENT_STREAM, Request, Response, answered
 
 from memd import assets
 from memd.conversation.tokens import cl100k_base
@@ -32,7 +32,6 @@ Told = Literal["props", "key", "router", "ollama", "vllm", "lmstudio", "openrout
 """How the server tells its window: as llama-server; with `--api-key`; as its router; as the others do; not at all."""
 Words = Literal["llama.cpp", "openai", "vllm", "vllm images", "uncounted", "silent"]
 """Whose words refuse a prompt: `uncounted` does not say what the prompt takes, `silent` names no number."""
-EVENT_STREAM = (("Content-Type", "text/event-stream"),)
 
 
 @dataclass(frozen=True)
@@ -134,13 +133,14 @@ class StrictLlama:
             return _json(
                 {"object": "response", "output": [{"type": "message", "role": "assistant", "content": [said]}]}
             )
-        return _streamed(reply, usage) if body.get("stream") else _json(_completion(reply, usage))
+        return answered(reply, stream=bool(body.get("stream")), usage=usage)
 
     def _tokens_of(self, body: Json) -> int:
         contents = (message.get("content") for message in body.get("messages", ()))
         parts = [part for content in contents if isinstance(content, list) for part in content]
         images = sum(part.get("type") == "image_url" for part in parts)
-        return self.count(rendered(body)) + images * self.image_tokens
+        tokens: int = self.count(rendered(body)) + images * self.image_tokens
+        return tokens
 
     def _too_long(self, tokens: int, reply: int) -> Json:
         """The refusal, in the words of the server that it plays."""
@@ -266,24 +266,6 @@ def _call(call_id: str, name: str, arguments: str) -> Json:
 
 def _json(value: object, status: int = 200) -> Response:
     return Response((json.dumps(value).encode(),), status)
-
-
-def _completion(reply: Json, usage: Json) -> Json:
-    finish = "tool_calls" if reply.get("tool_calls") else "stop"
-    choice = {"index": 0, "message": reply, "finish_reason": finish}
-    return {**COMMON, "object": "chat.completion", "choices": [choice], "usage": usage}
-
-
-def _streamed(reply: Json, usage: Json) -> Response:
-    deltas: list[Json] = [{"role": "assistant", "content": None}]
-    deltas += [{"content": reply["content"]}] if reply.get("content") else []
-    deltas += [{"tool_calls": [{**call, "index": at}]} for at, call in enumerate(reply.get("tool_calls") or ())]
-    choices: list[Json] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
-    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls" if reply.get("tool_calls") else "stop"})
-    events: list[Json] = [{"choices": [choice]} for choice in choices] + [{"choices": [], "usage": usage}]
-    lines = [{**COMMON, "object": "chat.completion.chunk", **event} for event in events]
-    sent = b"".join(b"data: " + json.dumps(line).encode() + b"\n\n" for line in lines)
-    return Response((sent, b"data: [DONE]\n\n"), headers=EVENT_STREAM)
 
 
 def _anthropic_answer(reply: Json, usage: Json) -> Json:
