@@ -31,12 +31,11 @@ from memd.selection import until as time_of
 from memd.settings.model import BackupSettings, EncryptionSettings
 from memd.store.bucket.objects import FILES, ROUNDS, Bucket
 from memd.store.bucket.restoring import RestoreReport, restore
-from memd.store.bucket.writing import BucketTender, BucketWriter, MovedMeanwhile, NotingDisk
+from memd.store.bucket.writing import BucketTender, BucketWriter, MovedMeanwhile
 from memd.store.disk import LocalDisk, Room, Wiper, replace_file
 from memd.store.encryption.disk import disk_for
 from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.layout import RESTORING_NAME
-from memd.store.log.format import HEADER_BYTES
 from memd.store.tools.backup import known_buckets
 from memd.store.tools.verify import verify
 from memd.store.topic import TopicLog
@@ -103,10 +102,12 @@ class FaultyBucket(Bucket):
             super().delete(keys)
 
 
-def writer_for(bucket: Bucket, disk: NotingDisk, data_dir: Path, now_us: Callable[[], int]) -> BucketWriter:
+def writer_for(
+    bucket: Bucket, disk: LocalDisk, data_dir: Path, used: Callable[[], set[str]], now_us: Callable[[], int]
+) -> BucketWriter:
     """A writer whose generations have names that can be foretold."""
     numbers = itertools.count(1)
-    return BucketWriter(bucket, disk, data_dir, 7, now_us, lambda length: next(numbers).to_bytes(length, "big"))
+    return BucketWriter(bucket, disk, data_dir, used, 7, now_us, lambda length: next(numbers).to_bytes(length, "big"))
 
 
 class Clock:
@@ -133,8 +134,8 @@ class Source:
 
     def restart_writer(self) -> None:
         """Begin another generation."""
-        self.disk = NotingDisk(self.folder)
-        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock)
+        self.disk = LocalDisk()
+        self.writer = writer_for(self.bucket, self.disk, self.folder, lambda: self.store.take_used(), self.clock)
 
     def topic(self, name: str = "talk") -> TopicLog:
         return self.store.topic(name)
@@ -346,7 +347,7 @@ def test_a_backup_from_before_encryption_is_not_mixed_with_one_from_after(source
     source.back_up()
     source.store.close()
     key = {"format": 1, "directory": "0" * 32, "master": "1" * 16, "key_id": "2" * 16, "state": "whole", "key": ""}
-    monkey = NotingDisk(source.folder)
+    monkey = LocalDisk()
     replace_file(monkey, source.folder / "memd.key", msgspec.json.encode(key | {"former": "", "crc": 0}))
     source.restart_writer()
     with pytest.raises(StoreError):
@@ -467,9 +468,9 @@ def test_of_an_encrypted_folder_the_bucket_gets_no_plain_text(tmp_path: Path, bu
     folder, key = tmp_path / "memory", tmp_path / "key"
     key.touch(0o600)
     key.write_bytes(bytes(range(32)))
-    settings, disk = EncryptionSettings(key_file=str(key)), NotingDisk(folder)
+    settings, disk = EncryptionSettings(key_file=str(key)), LocalDisk()
     store = open_store(disk_for(folder, settings, disk, creating=True), folder, segment_entries_max=5)
-    writer = writer_for(bucket, disk, folder, Clock())
+    writer = writer_for(bucket, disk, folder, store.take_used, Clock())
     writer.begin()
     for number in range(13):
         store.topic("talk").append([draft(number)])
@@ -626,17 +627,17 @@ def test_a_file_that_fills_while_it_is_listed_is_not_empty(tmp_path: Path, monke
 def test_a_round_within_a_rotation_has_no_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, bucket = made(tmp_path)
     times: list[int] = []
-    noted = NotingDisk.note
+    renamed = LocalDisk.rename
 
-    def note_late(disk: NotingDisk, path: Path) -> None:
-        if path.name == "active.bin" and (disk.size(path) or 0) == HEADER_BYTES:  # in its place, and not noted yet
+    def rename(disk: LocalDisk, old: Path, new: Path) -> None:
+        renamed(disk, old, new)
+        if "active.bin" in (old.name, new.name):
             source.writer.round()
             times.append(source.clock())
-        noted(disk, path)
 
     source.say(0)
     source.back_up()
-    monkeypatch.setattr(NotingDisk, "note", note_late)
+    monkeypatch.setattr(LocalDisk, "rename", rename)
     source.say(*range(1, 30))
     monkeypatch.undo()
     source.store.close()
