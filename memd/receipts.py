@@ -25,7 +25,6 @@ from memd.recall.explained import INJECTED, ScoredChunk
 from memd.selection import EVERYTHING, Selection
 from memd.store.disk import Wiper
 from memd.store.receipts import ReceiptRing, rewrite_receipts
-from memd.wire.lenient_json import decode_or_none
 
 if TYPE_CHECKING:
     from memd.ingest.erasing import Concern
@@ -115,17 +114,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int | None = None
     interrupted: bool = False
     error: str | None = None
-
-
-class _AskedTopics(msgspec.Struct, frozen=True):
-    """The members of a receipt that say which topics are in it."""
-
-    topic_id: str
-    related: tuple[str, ...] = ()
-    shown_from: tuple[str, ...] = ()
-
-
-_asked_decoder = msgspec.json.Decoder(_AskedTopics)
 
 
 class _Losing(msgspec.Struct, frozen=True, eq=False):
@@ -299,13 +287,10 @@ def summary(receipt: Receipt) -> dict[str, Any]:
 def _readable(lines: Iterable[bytes], who: Principal) -> Iterator[bytes]:
     """The receipts that a principal may read, without what it may not read in them."""
     for line in lines:
-        asked = decode_or_none(_asked_decoder, line)
-        if asked is None or not who.may("read", asked.topic_id):
-            continue
-        if all(who.may("read", one) for one in (*asked.related, *asked.shown_from)):
-            yield line
-        elif (receipt := receipt_in(line)) is not None:
-            yield msgspec.json.encode(_without_unreadable(receipt, who))
+        receipt = receipt_in(line)
+        if receipt is not None and who.may("read", receipt.topic_id):
+            is_whole = all(who.may("read", one) for one in (*receipt.related, *receipt.shown_from))
+            yield line if is_whole else msgspec.json.encode(_without_unreadable(receipt, who))
 
 
 def _without_unreadable(receipt: Receipt, who: Principal) -> Receipt:

@@ -18,7 +18,6 @@ from facts import INODES, NO_NEIGHBOURS, POSTGRES, QUESTION
 from recording_upstream import RecordingUpstream, Response, chat_answer
 
 from memd.admin.reads import log_page
-from memd.cli.flags import note_memory
 from memd.cli.main import main
 from memd.cli.running import daemon_for
 from memd.settings.model import Config
@@ -306,7 +305,7 @@ def test_beside_a_daemon_of_another_folder_nothing_is_put_in_until_one_of_them_i
     served: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    note_memory(served.data_dir)  # as it did at its start; nothing is said there yet
+    CliRunner().invoke(main, ["log", "--data-dir", str(served.data_dir)])  # notes it, as the daemon did at its start
     (other := tmp_path / "other").mkdir()
     monkeypatch.chdir(other)
     Path("notes.md").write_text("The spare key is with Ann.")

@@ -574,7 +574,7 @@ def test_a_command_without_the_right_token_changes_tokens_and_the_daemon_follows
     served.environment = {"MEMD_AUTH_TOKEN": "o" * 40}
     served.start()
     added = served.run("token", "add", "ann", "--topics=*", "--rights=read")
-    assert added.returncode == 0 and added.stderr.endswith("The running daemon takes this up within a second.\n")
+    assert added.returncode == 0 and added.stderr.endswith("memd: the running daemon takes this up within a second\n")
     wait_until(lambda: status_of(served, added.stdout.strip()) == 200, served.log.read_text)
 
 

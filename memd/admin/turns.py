@@ -228,10 +228,14 @@ class ConversationTurns(msgspec.Struct, frozen=True, kw_only=True):
     """Other conversations that share its beginning: edited questions, answers that were given anew."""
 
 
-class _Turn(msgspec.Struct, frozen=True):
-    """The members of a receipt that say where its turn stands."""
+class _Verdict(msgspec.Struct, frozen=True):
+    verdict: str = ""
 
-    turn_id: str
+
+class TurnFacts(msgspec.Struct, frozen=True):
+    """The members of a receipt that conversations are put together from and that are added up: all of it takes twice as
+    long to decode."""
+
     at: int
     topic_id: str
     conversation: str = ""
@@ -239,18 +243,34 @@ class _Turn(msgspec.Struct, frozen=True):
     branched: tuple[str, int | None] | None = None
     is_retry: bool = False
     asked: str = ""
+    model: str = ""
+    http_status: int | None = None
+    memory_tokens: int = 0
+    forwarded_tokens: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    question: str | None = None
+    candidates: tuple[_Verdict, ...] = ()
+    timings_ms: dict[str, float] = msgspec.field(default_factory=dict)
     line: bytes = b""
+    """Of a conversation's turn: the receipt."""
+
+    @property
+    def was_answered(self) -> bool:
+        """Whether the model server took the prompt."""
+        return self.http_status is not None and self.http_status < 400
+
+
+_facts_decoder = msgspec.json.Decoder(TurnFacts)
 
 
 class _Strand(msgspec.Struct, frozen=True):
     """All turns with one conversation id, oldest first."""
 
-    turns: list[_Turn]
+    turns: list[TurnFacts]
     parent: str | None = None
     root: str = ""
-
-
-_turn_decoder = msgspec.json.Decoder(_Turn)
 
 
 @get(
@@ -342,12 +362,12 @@ def conversation_of(lines: Iterable[bytes], conversation_id: str, query: Convers
 
 def _strands(lines: Iterable[bytes], topics: Collection[str]) -> dict[tuple[str, str], _Strand]:
     """Turns by topic and conversation; each dict and list has the oldest first."""
-    turns_read: list[_Turn] = []
+    turns_read: list[TurnFacts] = []
     for line in lines:
-        turn = decode_or_none(_turn_decoder, line)
+        turn = decode_or_none(_facts_decoder, line)
         if turn is not None and turn.conversation and (not topics or turn.topic_id in topics):
             turns_read.append(msgspec.structs.replace(turn, line=line))
-    grouped: dict[tuple[str, str], list[_Turn]] = defaultdict(list)
+    grouped: dict[tuple[str, str], list[TurnFacts]] = defaultdict(list)
     for turn in sorted(turns_read, key=lambda one: one.at):
         grouped[turn.topic_id, turn.conversation].append(turn)
     strands: dict[tuple[str, str], _Strand] = {}
@@ -361,7 +381,7 @@ def _strands(lines: Iterable[bytes], topics: Collection[str]) -> dict[tuple[str,
     return strands
 
 
-def _chain(strands: dict[tuple[str, str], _Strand], topic_id: str, conversation_id: str) -> list[_Turn]:
+def _chain(strands: dict[tuple[str, str], _Strand], topic_id: str, conversation_id: str) -> list[TurnFacts]:
     """The turns of a conversation and, before them, those of the ones that it branched off from."""
     own = strands[topic_id, conversation_id]
     parts = [own.turns]  # the latest first
@@ -466,44 +486,15 @@ class UsageByDay(msgspec.Struct, frozen=True):
     """When the oldest receipt is of, in microseconds since the epoch; None: there is none."""
 
 
-class _Verdict(msgspec.Struct, frozen=True):
-    verdict: str = ""
-
-
-class RequestCost(msgspec.Struct, frozen=True):
-    """The members of a receipt that are added up."""
-
-    at: int
-    topic_id: str
-    model: str = ""
-    http_status: int | None = None
-    memory_tokens: int = 0
-    forwarded_tokens: int = 0
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    question: str | None = None
-    candidates: tuple[_Verdict, ...] = ()
-    timings_ms: dict[str, float] = msgspec.field(default_factory=dict)
-
-    @property
-    def was_answered(self) -> bool:
-        """Whether the model server took the prompt."""
-        return self.http_status is not None and self.http_status < 400
-
-
-_decoder = msgspec.json.Decoder(RequestCost)
-
-
-def _costs(lines: Iterable[bytes], query: routing.PeriodQuery) -> tuple[int | None, list[RequestCost]]:
+def _costs(lines: Iterable[bytes], query: routing.PeriodQuery) -> tuple[int | None, list[TurnFacts]]:
     """When the oldest of some receipts is of, and those of a topic and time that are asked for."""
-    read = (decode_or_none(_decoder, line) for line in lines)
+    read = (decode_or_none(_facts_decoder, line) for line in lines)
     costs = [cost for cost in read if cost is not None]  # None: torn, or the first line of a file
     wanted = [one for one in costs if (not query.topic or one.topic_id in query.topic) and query.has(one.at)]
     return min((cost.at for cost in costs), default=None), wanted
 
 
-def _spent(costs: Sequence[RequestCost]) -> dict[str, Any]:
+def _spent(costs: Sequence[TurnFacts]) -> dict[str, Any]:
     """The members of `Spent`."""
     answered = [one for one in costs if one.was_answered]
     prompts = (one.forwarded_tokens if one.prompt_tokens is None else one.prompt_tokens for one in answered)
@@ -526,7 +517,7 @@ async def usage(parts: DaemonParts, query: routing.PeriodQuery, who: Principal) 
 
 def usage_of(lines: Iterable[bytes], query: routing.PeriodQuery) -> UsageByDay:
     """Add up receipts, whatever their order."""
-    grouped: dict[tuple[str, str, str], list[RequestCost]] = defaultdict(list)
+    grouped: dict[tuple[str, str, str], list[TurnFacts]] = defaultdict(list)
     oldest, costs = _costs(lines, query)
     for cost in (one for one in costs if one.was_answered):
         day = f"{datetime.fromtimestamp(cost.at / 1e6, UTC).astimezone():%Y-%m-%d}"
@@ -615,7 +606,7 @@ def figures_of(lines: Iterable[bytes], grown: Grown, query: FiguresQuery) -> Fig
     elif fits := [one for one, length in LENGTHS_US.items() if last - first <= length * PERIODS_WANTED]:
         by = fits[0]
     begins = _beginnings(by, first, last)
-    in_period: dict[int, list[RequestCost]] = defaultdict(list)
+    in_period: dict[int, list[TurnFacts]] = defaultdict(list)
     for cost in costs:
         in_period[bisect_right(begins, cost.at) - 1].append(cost)
     stored, added = Counter[int](), Counter[int]()  # -1: before the first period
@@ -648,7 +639,7 @@ def _beginnings(by: Length, first_us: int, last_us: int) -> list[int]:
     return begins
 
 
-def _requests(costs: Sequence[RequestCost]) -> dict[str, Any]:
+def _requests(costs: Sequence[TurnFacts]) -> dict[str, Any]:
     asked = [cost for cost in costs if cost.question is not None]
     shown = [sum(one.verdict == INJECTED for one in cost.candidates) for cost in asked]
     memory_ms = [cost.timings_ms["memory"] for cost in costs if "memory" in cost.timings_ms]

@@ -233,7 +233,10 @@ def mark_of(key: str, body: msgspec.Struct, who: Principal) -> bytes:
 CHUNKS_MAX = 1_000
 NAMED_MAX = 10
 """Chunks that a plan tells of one by one."""
-WHAT = "name a topic_id, chunk_ids, an author or source, resume or retention"
+CHOICES = (
+    "name what to erase: a topic, chunks by their ids, an author or source, retention or resume, one of them alone; "
+    "before belongs to a topic"
+)
 
 
 class ErasureBody(Body, frozen=True, kw_only=True):
@@ -293,7 +296,7 @@ async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> Erasur
     is_of_chunks = bool(body.chunk_ids) or is_chosen
     asked = [body.resume, body.retention, is_of_chunks or bool(body.topic_id)]
     if sum(asked) != 1 or (body.chunk_ids and is_chosen) or (body.before and (is_of_chunks or not body.topic_id)):
-        raise BadQuestion(f"{WHAT}, and one of them alone; before belongs to a topic_id")
+        raise BadQuestion(CHOICES)
     if body.resume or body.retention:
         who.check_everywhere("admin")
     if body.resume:

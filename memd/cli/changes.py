@@ -14,7 +14,7 @@ from rich.text import Text
 from memd.admin import reads, writes
 from memd.admin.history import ChunkStory, LogEvent, checked_digits
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
-from memd.cli.flags import FOUND_SOMETHING, tell_not_overwritten, with_settings
+from memd.cli.flags import FOUND_SOMETHING, say, tell_not_overwritten, with_settings
 from memd.cli.operations import Lines, options_of, print_lines, show
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion, NotFound
@@ -51,15 +51,13 @@ def correct(config: Config, topic: str | None, *, helpful: bool, unhelpful: bool
 
     Example: memd correct 9ada --update "The shop listens on 4443."
     """
-    chunk_ids, content, steps = given["chunk_ids"], given["content"], given["steps"]
+    chunk_ids, content = given["chunk_ids"], given["content"]
     flags = {"--helpful": helpful, "--unhelpful": unhelpful, "--update": content is not None, "--deprecate": deprecate}
     named = [flag for flag, is_given in flags.items() if is_given]
     if len(named) != 1:
         raise BadQuestion(f"{ONE_FLAG}, not {' and '.join(named) or 'none of them'}")
     if content is not None and not content.strip():
         raise BadQuestion("--update needs a text; to take a chunk out without one, say --deprecate")
-    if steps not in (None, 1) and not (helpful or unhelpful):
-        raise BadQuestion("--steps belongs to --helpful and --unhelpful")
     action = "Helpful" if helpful else "Unhelpful" if unhelpful else "Update"
     with daemon_for(config) as daemon:
         if topic is None:
@@ -71,8 +69,7 @@ def correct(config: Config, topic: str | None, *, helpful: bool, unhelpful: bool
         done = daemon.ask(writes.correct, body=body | {"topic_id": topic, "action": action})
         _tell_appended(daemon, topic, done)
     for chunk_id in done.failed:
-        why = f"no live chunk has this id here; `memd show {chunk_id}` tells what became of it"
-        click.echo(f"{chunk_id}: not corrected: {why}", err=True)
+        say(f"{chunk_id} is not corrected: no live chunk has this id; `memd show {chunk_id}` tells what became of it")
     return FOUND_SOMETHING if done.failed else 0
 
 
@@ -153,14 +150,6 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str
     before, retention, resume = (chosen[name] for name in ("before", "retention", "resume"))
     author, source = chosen["author"], chosen["source"]
     is_of_chunks = bool(chosen["chunk_ids"] or author or source)
-    given = {"TOPIC": bool(topic and not is_of_chunks), "--chunk": bool(chosen["chunk_ids"])}
-    given |= {"--author or --source": bool(author or source), "--retention": retention, "--resume": resume}
-    named = [name for name, is_given in given.items() if is_given]
-    if len(named) != 1 or (topic and (retention or resume)):
-        flags = "TOPIC, --chunk ID, --author NAME, --source NAME, --retention or --resume"
-        raise BadQuestion(f"say what to erase: {flags}, not {' and '.join(named) or 'none'}")
-    if before and named != ["TOPIC"]:
-        raise BadQuestion("--before belongs to a TOPIC")
     if as_json and not (yes or dry_run or resume):
         raise BadQuestion("--json asks nothing: say --yes too, or --dry-run")
     body = {"topic_id": topic, **chosen}

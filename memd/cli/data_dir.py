@@ -81,7 +81,7 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
         config = msgspec.structs.replace(config, cluster=ClusterSettings())
         if config.encryption.is_on and LocalDisk().size(config.data_dir / layout.KEY_NAME) is None:
             check_not_lost(LocalDisk(), config.data_dir)
-            click.echo("This backup is in plain text: it is read without the key.", err=True)
+            flags.say("this backup is in plain text: it is read without the key")
             config = msgspec.structs.replace(config, encryption=EncryptionSettings())
     with topics_folder(config) as (checked, files):
         is_served = files.is_locked(checked / layout.LOCK_NAME)
@@ -133,7 +133,7 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
             told = f"conversations as {form}" if form else counted(done.count, "entry")
             click.echo(f"{output}: {told}, {sized(Path(output).stat().st_size)}")
         if note:
-            click.echo(f"memd: {note}", err=True)
+            flags.say(note)
     except BrokenPipeError:
         # The reader has seen enough (`memd export | head`). Python would complain once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -480,7 +480,7 @@ def remove(config: Config, name: str) -> int:
 
     beside = layout.models_dir(config.data_dir)
     if config.embedding.model == name:
-        click.echo(f"memd: embedding.model is {name}; set it to another model first", err=True)
+        flags.say(f"embedding.model is {name}; set it to another model first")
         return FOUND_SOMETHING
     was_there = adding.remove(beside)
     click.echo(f"{adding.folder_in(beside)}: {'removed' if was_there else 'was not there'}")

@@ -30,6 +30,11 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 Command = Callable[..., int]
 
 
+def say(text: str) -> None:
+    """Say something beside the result, on stderr, as all that memd says by itself."""
+    click.echo(f"memd: {for_terminal(text)}", err=True)
+
+
 class Number(click.IntRange):
     """A whole number within bounds, said in words where it is none."""
 
@@ -163,7 +168,7 @@ def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = Fa
         place = told[0].partition(": ")[0]
         told = [f"{len(told)} settings have no effect any more, from {place} on; `memd check` says why, and what to do"]
     for line in told:
-        click.echo(f"memd: {line}", err=True)
+        say(line)
     return config
 
 
@@ -209,8 +214,11 @@ _CANNOT_BE_READ = (OSError, ValueError, RuntimeError)
 """Of the note: on the disk, as text, as the user has no home."""
 
 
-def note_memory(data_dir: Path) -> None:
-    """Note that a daemon has this data directory."""
+def note_memory(config: Config) -> None:
+    """Note that a daemon has this data directory, and say where else something is remembered if nothing is in it."""
+    data_dir = config.data_dir
+    if elsewhere := memory_elsewhere(config):
+        say(elsewhere)
     with suppress(*_CANNOT_BE_READ):
         path, known = _note()
         if known[:1] != [data_dir]:

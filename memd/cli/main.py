@@ -21,9 +21,9 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from memd import __version__
-from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE, CommandGroup, OneOf
+from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE, CommandGroup, OneOf, say
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound, UnknownTopic
-from memd.wording import for_terminal, meant
+from memd.wording import meant
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Every day": {
@@ -110,7 +110,7 @@ class AllCommands(CommandGroup):
             code = WRONG_USAGE
         except (click.ClickException, click.Abort, MemdError) as error:
             said, code = _problem(error)
-            click.echo(f"memd: {for_terminal(said)}", err=True)
+            say(said)
         return sys.exit(code) if extra.get("standalone_mode", True) else code
 
     def resolve_command(

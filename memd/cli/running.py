@@ -28,7 +28,7 @@ import msgspec
 from memd import errors
 from memd.admin.routing import ALL_TOPICS, Answer, as_given, encoded, route_of
 from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of, user_name
-from memd.cli.flags import memory_elsewhere, note_memory
+from memd.cli.flags import note_memory, say
 from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
 from memd.principals import TOKEN_HEADER
 from memd.settings.model import AdminSettings, Config, ListenSettings
@@ -181,9 +181,7 @@ def daemon_for(config: Config) -> Iterator[RunningDaemon]:
     """Yield the daemon that holds `config.data_dir`, or else one that runs while the block does. One that is being
     started, or ended, is waited for. Raises StoreLocked: a daemon holds the folder and does not answer; MemdError: none
     can be started."""
-    if elsewhere := memory_elsewhere(config):
-        click.echo(f"memd: {elsewhere}", err=True)
-    note_memory(config.data_dir)
+    note_memory(config)
     with ExitStack() as until_then:
         daemon: RunningDaemon | None = None
         while daemon is None:
@@ -195,7 +193,7 @@ def daemon_for(config: Config) -> Iterator[RunningDaemon]:
                     if is_held:
                         raise
             elif changed := daemon.health().get("changed_settings"):
-                click.echo(f"memd: {outdated(changed)}", err=True)
+                say(outdated(changed))
         yield daemon
 
 

@@ -64,9 +64,7 @@ def serve(
     gc.freeze()
     gc.enable()
     sys.setswitchinterval(SWITCH_SECONDS)
-    if elsewhere := flags.memory_elsewhere(config):
-        click.echo(f"memd: {elsewhere}", err=True)
-    flags.note_memory(config.data_dir)
+    flags.note_memory(config)
     known = {key: value for key, value in given.items() if value is not None}
     path, _ = places_of_settings(config_path, os.environ, known)
     source = SettingsSource(path, config, lambda: load_config(path, os.environ, known))

@@ -27,7 +27,7 @@ import yaml
 
 from memd.assets import words_of
 from memd.cli.check.upstream import as_served
-from memd.cli.flags import FOUND_SOMETHING, OneOf, config_of, with_settings
+from memd.cli.flags import FOUND_SOMETHING, OneOf, config_of, say, with_settings
 from memd.cli.running import RunningDaemon
 from memd.entries import checked_topic_id
 from memd.errors import BadQuestion, MemdError
@@ -157,7 +157,7 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
         try:
             changes.append(_change(row, values, undo=undo))
         except (CannotEdit, OSError, UnicodeError) as error:
-            click.echo(f"{agent}: {row.path} is left alone: {for_terminal(str(error))}.", err=True)
+            say(f"{row.path} of {agent} is left alone: {error}")
             if not undo:
                 click.echo(f"Write into it by hand:\n{_by_hand(_merged(None, row.wanted, values), row.kind)}", err=True)
             left_alone = True

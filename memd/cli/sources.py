@@ -20,7 +20,7 @@ import msgspec
 from memd.admin import documents
 from memd.admin.documents import DocumentList, IndexBody, SourceStates
 from memd.admin.writes import take_notes
-from memd.cli.flags import FOUND_SOMETHING, OneOf, config_to_begin, with_settings
+from memd.cli.flags import FOUND_SOMETHING, OneOf, config_to_begin, say, with_settings
 from memd.cli.operations import Lines, options_of, progress, show, time_of
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
@@ -452,5 +452,5 @@ def remember(config: Config, topic: str, as_json: bool, text: str, **given: Any)
     done = "is remembered already" if taken.duplicate else "remembered"
     show(answer, [f"{done} in topic {answer.topic_id}: {ids}"], as_json=as_json)
     if taken.error and not as_json:
-        click.echo(f"memd: not stored of it is what has no id: {erased_for_good(answer.topic_id)}", err=True)
+        say(f"a part of it is not stored: {erased_for_good(answer.topic_id)}")
     return 0

@@ -29,7 +29,7 @@ from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
 from memd.admin.oauth.protocol import GivenGrant, Grant
 from memd.admin.routing import ALL_TOPICS, as_given, decode_query
 from memd.admin.tokens import reload_tokens
-from memd.cli.flags import FOUND_SOMETHING, CommandGroup, config_to_begin, with_settings
+from memd.cli.flags import FOUND_SOMETHING, CommandGroup, config_to_begin, say, with_settings
 from memd.cli.operations import Lines, asked_with, options_of, print_lines, table, time_of
 from memd.cli.running import RunningDaemon, command_act
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
@@ -46,7 +46,7 @@ from memd.wording import counted, day_and_time, name_for_terminal
 
 Tokens = tuple[KeptToken, ...]
 SECRET_BYTES = 32
-ONCE = "This is the token; it is shown this once, and memd keeps no more than its SHA-256."
+ONCE = "this is the token; it is shown this once, and memd keeps no more than its SHA-256"
 
 
 @click.group(cls=CommandGroup)
@@ -81,7 +81,7 @@ def add(name: str, topics: str, rights: str, config: Config) -> int:
     is_first = not (config.auth.is_closed or before)
     _show(secret)
     if _tell(config) and is_first:
-        click.echo("Every request to memd needs a token now; commands here only if auth.token is set.", err=True)
+        say("every request to memd needs a token now; commands here only if auth.token is set")
     return 0
 
 
@@ -124,7 +124,7 @@ def revoke(name: str, config: Config) -> int:
     before = _change(config, left, f"revoked {name}")
     click.echo(f"revoked {name}")
     if len(before) == 1 and not config.auth.is_closed:
-        click.echo("That was the last token: a daemon that is started now needs none, as before the first.", err=True)
+        say("that was the last token: from its next start on the daemon answers whoever shows none")
     _tell(config)
     return 0
 
@@ -209,7 +209,7 @@ def _new_secret() -> str:
 
 
 def _show(secret: str) -> None:
-    click.echo(ONCE, err=True)
+    say(ONCE)
     click.echo(secret)
 
 
@@ -222,7 +222,7 @@ def _tell(config: Config) -> bool:
     try:
         daemon.ask(reload_tokens, body={})
     except RightMissing:  # so it needs tokens already, and looks at the list by itself
-        click.echo("The running daemon takes this up within a second.", err=True)
+        say("the running daemon takes this up within a second")
         return False
     except (DaemonError, BadQuestion) as error:
         raise DaemonError(f"this is kept, but the running daemon does not follow yet: {error}") from None

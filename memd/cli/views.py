@@ -61,9 +61,8 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
         order = "              in the reranker's order" if is_reranked and not explain else ""
         shown.insert(0, Text(f"score  {'id':{widths[0]}}  {'topic':{widths[1]}}  said{verdict}{order}", "dim"))
     if not answer.chunks:
-        chosen = ", of what was chosen," if given - {"q", "topic", "as_of", "limit"} else ""
-        where = "found" if answer.note is not None else f"stored{chosen}"
-        shown.append(f"Nothing is {where} that has to do with it.")
+        where = "of what was chosen" if given - {"q", "topic", "as_of", "limit"} else "that is stored"
+        shown.append(f"Nothing {where if answer.note is None else 'that is found'} has to do with it.")
     elif not answer.tokens:
         shown.append("Nothing would be shown to the model; --explain shows the candidates and why.")
     else:
