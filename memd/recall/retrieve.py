@@ -21,7 +21,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -153,7 +152,7 @@ class Retriever:
         """
         Args:
             dates: whether the block shows days (`injection.dates`).
-            count: the raw tokens of a text; called from several threads.
+            count: the raw tokens of a text, with a cache; called from several threads.
             now_us: microseconds since the epoch, for the day that is today.
         """
         self._encoder = encoder
@@ -161,7 +160,7 @@ class Retriever:
         self._dates, self._now_us = dates, now_us
         self.reranker: Reranker | None = None
         """Puts the best candidates into its order."""
-        self._tokens_of = lru_cache(maxsize=4096)(count)
+        self._tokens_of = count
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
         self._loads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-load")
         self._words = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-words", initializer=yield_to_others)
