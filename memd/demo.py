@@ -214,9 +214,9 @@ class ChatClient:
             if not response.ok:
                 said = " ".join((await response.text()).split())[:REFUSAL_CHARACTERS]
                 raise NotShown(f"the model refuses {text!r} ({response.status}): {said}")
-            told = await response.json(content_type=None)
+            reply = await response.json(content_type=None)
             answer = ChatAnswer(
-                text=told["choices"][0]["message"]["content"] or "",
+                text=reply["choices"][0]["message"]["content"] or "",
                 status=response.headers.get("X-Memory-Status", ""),
                 recall_ms=_recall_ms(response.headers.get("Server-Timing", "")),
             )
@@ -494,8 +494,8 @@ class _Stage(msgspec.Struct):
                 known[mode] += question.expects.casefold() in answer.text.casefold()
                 asked = question.text if mode == "full" else f"{question.text} (memory off)"
                 self._show_answer(question._replace(text=asked), answer._replace(text=_excerpt(answer.text)))
-        told = f"Of {len(questions)} questions it answered {known['off']} without memory and {known['full']} with it."
-        self._show_event(f"[/] {told}", below=1)
+        result = f"Of {len(questions)} questions it answered {known['off']} without memory and {known['full']} with it."
+        self._show_event(f"[/] {result}", below=1)
 
     async def your_turn(self, page: str, stay: bool) -> None:
         """Let the reader ask, at a terminal until an empty line; with `stay` without one until Ctrl-C."""

@@ -102,19 +102,19 @@ def memory_words(status: str, shown: int, *, is_kept: bool, http_status: int | N
         is_kept: whether what was said is stored.
         http_status: of the answer; None: there was none.
     """
-    told = ["no answer" if http_status is None else f"HTTP {http_status}"] if http_status != 200 else []
-    told += [status.replace(":", ": ")] if status not in ("none", "injected") else []
-    told += [counted(shown, "memory")] if shown else []
+    words = ["no answer" if http_status is None else f"HTTP {http_status}"] if http_status != 200 else []
+    words += [status.replace(":", ": ")] if status not in ("none", "injected") else []
+    words += [counted(shown, "memory")] if shown else []
     is_well = http_status == 200 and status in ("none", "injected")
-    return [*told, "stored"] if is_kept and is_well else told or ["no memory"]
+    return [*words, "stored"] if is_kept and is_well else words or ["no memory"]
 
 
 def not_english(language: str) -> tuple[str, str]:
     """Say that the bundled model does not know a language in which most of what is stored is, and what to do."""
-    told = (
+    words = (
         f"most of what was said last is in {language}, and the bundled model knows English: by meaning it finds little"
     )
-    return told, "run `memd model add multilingual`, set embedding.model: multilingual, and run `memd reembed`"
+    return words, "run `memd model add multilingual`, set embedding.model: multilingual, and run `memd reembed`"
 
 
 def instructing_words(signs: Sequence[str]) -> str:

@@ -245,7 +245,7 @@ def test_what_waits_for_days_has_the_time_of_its_arrival(make_daemon: MakeDaemon
     ],
 )
 def test_times_are_read_as_programs_write_them(members: dict[str, Any]) -> None:
-    assert Dating().told_time(members) == NOON
+    assert Dating().time_of(members) == NOON
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_times_are_read_as_programs_write_them(members: dict[str, Any]) -> None:
 )
 def test_what_is_no_time_or_later_than_now_dates_nothing_and_is_counted(value: object) -> None:
     dating = Dating(NOON)
-    assert dating.told_time({"timestamp": value}) is None
+    assert dating.time_of({"timestamp": value}) is None
     assert dating.refused == 1
 
 

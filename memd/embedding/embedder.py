@@ -98,8 +98,8 @@ class Prefixes(NamedTuple):
         """The fingerprint of a model with these prefixes; `without` is that of the model alone."""
         if self == NO_PREFIXES:
             return without
-        told = "\0".join([without, *self])
-        return hashlib.sha256(told.encode()).hexdigest()[:32]
+        identity = "\0".join([without, *self])
+        return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
 NO_PREFIXES = Prefixes()

@@ -121,8 +121,8 @@ class HttpEmbedder(Embedder):
 
     def _fingerprint(self, dimension: int) -> str:
         """Not of the address: the same model elsewhere has the same vectors."""
-        told = "\0".join(["http", self._settings.name, str(dimension), *self._prefixes])
-        return hashlib.sha256(told.encode("utf-8", _LONE)).hexdigest()[:32]
+        identity = "\0".join(["http", self._settings.name, str(dimension), *self._prefixes])
+        return hashlib.sha256(identity.encode("utf-8", _LONE)).hexdigest()[:32]
 
     def _patiently(self, texts: Sequence[str]) -> NDArray[np.float32]:
         seconds = BATCH_SECONDS_MAX
@@ -191,11 +191,11 @@ class HttpEmbedder(Embedder):
                 status, f"{self._server.shown} answers {status} to {route}: {self._server.said(answer)}"
             )
         try:
-            told = json.loads(answer)
+            found = json.loads(answer)
             if is_ollama:
-                rows = told["embeddings"]
+                rows = found["embeddings"]
             else:
-                rows = [one["embedding"] for one in sorted(told["data"], key=lambda one: int(one["index"]))]
+                rows = [one["embedding"] for one in sorted(found["data"], key=lambda one: int(one["index"]))]
             with np.errstate(over="ignore"):  # what is out of range is no number below
                 vectors = np.array(rows, np.float32)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

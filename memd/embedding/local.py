@@ -194,7 +194,7 @@ def load_folder(settings: EmbeddingSettings, folder: Path) -> PiecewiseEmbedder:
     cannot be used."""
     files = ModelFiles(settings, folder)
     try:
-        model = _Model(folder, files.graph, files.told, settings.threads)
+        model = _Model(folder, files.graph, files.usage, settings.threads)
         read = model.tokenizer, model.words_max, model.embed_piece
         return PiecewiseEmbedder(settings.model, files.of_files_alone, *read, files.prefixes)
     except Exception as error:  # neither onnxruntime's errors nor those of the tokenizers share a class below Exception
@@ -213,10 +213,10 @@ class ModelFiles:
             raise EmbeddingError(
                 f"{folder} has no tokenizer.json; copy it from where the model in {graph.name} comes from"
             )
-        self.told = _Told(folder)
+        self.usage = _Usage(folder)
         data = [graph.with_name(f"{graph.name}{ending}") for ending in ("_data", ".data")]
-        paths = [graph, folder / "tokenizer.json", *(path for path in data if path.is_file()), *self.told.files]
-        self.prefixes = prefixes_of(settings, self.told.name, self.told.prefixes)
+        paths = [graph, folder / "tokenizer.json", *(path for path in data if path.is_file()), *self.usage.files]
+        self.prefixes = prefixes_of(settings, self.usage.name, self.usage.prefixes)
         try:
             self.of_files_alone = fingerprint_of(folder, [str(path.relative_to(folder)) for path in paths])
         except OSError as error:
@@ -228,7 +228,7 @@ class ModelFiles:
         return self.prefixes.fingerprint(self.of_files_alone)
 
 
-class _Told:
+class _Usage:
     """The use of a model as the files beside it tell it; what they do not say has the usual value."""
 
     def __init__(self, folder: Path) -> None:
@@ -253,10 +253,10 @@ class _Told:
 class _Model:
     """From a piece of a text to its vector."""
 
-    def __init__(self, folder: Path, graph: Path, told: _Told, threads: int) -> None:
+    def __init__(self, folder: Path, graph: Path, usage: _Usage, threads: int) -> None:
         self.tokenizer = tokenizer_in(folder)
-        self.words_max = told.tokens_max - self.tokenizer.num_special_tokens_to_add(False)
-        self._takes_first = told.takes_first
+        self.words_max = usage.tokens_max - self.tokenizer.num_special_tokens_to_add(False)
+        self._takes_first = usage.takes_first
         from onnxruntime import InferenceSession, SessionOptions  # here: it takes 30 MB, and the fingerprint needs none
 
         options = SessionOptions()

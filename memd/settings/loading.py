@@ -187,14 +187,14 @@ def _item(at: str, item: Any, kind: type[Item]) -> Item:
     try:
         return msgspec.convert(item, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        told, _, place = str(error).partition(" - at `$")
+        problem, _, place = str(error).partition(" - at `$")
     allowed = _MEMBERS[kind]
     member, _, index = place.strip("`").lstrip(".").partition("[")
-    named = told.rpartition("field ")[2].strip("`")[:60]
-    if "unknown field" in told:
+    named = problem.rpartition("field ")[2].strip("`")[:60]
+    if "unknown field" in problem:
         hint = "; a token itself has no place here, its SHA-256 has" if named == "token" else ""
         raise ConfigError(f"{at}: there is no setting `{named}`; there are {', '.join(allowed)}{hint}")
-    if "missing required field" in told:
+    if "missing required field" in problem:
         raise ConfigError(f"{at}: it has no {named}; give {allowed[named]}")
     if member not in allowed:
         raise ConfigError(f"{at}: it is not what it should be; give its {', '.join(allowed)}")
@@ -668,8 +668,8 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         if config.backup.is_on:
             yield "backup.bucket", "backs up a folder, and with cluster.database that is a copy: back up the database"
     if not config.auth.is_closed and not model.is_this_machine(config.listen.host):
-        wanted = "set auth.token (tokens of `memd token` are not enough: the last may be revoked), or use 127.0.0.1"
-        yield "listen.host", f"is {config.listen.host!r}, which others can reach: {wanted}"
+        remedy = "set auth.token (tokens of `memd token` are not enough: the last may be revoked), or use 127.0.0.1"
+        yield "listen.host", f"is {config.listen.host!r}, which others can reach: {remedy}"
     for number, problem in token_problems(config.auth.tokens, config.auth.token):
         yield "auth.tokens", f"(item {number + 1}): {problem}"
     if config.admin.port == config.listen.port != 0:

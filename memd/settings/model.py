@@ -451,8 +451,8 @@ def token_changes(before: AuthSettings, now: AuthSettings) -> str:
     added, gone = new.keys() - old.keys(), old.keys() - new.keys()
     if bool(before.token) != bool(now.token):
         (added if now.token else gone).add(OWNER_NAME)
-    told = (("added", added), ("gone", gone), ("changed", changed))
-    return "; ".join(f"{word}: {', '.join(sorted(names))}" for word, names in told if names)
+    groups = (("added", added), ("gone", gone), ("changed", changed))
+    return "; ".join(f"{word}: {', '.join(sorted(names))}" for word, names in groups if names)
 
 
 def _held(one: TokenSettings) -> tuple[object, ...]:

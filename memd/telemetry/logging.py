@@ -142,11 +142,11 @@ class TerminalLines(ConsoleLines):
         one = vars(record)
         if record.name != OWN or record.msg != "answered":
             return super().format(record)
-        told = memory_words(one["status"], one["injected"], is_kept=one["stored"], http_status=one["http_status"])
+        words = memory_words(one["status"], one["injected"], is_kept=one["stored"], http_status=one["http_status"])
         spent = sum(one.get(f"{step}_ms") or 0.0 for step in MEMORY_STEPS)
         asked = " ".join(str(getattr(one.get("asked"), "text", "")).split())
         said = f'  "{asked}"' if asked else ""
-        line = f"{self.formatTime(record)}  {one['topic'] or '-'}  {told[0]} ({spent:.0f} ms){said}"
+        line = f"{self.formatTime(record)}  {one['topic'] or '-'}  {words[0]} ({spent:.0f} ms){said}"
         line, width = _in_one_line(self._redact(line)), shutil.get_terminal_size().columns
         return line if len(line) <= width else f'{line[: width - 2]}…"'
 

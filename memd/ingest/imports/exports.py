@@ -57,7 +57,7 @@ class Dating:
         self.refused = 0
         """Messages and conversations whose time was no time, in the future or before 1980."""
 
-    def told_time(self, members: Mapping[str, Any]) -> int | None:
+    def time_of(self, members: Mapping[str, Any]) -> int | None:
         """The time in microseconds since the epoch that an object of JSON gives for itself; None if it gives none."""
         return self.first_time(_plain(members[name]) for name in _NAMES if name in members)
 
@@ -300,8 +300,8 @@ FORMATS = msgspec.convert(words_of("exports")["formats"], tuple[Export, ...])
 """The first that fits is taken."""
 
 
-def _is_there(members: Members, told: str) -> bool:
-    name, _, begin = told.partition(":")
+def _is_there(members: Members, member: str) -> bool:
+    name, _, begin = member.partition(":")
     if name.startswith("!"):
         return name[1:] not in members
     return name in members and bytes(members[name]).startswith(begin.encode())
@@ -313,13 +313,13 @@ def thread_in(export: Export, item: bytes, dating: Dating) -> Thread:
     listed = next(_at(members, export.messages), None)
     if listed is None:
         raise BadImport(f"it has no messages: there is no {export.messages.replace('|', ', nor ')} in it")
-    begun = dating.told_time(members)
+    begun = dating.time_of(members)
     if begun is None and isinstance(framed := _value(members, export.frame), dict):
-        begun = dating.told_time(framed)
+        begun = dating.time_of(framed)
     elements: Iterable[tuple[str, Raw]]
     elements = (("", raw) for raw in LIST.decode(listed)) if is_list(listed) else OBJECT.decode(listed).items()
     return thread_of_elements(
-        export, elements, dating, _told(members, export.id), _told(members, export.leaf) or None, begun
+        export, elements, dating, _text_at(members, export.id), _text_at(members, export.leaf) or None, begun
     )
 
 
@@ -362,9 +362,9 @@ def thread_of_elements(
 
 
 def _messages(export: Export, members: Members, raw: Raw, dating: Dating) -> list[Message]:
-    at, role = dating.told_time(members), _role(export, _value(members, export.role))
-    text, told = _told(members, export.text), _value(members, export.blocks)
-    blocks = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    at, role = dating.time_of(members), _role(export, _value(members, export.role))
+    text, listed = _text_at(members, export.text), _value(members, export.blocks)
+    blocks = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     if (read := _READ.get(export.name)) is not None:
         messages = read(members, raw, role)
     elif role != "assistant":
@@ -379,13 +379,13 @@ def _messages(export: Export, members: Members, raw: Raw, dating: Dating) -> lis
     return dated(messages, at)
 
 
-def _role(export: Export, told: Any) -> str:
+def _role(export: Export, value: Any) -> str:
     known = None
-    if isinstance(told, str | bool | None):
-        name = "true" if told is True else text_or_empty(told)
+    if isinstance(value, str | bool | None):
+        name = "true" if value is True else text_or_empty(value)
         known = name if export.roles is None else export.roles.get(name, export.roles.get("*"))
     if known is None:
-        raise BadImport(f"nobody knows who {str(told)[:60]!r} is")
+        raise BadImport(f"nobody knows who {str(value)[:60]!r} is")
     return known
 
 
@@ -394,7 +394,7 @@ def _kind(export: Export, block: dict[str, Any]) -> AnswerPart:
 
 
 def _parts(block: dict[str, Any], kind: AnswerPart) -> Iterator[str | ToolCall | Message]:
-    call_id, holder = _told(block, kind.id), kind.call.rpartition(".")[0]
+    call_id, holder = _text_at(block, kind.id), kind.call.rpartition(".")[0]
     if kind.say:
         yield _text(block.get(kind.say))
     if kind.show:
@@ -402,10 +402,10 @@ def _parts(block: dict[str, Any], kind: AnswerPart) -> Iterator[str | ToolCall |
     if kind.call and (not holder or isinstance(block.get(holder), dict)):
         arguments = next(_at(block, kind.arguments), None)
         written = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-        yield ToolCall(call_id, _told(block, kind.call), written)
+        yield ToolCall(call_id, _text_at(block, kind.call), written)
     if kind.result:
         result = _text(next(_at(block, kind.result), None))
-        yield Message("tool", result, tool_call_id=call_id, name=_told(block, kind.name))
+        yield Message("tool", result, tool_call_id=call_id, name=_text_at(block, kind.name))
 
 
 def _text(value: Any) -> str:
@@ -425,7 +425,7 @@ def _attached(members: Members, paths: str, name: str, text: str = "") -> list[s
         for one in files if isinstance(files, list) else ():
             if isinstance(one, dict):
                 words = named("image" if one.get("type") == "image" else "file", one.get(name))
-                found[words, with_line_feeds(_told(one, text)).strip()] = None
+                found[words, with_line_feeds(_text_at(one, text)).strip()] = None
     with_text = {words for words, content in found if content}
     return [f"{words}\n{content}".strip() for words, content in found if content or words not in with_text]
 
@@ -453,7 +453,7 @@ def _value(members: Members, paths: str) -> Any:
     return next((one for one in map(_plain, _at(members, paths)) if one != ""), None)
 
 
-def _told(members: Members, paths: str) -> str:
+def _text_at(members: Members, paths: str) -> str:
     return text_or_empty(_value(members, paths))
 
 
@@ -478,18 +478,18 @@ def _of_chatgpt(members: Members, _: Raw, role: str) -> list[Message]:
     if not role or not isinstance(content, dict):
         raise BadImport("it has no author, or no content")
     is_hidden = _value(members, "metadata.is_visually_hidden_from_conversation")
-    if role == "system" or _told(content, "content_type") in _THOUGHTS or is_hidden:
+    if role == "system" or _text_at(content, "content_type") in _THOUGHTS or is_hidden:
         return []
     parts = content.get("parts")
     if isinstance(parts, list):
         text = _CITATIONS.sub("", "\n".join(filter(None, map(_part_of_chatgpt, parts))))
     else:
-        text = _told(content, "text|result")
+        text = _text_at(content, "text|result")
     text = with_attachments(text, _attached(members, "metadata.attachments", "name")).strip()
-    recipient = _told(members, "recipient")
+    recipient = _text_at(members, "recipient")
     if text and role == "assistant" and recipient not in ("", "all"):
         return [Message(role, "", (ToolCall("", recipient, text),))]
-    name = _told(members, "author.name") if role == "tool" else ""
+    name = _text_at(members, "author.name") if role == "tool" else ""
     return [Message(role, text, name=name)] if text else []
 
 
@@ -501,7 +501,7 @@ def _part_of_chatgpt(part: Any) -> str:
 
 
 def _of_sharegpt(members: Members, _: Raw, role: str) -> list[Message]:
-    value = _told(members, "value")
+    value = _text_at(members, "value")
     if role == "call" and value.strip():
         call = OBJECT.decode(value)
         arguments = bytes(call.get("arguments", b"{}")).decode()
@@ -520,11 +520,11 @@ def _details(text: str) -> Iterator[str | ToolCall | Message]:
     for found in _DETAILS.finditer(text):
         yield text[done : found.start()].strip()
         done = found.end()
-        told = {name: html.unescape(value) for name, value in _ATTRIBUTE.findall(found[2])}
-        if found[1] == "tool_calls" and "name" in told:
-            call_id = told.get("id", "")
-            yield ToolCall(call_id, told["name"], _unquoted(told.get("arguments", "")))
-            yield Message("tool", _unquoted(told.get("result", "")), tool_call_id=call_id)
+        attributes = {name: html.unescape(value) for name, value in _ATTRIBUTE.findall(found[2])}
+        if found[1] == "tool_calls" and "name" in attributes:
+            call_id = attributes.get("id", "")
+            yield ToolCall(call_id, attributes["name"], _unquoted(attributes.get("arguments", "")))
+            yield Message("tool", _unquoted(attributes.get("result", "")), tool_call_id=call_id)
     yield text[done:].strip()
 
 
@@ -573,15 +573,15 @@ class ClaudeCodeSession:
     def add(self, line: bytes) -> None:
         """Take a line. Raises BadImport, BadRequestBody, UNREADABLE: it is none."""
         event = OBJECT.decode(line)
-        self._id = self._id or "/".join(filter(None, (_told(event, "sessionId"), _told(event, "agentId"))))
-        self._folder = self._folder or _told(event, "cwd")
-        parent = self._keys.get(_told(event, "parentUuid|logicalParentUuid"))
+        self._id = self._id or "/".join(filter(None, (_text_at(event, "sessionId"), _text_at(event, "agentId"))))
+        self._folder = self._folder or _text_at(event, "cwd")
+        parent = self._keys.get(_text_at(event, "parentUuid|logicalParentUuid"))
         key = None
         try:
-            if _told(event, "type") in ("user", "assistant") and not _is_own(event):
+            if _text_at(event, "type") in ("user", "assistant") and not _is_own(event):
                 key = self._placed(event, parent)
         finally:
-            if uuid := _told(event, "uuid"):
+            if uuid := _text_at(event, "uuid"):
                 self._keys[uuid] = key or parent
         if key is not None and not _value(event, "isSidechain"):
             self._leaf = key
@@ -607,8 +607,8 @@ class ClaudeCodeSession:
             blocks = [Raw(bytes(block)) for block in LIST.decode(content)]
         else:
             blocks = [Raw(msgspec.json.encode({"type": "text", "text": content}))]
-        own_id = _told(event, "uuid") or f"line {len(self._elements)}"
-        if _told(event, "type") == "assistant":
+        own_id = _text_at(event, "uuid") or f"line {len(self._elements)}"
+        if _text_at(event, "type") == "assistant":
             key = _id(event, "message.id") or own_id
             self._elements.setdefault(key, _Element(key, parent, said_at=at)).blocks += blocks
             return key
@@ -628,7 +628,7 @@ class ClaudeCodeSession:
 
 def _is_own(event: Members) -> bool:
     """Whether Claude Code wrote a message by itself."""
-    if any(_value(event, name) for name in _OWN) or _told(event, "message.model") == "<synthetic>":
+    if any(_value(event, name) for name in _OWN) or _text_at(event, "message.model") == "<synthetic>":
         return True
     content = next(_at(event, "message.content"), Raw())
     return is_string(content) and TEXT.decode(content).lstrip().startswith(_OWN_WORDS)
@@ -657,16 +657,17 @@ class CodexSession:
     def add(self, line: bytes) -> None:
         """Take a line. Raises UNREADABLE: it is none."""
         event = OBJECT.decode(line)
-        kind, item = _told(event, "type"), event.get("payload")
+        kind, item = _text_at(event, "type"), event.get("payload")
         if kind == "session_meta" and item is not None:
-            self._id, self._folder = self._id or _told(event, "payload.id"), self._folder or _told(event, "payload.cwd")
+            self._id = self._id or _text_at(event, "payload.id")
+            self._folder = self._folder or _text_at(event, "payload.cwd")
             return
         if not kind:
-            self._id = self._id or _told(event, "id")
+            self._id = self._id or _text_at(event, "id")
         elif item is not None and kind != "response_item":
             return
         item = Raw(line) if item is None else item
-        if _told(OBJECT.decode(item), "type") in _ITEMS:
+        if _text_at(OBJECT.decode(item), "type") in _ITEMS:
             self._items.append((Raw(bytes(item)), self._dating.first_time([_value(event, "timestamp")])))
 
     def thread(self) -> Thread:

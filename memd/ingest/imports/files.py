@@ -237,8 +237,8 @@ class Found(msgspec.Struct, frozen=True):
     """The file itself is damaged, whatever stood in it."""
 
 
-def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) -> Iterator[Found]:
-    """Read the values of one file. `wanted`: the name of the only format that is read."""
+def found_in(values: Iterable[Item], dating: Dating, only: str | None = None) -> Iterator[Found]:
+    """Read the values of one file. `only`: the name of the only format that is read."""
     sessions: dict[str, ClaudeCodeSession | CodexSession] = {}
     messages: list[Item] = []  # that stand by themselves, all of one array, or all lines
     strange: list[Found] = []  # the values in front of the first that is of a conversation
@@ -249,9 +249,9 @@ def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) 
             messages = []
         try:
             item, members = _members(item)
-            export = _export_of(members, wanted)
+            export = _export_of(members, only)
             if not (export or sessions):
-                raise BadImport(_no_conversation(members, wanted))
+                raise BadImport(_no_conversation(members, only))
         except (*UNREADABLE, BadImport) as error:
             found = Found(item.place, problem=str(error), is_broken=bool(item.problem))
             strange += [] if is_known else [found]
@@ -295,8 +295,8 @@ def found_in(values: Iterable[Item], dating: Dating, wanted: str | None = None) 
             yield Found("session", problem=str(error))
 
 
-def _export_of(members: Mapping[str, Raw], wanted: str | None = None) -> Export | None:
-    return next((one for one in FORMATS if wanted in (None, one.name) and one.fits(members)), None)
+def _export_of(members: Mapping[str, Raw], only: str | None = None) -> Export | None:
+    return next((one for one in FORMATS if only in (None, one.name) and one.fits(members)), None)
 
 
 def _members(item: Item) -> tuple[Item, dict[str, Raw]]:
@@ -312,9 +312,9 @@ def _members(item: Item) -> tuple[Item, dict[str, Raw]]:
         raise BadImport(f"it is no JSON object: {error}") from None
 
 
-def _no_conversation(members: Mapping[str, Raw], wanted: str | None) -> str:
+def _no_conversation(members: Mapping[str, Raw], only: str | None) -> str:
     has = ", ".join(name[:40] for name in list(members)[:6]) or "none at all"
-    return f"it is not {'a conversation' if wanted is None else f'of {TITLES[wanted]}'}; its members are {has}"
+    return f"it is not {'a conversation' if only is None else f'of {TITLES[only]}'}; its members are {has}"
 
 
 def _conversation_of(messages: Sequence[Item], dating: Dating) -> Iterator[Found]:
@@ -408,9 +408,9 @@ def left_out_of(packed: Path) -> list[str]:
 def _parted(archive: zipfile.ZipFile) -> tuple[list[zipfile.ZipInfo], list[zipfile.ZipInfo]]:
     """The files of a zip that may have conversations, and its others."""
     listed = [one for one in archive.infolist() if not one.is_dir()]
-    wanted = _IN_ZIP if any(_IN_ZIP.fullmatch(one.filename) for one in listed) else _ANY_JSON
-    chosen = [one for one in listed if wanted.fullmatch(one.filename)]
-    return chosen, [one for one in listed if not wanted.fullmatch(one.filename)]
+    pattern = _IN_ZIP if any(_IN_ZIP.fullmatch(one.filename) for one in listed) else _ANY_JSON
+    chosen = [one for one in listed if pattern.fullmatch(one.filename)]
+    return chosen, [one for one in listed if not pattern.fullmatch(one.filename)]
 
 
 def is_unpacked_export(folder: Path, name: str, program: str) -> bool:
@@ -420,7 +420,7 @@ def is_unpacked_export(folder: Path, name: str, program: str) -> bool:
 
 
 def read(
-    file: ImportedFile, dating: Dating, wanted: str | None, advanced: Callable[[int], None]
+    file: ImportedFile, dating: Dating, only: str | None, advanced: Callable[[int], None]
 ) -> Iterator[tuple[str, Found]]:
     """Read one file; yields the name of what was found, which is longer in a zip, and that. `advanced`: is called with
     the number of bytes that were read. Raises OSError: it cannot be read."""
@@ -429,14 +429,14 @@ def read(
         first = next(blocks, b"")
         is_zip = file.path.suffix.lower() == ".zip" and not _BEGINNING.match(first)
         if (is_zip or first.startswith(_ZIP_MAGIC)) and file.path != STANDARD_INPUT:
-            yield from _in_zip(file, opened, dating, wanted, advanced)
+            yield from _in_zip(file, opened, dating, only, advanced)
             return
         whole, folder = chain([first], blocks), file.path.absolute().parent
-        yield from ((file.name, found) for found in _found(whole, folder, dating, wanted))
+        yield from ((file.name, found) for found in _found(whole, folder, dating, only))
 
 
 def _in_zip(
-    file: ImportedFile, opened: IO[bytes], dating: Dating, wanted: str | None, advanced: Callable[[int], None]
+    file: ImportedFile, opened: IO[bytes], dating: Dating, only: str | None, advanced: Callable[[int], None]
 ) -> Iterator[tuple[str, Found]]:
     try:
         with zipfile.ZipFile(opened) as archive:
@@ -448,7 +448,7 @@ def _in_zip(
                 name = f"{file.name}: {member.filename}"
                 try:
                     with archive.open(member) as inner:
-                        for found in _found(_blocks(inner, lambda _: None), Path(), dating, wanted):
+                        for found in _found(_blocks(inner, lambda _: None), Path(), dating, only):
                             yield name, found
                 except (*_BROKEN, OSError) as error:  # bz2 says the latter
                     yield name, Found("the file", problem=f"it cannot be unpacked: {error}", is_broken=True)
@@ -457,18 +457,18 @@ def _in_zip(
         yield file.name, Found("the file", problem=f"it is no whole zip: {error}", is_broken=True)
 
 
-def _found(blocks: Iterator[bytes], folder: Path, dating: Dating, wanted: str | None) -> Iterator[Found]:
+def _found(blocks: Iterator[bytes], folder: Path, dating: Dating, only: str | None) -> Iterator[Found]:
     head = next(blocks, b"")
     whole = chain([head], blocks)
     is_aider = head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(AIDER_STARTED.encode())
-    if wanted == AIDER or (wanted is None and is_aider):
+    if only == AIDER or (only is None and is_aider):
         try:
             for thread in aider_threads(bounded_lines(whole, ITEM_BYTES_MAX), str(folder), dating):
                 yield Found(thread.id, thread)
         except BadImport as error:
             yield Found("the file", problem=str(error))
         return
-    yield from found_in(items(whole), dating, wanted)
+    yield from found_in(items(whole), dating, only)
 
 
 def _blocks(opened: IO[bytes], advanced: Callable[[int], None]) -> Iterator[bytes]:

@@ -129,8 +129,8 @@ def part_drafts(
     drafts = drafter.drafts(topic, runs, source=part.source, is_apart=is_apart)
     known = len(messages) - len({one.digest for run in runs for one in run} - {previous})
     redacted = redactor.marks([draft.content for draft in drafts])
-    told = tuple(digest.hex() for digest in (*[previous] * leading, *digests))
-    return drafts, PartTaken(told, len(drafts), known, dict(redacted))
+    answered = tuple(digest.hex() for digest in (*[previous] * leading, *digests))
+    return drafts, PartTaken(answered, len(drafts), known, dict(redacted))
 
 
 def line_drafts(
@@ -300,8 +300,8 @@ class Sending:
                 None if before == NO_PARENT else digests[before],
                 _question(thread, part.start),
             )
-            told = self._post("/memd/import/messages", {"topic_id": topic, "part": given})
-            taken = msgspec.json.decode(told, type=PartTaken)
+            answer = self._post("/memd/import/messages", {"topic_id": topic, "part": given})
+            taken = msgspec.json.decode(answer, type=PartTaken)
             digests += taken.digests
             self.counts.chunks += taken.chunks
             self.counts.messages_known += taken.known

@@ -490,8 +490,8 @@ def _of_page(text: str, begun: list[tuple[int, str]], above: Headings, page: int
     plain = [_plain(line) for line in lines]
     done = 0
     for level, title in begun:
-        wanted = _plain(title)
-        at = next((at for at in range(done, len(lines)) if plain[at] == wanted), None)
+        heading = _plain(title)
+        at = next((at for at in range(done, len(lines)) if plain[at] == heading), None)
         if at is not None:
             yield from _section(lines[done:at], above, page)
             done = at + 1

@@ -261,7 +261,7 @@ class DocumentTaker:
             drafts = with_vectors(allowed_drafts(), vectors)
             return with_vectors(drafts, self._embedded(without_vectors(drafts)))  # what has changed here meanwhile
 
-        return _told(await self._archiver.append_drafts(topic, lambda _: made()), source)
+        return _taken(await self._archiver.append_drafts(topic, lambda _: made()), source)
 
     async def remove(
         self,
@@ -284,7 +284,7 @@ class DocumentTaker:
             return drafts
 
         entries = await self._archiver.append_drafts(topic, lambda _: made())
-        return _told(entries, sources[0] if sources else "")
+        return _taken(entries, sources[0] if sources else "")
 
     def stop(self) -> None:
         """Take nothing more: a document that is being embedded is given up."""
@@ -299,7 +299,7 @@ class DocumentTaker:
         return {text: vector.astype("<f4").tobytes() for text, vector in zip(texts, vectors, strict=True)}
 
 
-def _told(entries: Sequence[Entry], source: str) -> TakenDocument:
+def _taken(entries: Sequence[Entry], source: str) -> TakenDocument:
     gone = sum(entry.status is Status.DEPRECATED for entry in entries)
     return TakenDocument(len(entries) - gone, gone, source)
 

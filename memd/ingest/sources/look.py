@@ -187,9 +187,9 @@ class Exclusions:
             return True
         parts = below.split("/") if self._components else []
         return any(
-            all(map(fnmatch.fnmatchcase, parts[start : start + len(wanted)], wanted))
-            for wanted in self._components
-            for start in range(len(parts) - len(wanted) + 1)
+            all(map(fnmatch.fnmatchcase, parts[start : start + len(excluded)], excluded))
+            for excluded in self._components
+            for start in range(len(parts) - len(excluded) + 1)
         )
 
 
@@ -383,13 +383,13 @@ def look(
     source: Source,
     keeper: Keeper,
     seen: dict[str, Seen],
-    told: Look,
+    progress: Look,
     *,
     force: bool = False,
     step: Callable[[], None] = lambda: None,
 ) -> None:
     """Look at a source once, and make the documents those that it has. `seen`: the files by their paths below the root,
-    as they were read last; brought up to date. `told`: counts what is done, as it is done. `force`: read every file
+    as they were read last; brought up to date. `progress`: counts what is done, as it is done. `force`: read every file
     again, also those that have not changed. `step`: called before each file; what it raises ends the look. Raises
     BadSource: the source cannot be looked at, and nothing was taken out; MemdError: the keeper failed."""
     try:
@@ -402,18 +402,18 @@ def look(
     if len(files) > FILES_MAX:
         raise BadSource(f"{source.path}: has more than {FILES_MAX:,} files; exclude some, or name its subfolders")
     documents = keeper.known()
-    told.name, digits = _place(source, root, documents)
-    own = {one.source: one for one in documents if one.root in (digits, "") and is_below(one.source, told.name)}
+    progress.name, digits = _place(source, root, documents)
+    own = {one.source: one for one in documents if one.root in (digits, "") and is_below(one.source, progress.name)}
     if own and not files:
         raise BadSource(
             f"{source.path}: has no file any more that can be read, but {counted(len(own), 'document')} from before, "
-            f"which stay: is its disk mounted? If they are to go: memd sources --remove {told.name}"
+            f"which stay: is its disk mounted? If they are to go: memd sources --remove {progress.name}"
         )
-    told.files = len(files)
-    told.problems += [(_source(told.name, below), reason) for below, reason in walk.unread]
+    progress.files = len(files)
+    progress.problems += [(_source(progress.name, below), reason) for below, reason in walk.unread]
     before_now = (seen.get(file.below) for file in files)
     present = {one.kept_as for one in before_now if one is not None}  # where it is redacted
-    present |= {_source(told.name, file.below) for file in files}
+    present |= {_source(progress.name, file.below) for file in files}
     # The documents that have no file any more: one of those may be what a new file was called.
     missing = {name: one for name, one in own.items() if name not in present}
     formers = {one.hash: name for name, one in missing.items()}
@@ -435,7 +435,7 @@ def look(
             return Seen(NO_STAMP, "", named, str(error))
         known, former = own.get(named), None
         if known is not None and known.hash == digest and not force:
-            told.unchanged += 1
+            progress.unchanged += 1
             return Seen(stamp, digest, named)
         if known is None:
             by_itself = alone.get(root_digits(file.path))
@@ -456,8 +456,8 @@ def look(
             return Seen(stamp, digest, "", "its name is no text")
         except (BadDocument, BadQuestion) as error:
             return Seen(stamp, digest, named, str(error))
-        told.count(done)
-        told.unchanged += not (done.written or done.taken_out)
+        progress.count(done)
+        progress.unchanged += not (done.written or done.taken_out)
         if former is not None:
             formers.pop(digest, None)
             missing.pop(former, None)
@@ -465,35 +465,35 @@ def look(
 
     def visit(file: FoundFile, reader: FileReader) -> None:
         """Hand a file over if it changed."""
-        named, before = _source(told.name, file.below), seen.get(file.below)
+        named, before = _source(progress.name, file.below), seen.get(file.below)
         try:
             if before is None or force or not is_as_it_was(file, before):
                 before = seen[file.below] = taken(file, named, reader)
             else:
-                told.unchanged += not before.problem
+                progress.unchanged += not before.problem
         except FileNotFoundError:  # since it was listed
             seen.pop(file.below, None)
             if named in own:
                 missing[named] = own[named]
             return
         except OSError as error:
-            told.problems.append((named, f"it cannot be read ({error.strerror or error})"))
+            progress.problems.append((named, f"it cannot be read ({error.strerror or error})"))
             return
         if before.problem:
-            told.problems.append((named, before.problem))
+            progress.problems.append((named, before.problem))
         missing.pop(before.kept_as, None)
 
     with FileReader() as reader:
         for file in files:
             step()
             visit(file, reader)
-            told.done += 1
+            progress.done += 1
     for below in seen.keys() - {file.below for file in files}:
         del seen[below]
-    unread = [_source(told.name, below) for below, _ in walk.unread]
+    unread = [_source(progress.name, below) for below, _ in walk.unread]
     gone = [name for name in missing if not any(is_below(name, folder) for folder in unread)]
     for start in range(0, len(gone), REMOVED_AT_ONCE):
-        told.count(keeper.remove(gone[start : start + REMOVED_AT_ONCE]))
+        progress.count(keeper.remove(gone[start : start + REMOVED_AT_ONCE]))
 
 
 def read_at_one_moment(found: FoundFile, root: str) -> tuple[str, tuple[int, int, int], bytes | None]:

@@ -88,7 +88,7 @@ class _WatchedSource:
         self.source = Source(path=Path(settings.path), chosen=chosen)
         self.topic_id = topic_of(Path(settings.path)) if settings.topic == AUTO_TOPIC else settings.topic
         self.seen: dict[str, Seen] = {}
-        self.told = Look()
+        self.progress = Look()
         self.error = ""
         self.looked_at: int | None = None
         self.seconds = 0.0
@@ -100,22 +100,22 @@ class _WatchedSource:
 
     @property
     def state(self) -> SourceState:
-        told = self.told
+        progress = self.progress
         ended: State = "failed" if self.error else "fine" if self.looked_at is not None else "waiting"
         return SourceState(
             path=str(self.source.path),
             topic_id=self.topic_id,
-            name=told.name,
+            name=progress.name,
             state="looking" if self.is_looking else "waiting" if self.is_due else ended,
-            files=told.files,
-            done=told.done,
-            written=told.written,
-            taken_out=told.taken_out,
+            files=progress.files,
+            done=progress.done,
+            written=progress.written,
+            taken_out=progress.taken_out,
             looked_at=self.looked_at,
             seconds=self.seconds,
             error=self.error,
-            problems=tuple(FileProblem(*one) for one in told.problems[:TOLD_MAX]),
-            problem_count=len(told.problems),
+            problems=tuple(FileProblem(*one) for one in progress.problems[:TOLD_MAX]),
+            problem_count=len(progress.problems),
             is_watched=self.is_watched,
         )
 
@@ -155,7 +155,7 @@ class SourceWatch:
     def has(self, topic_id: str, source: str) -> bool:
         """Whether documents of this name would come back, since a source of the settings has them."""
         return any(
-            one.topic_id == topic_id and one.told.name and is_below(source, one.told.name) and not one.error
+            one.topic_id == topic_id and one.progress.name and is_below(source, one.progress.name) and not one.error
             for one in self._sources
             if source not in one.leaving
         )
@@ -193,11 +193,11 @@ class SourceWatch:
     async def _look_at(self, one: _WatchedSource) -> None:
         force, began, before = one.is_forced, time.monotonic(), one.error
         one.is_due, one.is_forced, one.is_looking = False, False, True
-        one.looked_at, one.told = time.time_ns() // 1000, Look(name=one.told.name)
+        one.looked_at, one.progress = time.time_ns() // 1000, Look(name=one.progress.name)
         keeper = _TopicKeeper(self._topics, self._taker, one)
 
         def work() -> None:
-            look(one.source, keeper, one.seen, one.told, force=force, step=self._turn.give_way)
+            look(one.source, keeper, one.seen, one.progress, force=force, step=self._turn.give_way)
 
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -216,8 +216,8 @@ class SourceWatch:
         fields = {"source": str(one.source.path), "topic": one.topic_id}
         if one.error and one.error != before:
             log.warning("a source cannot be looked at", extra={**fields, "error": one.error})
-        elif one.told.written or one.told.taken_out:
-            done = {"files": one.told.files, "written": one.told.written, "taken_out": one.told.taken_out}
+        elif one.progress.written or one.progress.taken_out:
+            done = {"files": one.progress.files, "written": one.progress.written, "taken_out": one.progress.taken_out}
             log.info("looked at a source", extra={**fields, **done})
         self._events.publish("source", {"path": str(one.source.path), "topic_id": one.topic_id})
 
