@@ -266,7 +266,7 @@ async def _worked_off(daemon: Daemon, topic: Topic) -> None:
     """Let a topic be sealed or merged, and wait until that is done."""
     budget_ms = daemon.config.retrieval.recall_budget_ms
     with topic.used():
-        daemon.indexer.look_after(topic)
+        daemon.archiver.indexer.look_after(topic)
         while topic.log.unsealed() or topic.log.due_merge(budget_ms) is not None:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.01)
 

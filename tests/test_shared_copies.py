@@ -258,7 +258,7 @@ async def test_a_block_placed_during_an_erasure_is_gone_too(kept: FaultyLog, mon
         return erase(*of)
 
     monkeypatch.setattr(topic.log, "erase", erased_behind_a_block)
-    eraser = Eraser(ours.store, ours.topics, ours.indexer, ours.events, lambda *_: nullcontext())
+    eraser = Eraser(ours.store, ours.topics, ours.archiver.indexer, ours.events, lambda *_: nullcontext())
     plan = plan_of(topic.log.snapshot(), [entry.uuid])
     assert await eraser.erase([plan], "owner", [entry.uuid])
 

@@ -153,6 +153,7 @@ class ConversationIndex:
         """By the digest under which a message was first said, where that is not its own any more."""
         self._contents: dict[Conversation, list[bytes]] = {}
         self._used: dict[Conversation, int] = {}
+        """The one used last comes last."""
         self._uses = 0
 
     @property
@@ -168,6 +169,7 @@ class ConversationIndex:
     def note(self, conversation: Conversation) -> None:
         """Bring a conversation's new messages into the index, and make it the one used last."""
         self._uses += 1
+        self._used.pop(conversation, None)
         self._used[conversation] = self._uses
         contents = self._contents.setdefault(conversation, [])
         new = conversation.messages[len(contents) :]
@@ -223,7 +225,7 @@ class ConversationIndex:
 
     def newest(self, session: str | None) -> Conversation | None:
         """The conversation used last."""
-        return max(self._of_session(self._used, session), key=self._used.__getitem__, default=None)
+        return next((one for one in reversed(self._used) if session in (None, one.session)), None)
 
     def _of_session(self, holders: Collection[Conversation], session: str | None) -> Collection[Conversation]:
         return holders if session is None else [one for one in holders if one.session == session]

@@ -55,7 +55,6 @@ from memd.embedding.loading import QUESTION_SECONDS, give_back_memory, load_embe
 from memd.errors import ConfigError, EmbeddingError, StoreError
 from memd.ingest.archiver import Archiver
 from memd.ingest.erasing import BY, Eraser, Retention
-from memd.ingest.indexer import Indexer
 from memd.ingest.offline import stored_models
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction import Redactor, last_look
@@ -187,7 +186,6 @@ class Daemon(DaemonParts, frozen=True, kw_only=True):
     """A daemon that listens."""
 
     upstream: UpstreamPool
-    indexer: Indexer
     reader: RequestReader
     metrics: Metrics
     writer: ThreadPoolExecutor
@@ -273,13 +271,12 @@ async def running(
         stack.callback((receipts := Receipts(ring, writer, redactor, events, partial(note_turn, auditor))).close)
         stack.callback(writer.shutdown, wait=True)
         stack.callback((encoder := Encoder(embedder, is_awaited=bool(command))).close)
-        stack.callback((indexer := Indexer(tasks, encoder.priority, config.retrieval)).close)
         dates = config.injection.dates == "day"
         retriever = Retriever(encoder, config.retrieval, dates=dates, count=counter.count_again)
         retriever.reranker = Reranker(config.rerank) if config.rerank.url else None
         stack.callback(retriever.close)
         stack.push_async_callback((topics := Topics(store, config, writer, cutter)).close)
-        stack.callback((archiver := Archiver(config, encoder, cutter, indexer, tasks, events)).close)
+        stack.callback((archiver := Archiver(config, encoder, cutter, tasks, events)).close)
         stack.callback((taker := DocumentTaker(archiver, encoder, cutter)).close)
         uses = topics, taker, encoder.priority, tasks, events
         stack.push_async_callback((sources := SourceWatch(config, *uses)).close)
@@ -287,7 +284,7 @@ async def running(
         programs = programs_of(config.ingest)
         speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
         reader = RequestReader(config, watch.principals, redactor, speech)
-        eraser = Eraser(store, topics, indexer, events, partial(receipts.blanked, config.data_dir))
+        eraser = Eraser(store, topics, archiver.indexer, events, partial(receipts.blanked, config.data_dir))
         addresses = addresses_of(config, listeners)
         daemon = Daemon(
             retention=Retention(config.retention, eraser, partial(own_erasure, auditor, BY)),
@@ -307,7 +304,6 @@ async def running(
             archiver=archiver,
             taker=taker,
             sources=sources,
-            indexer=indexer,
             receipts=receipts,
             auditor=auditor,
             reader=reader,
@@ -370,7 +366,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
                 await loop.run_in_executor(None, files.remove, path)
         house.close()
         daemon.sources.stop()
-        daemon.indexer.stop()
+        daemon.archiver.indexer.stop()
         daemon.upstream.stop()
         daemon.events.end()
         await asyncio.gather(*(runner.cleanup() for runner in runners))
@@ -602,7 +598,7 @@ def _gauges(daemon: Daemon) -> Iterator[Any]:
     yield gauge("memd_cache_bytes", about, daemon.cache_bytes())
     executors = {"ingestion": daemon.encoder.ingestion, "writer": daemon.writer}
     waiting = {name: one._work_queue.qsize() for name, one in executors.items()}  # they do not say so otherwise
-    waiting["indexer"] = daemon.indexer.under_way
+    waiting["indexer"] = daemon.archiver.indexer.under_way
     yield gauge("memd_queue_depth", "Work that waits; of the indexer also what is under way", waiting, "queue")
     yield gauge("memd_background_tasks", "Tasks that nobody waits for", len(daemon.tasks))
     about = "Chunks that wait for the embedding model, of those that are being stored; words find them meanwhile"

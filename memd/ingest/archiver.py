@@ -101,7 +101,6 @@ class Archiver:
         config: Config,
         encoder: Encoder,
         cutter: Cutter,
-        indexer: Indexer,
         tasks: Tasks,
         events: Events,
         *,
@@ -114,7 +113,7 @@ class Archiver:
         self._encoder = encoder
         self._drafter = Drafter(cutter, config.dedupe.cosine, encoder.embed_texts, encoder.embedder.same_cosine)
         self._tasks = tasks
-        self._indexer = indexer
+        self.indexer = Indexer(tasks, encoder.priority, config.retrieval)
         self._metrics = tasks.metrics
         self._events = events
         self._cutting = ThreadPoolExecutor(1, "memd-cut")  # a second for each megabyte: requests wait for other threads
@@ -127,7 +126,8 @@ class Archiver:
         self._failures = WeakKeyDictionary[Conversation, int]()  # how often that was in a batch with text of one
 
     def close(self) -> None:
-        """End the thread; what is or waits to be cut is cut when it is asked for."""
+        """End the threads; what is or waits to be cut is cut when it is asked for."""
+        self.indexer.close()
         self._turn.end()
         self._cutting.shutdown(wait=True, cancel_futures=True)
 
@@ -216,7 +216,7 @@ class Archiver:
         with topic.used():
             async with topic.storing_in_turn():
                 entries = await self._append(topic, partial(make, self._drafter))
-        self._indexer.look_after(topic)
+        self.indexer.look_after(topic)
         return entries
 
     async def change_once(
@@ -266,7 +266,7 @@ class Archiver:
         entries = await topic.append_once(drafts, log_, made_at)
         ids = tuple(entry.canonical_id for entry in entries)
         self._events.publish("corrected", {"topic_id": topic.id, "canonical_ids": ids, **authors_told(entries)})
-        self._indexer.look_after(topic)
+        self.indexer.look_after(topic)
         return entries
 
     def compact_later(self, topic: Topic, conversation: Conversation) -> None:
@@ -330,7 +330,7 @@ class Archiver:
                     break
         if has_closed:
             await topic.rewrite_journal()  # not for those that cannot be stored now: they may be thousands
-        self._indexer.look_after(topic)
+        self.indexer.look_after(topic)
 
     # -- private ------------------------------------------------------------------------------------------------
 
@@ -408,7 +408,7 @@ class Archiver:
             # What left the prompt and is in the log now need not be in the journal.
             has_settled = any(one.conversation.settled > before for one, before in zip(works, settled, strict=True))
             await (topic.rewrite_journal() if has_settled else topic.save())
-            self._indexer.look_after(topic)
+            self.indexer.look_after(topic)
         return outcomes
 
     async def _settle(self, topic: Topic, conversation: Conversation, *, is_kept: bool) -> bool | None:
@@ -440,7 +440,7 @@ class Archiver:
                 if await self._appended(topic, parts) is None:
                     return
         await topic.rewrite_journal()  # without their texts
-        self._indexer.look_after(topic)
+        self.indexer.look_after(topic)
 
     async def _appended(
         self, topic: Topic, parts: Sequence[Part], conversations: Sequence[Conversation] = ()

@@ -22,7 +22,6 @@ from memd.embedding.encoder import Encoder
 from memd.entries import Entry
 from memd.errors import EmbeddingError
 from memd.ingest.archiver import Archiver
-from memd.ingest.indexer import Indexer
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction import Redactor, last_look
 from memd.ingest.sources.documents import DocumentTaker
@@ -93,10 +92,7 @@ class Stage:
         self.writer = ThreadPoolExecutor(max_workers=1)
         cutter = Cutter(config.chunking, COUNTER, self.redactor)
         self.topics = Topics(self.store, config, self.writer, cutter)
-        self.indexer = Indexer(self.tasks, self.encoder.priority, config.retrieval)
-        self.archiver = Archiver(
-            config, self.encoder, cutter, self.indexer, self.tasks, self.events, now=lambda: self.now
-        )
+        self.archiver = Archiver(config, self.encoder, cutter, self.tasks, self.events, now=lambda: self.now)
         self.taker = DocumentTaker(self.archiver, self.encoder, cutter)
 
     async def close(self) -> None:
@@ -104,7 +100,6 @@ class Stage:
         await self.tasks.finish(60)
         self.taker.close()
         self.archiver.close()
-        self.indexer.close()
         self.encoder.close()
         self.writer.shutdown(wait=True)
         self.store.close()
