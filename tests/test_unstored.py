@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import without_rests
 from archiver_stage import DIMENSION, ENCODING, HashEmbedder, Stage, live_entries
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from effort import scaled, steps
@@ -30,6 +31,7 @@ from memd.conversation.conversation import Conversation, History
 from memd.conversation.events import Forgotten, Injected
 from memd.conversation.hot_buffer import HotBuffer
 from memd.conversation.tokens import TokenCounter
+from memd.embedding import priority
 from memd.entries import Draft, Entry
 from memd.errors import EmbeddingError
 from memd.ingest import unstored
@@ -372,6 +374,23 @@ async def test_a_correction_of_a_pending_chunk_goes_before_what_waits_to_be_stor
     await asyncio.gather(*stores)
     assert await stage.archiver.store(topic, conversation, len(conversation))
     assert sum("lamp" in one.content for one in live_entries(topic)) == 1
+
+
+async def test_what_a_correction_waits_for_is_stored_beside_programs_that_take_all_cores(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk(topic.buffer, *LAMP)
+    other = talk(topic.buffer, *FERRY, session="other")
+    candidates = await recalled(stage, "Where is the spare lamp?", topic.log)
+    found = next(one for one in candidates if "lamp" in one.entry.content)
+    delayed, rested = itertools.count(), list[float]()
+    monkeypatch.setattr(priority, "DELAYS", without_rests.DELAYS)
+    monkeypatch.setattr(priority, "_delayed_seconds", lambda: float(next(delayed)))
+    monkeypatch.setattr(time, "sleep", rested.append)
+    assert await stage.archiver.store(topic, other, len(other))
+    rested.clear()
+    await stage.archiver.store_named(topic, [found.entry.uuid])
+    assert topic.log.snapshot().knows(found.entry.uuid) and not rested
 
 
 async def test_a_correction_of_a_stored_chunk_waits_for_no_storing(stage: Stage, topic: Topic) -> None:

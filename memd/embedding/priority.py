@@ -2,8 +2,8 @@
 
 Rule: background work goes in small steps and gives way between them: to requests, which it waits for, and to whatever
 else wants the processor, for as long as that kept it waiting. Under a load without gaps it goes on all the same, with a
-share of the time, so that everything is stored, and beside everybody once too much waits (`Priority.is_pressed`).
-Between two steps it also hears that the daemon ends.
+share of the time, so that everything is stored, and beside everybody once too much waits or somebody waits for it
+(`Priority.is_urgent`). Between two steps it also hears that the daemon ends.
 
 The threads keep the usual class, or nearly. One that the system runs only when nobody else wants to (SCHED_IDLE), or
 seldom (nice 19), holds the interpreter while it waits to be run, and everybody waits with it: beside two programs that
@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 WAITS_MAX = 10.0
@@ -39,9 +39,8 @@ class Priority:
     """Counts the requests that hold it. Thread-safe."""
 
     def __init__(self, *, is_awaited: bool = False) -> None:
-        """`is_awaited`: a person waits for the work, of a command: other programs go before it no more than the system
-        lets them."""
-        self.is_awaited = is_awaited
+        """`is_awaited`: somebody waits for all of the work, as for that of a command."""
+        self._awaiting = int(is_awaited)
         self.is_pressed = False
         """So much waits to be done that it takes too much memory: then the work gives way to nobody."""
         self._released = threading.Condition()
@@ -61,6 +60,23 @@ class Priority:
                 self._released_at = time.monotonic()
                 self._released.notify_all()
 
+    @asynccontextmanager
+    async def awaited(self) -> AsyncIterator[None]:
+        """While the block runs somebody waits for background work, which then gives way to nobody."""
+        with self._released:
+            self._awaiting += 1
+            self._released.notify_all()
+        try:
+            yield
+        finally:
+            with self._released:
+                self._awaiting -= 1
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether background work gives way to nobody."""
+        return self.is_pressed or self._awaiting > 0
+
     def for_background(self, given_up: Callable[[], Exception] | None = None) -> Background:
         """Return what one background work gives way with; see `Background`."""
         return Background(self, given_up or GivenUp)
@@ -69,7 +85,7 @@ class Priority:
         """Wait until no request has held it for a moment, at most so long. Never called on the event loop."""
         until = time.monotonic() + seconds
         with self._released:
-            while (left := until - time.monotonic()) > 0:
+            while not self.is_urgent and (left := until - time.monotonic()) > 0:
                 quiet = self._released_at + QUIET_SECONDS - time.monotonic()
                 if not self._holders and quiet <= 0:
                     break
@@ -104,11 +120,11 @@ class Background:
         """Wait while requests are being answered, or others want the processor; called between two steps. See
         `go_on`."""
         self.go_on()
-        if self._priority.is_pressed:
+        if self._priority.is_urgent:
             return
         worked, delayed = time.monotonic() - self._resumed_at, _delayed_seconds()
         delay = delayed - getattr(self._thread, "delayed", delayed)
-        if not self._priority.is_awaited and (rest := min(WAIT_SECONDS_MAX, DELAYS * delay)):
+        if rest := min(WAIT_SECONDS_MAX, DELAYS * delay):
             time.sleep(rest)
         self._priority.wait(min(WAIT_SECONDS_MAX, WAITS_MAX * worked))
         self._resumed_at, self._thread.delayed = time.monotonic(), _delayed_seconds()

@@ -183,7 +183,7 @@ class Archiver:
         for uuid in wanted:
             # Looked for twice, so that what the log has already does not wait for what is being stored.
             while await self._part_with(topic, uuid, whole=whole) is not None:
-                async with topic.storing:
+                async with self._encoder.priority.awaited(), topic.storing:
                     part = await self._part_with(topic, uuid, whole=whole)
                     named = () if whole else wanted
                     # The marks follow when its conversation is stored.
