@@ -194,7 +194,7 @@ def load_folder(settings: EmbeddingSettings, folder: Path) -> PiecewiseEmbedder:
     cannot be used."""
     files = ModelFiles(settings, folder)
     try:
-        model = _Model(folder, files.graph, files.usage, settings.threads)
+        model = _Model(files, settings.threads)
         read = model.tokenizer, model.words_max, model.embed_piece
         return PiecewiseEmbedder(settings.model, files.of_files_alone, *read, files.prefixes)
     except Exception as error:  # neither onnxruntime's errors nor those of the tokenizers share a class below Exception
@@ -202,21 +202,34 @@ def load_folder(settings: EmbeddingSettings, folder: Path) -> PiecewiseEmbedder:
 
 
 class ModelFiles:
-    """The files of a model in a folder, which is not loaded."""
+    """The files of a model in a folder, which is not loaded, and its use as they tell it; what they do not say has the
+    usual value."""
 
     def __init__(self, settings: EmbeddingSettings, folder: Path) -> None:
         """Look at them. Raises EmbeddingError: a file is missing."""
         if not folder.is_dir():
             raise WrongModel(f"there is no folder {folder}; embedding.model 'path:DIR' names one with an ONNX model")
+        self.folder = folder
         self.graph = graph = _graph_in(folder)
         if not (folder / "tokenizer.json").is_file():
             raise EmbeddingError(
                 f"{folder} has no tokenizer.json; copy it from where the model in {graph.name} comes from"
             )
-        self.usage = _Usage(folder)
-        data = [graph.with_name(f"{graph.name}{ending}") for ending in ("_data", ".data")]
-        paths = [graph, folder / "tokenizer.json", *(path for path in data if path.is_file()), *self.usage.files]
-        self.prefixes = prefixes_of(settings, self.usage.name, self.usage.prefixes)
+        pooling, config = folder / "1_Pooling" / "config.json", _read(folder / "config.json")
+        self.takes_first = bool(_read(pooling).get("pooling_mode_cls_token", False))
+        """Whether the vector of the first token is that of the text; else the mean of all is."""
+        positions = config.get("max_position_embeddings")
+        if isinstance(positions, int) and config.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet"):
+            positions -= 2  # their positions begin at 2
+        trained = _read(folder / "sentence_bert_config.json").get("max_seq_length")
+        limits = (trained, _read(folder / "tokenizer_config.json").get("model_max_length"), positions, TOKENS_MAX)
+        self.tokens_max = min(limit for limit in limits if isinstance(limit, int) and limit > 0)
+        prompts = _read(folder / "config_sentence_transformers.json").get("prompts") or {}
+        text = next((prompts[name] for name in ("document", "passage", "text") if name in prompts), "")
+        own = Prefixes(str(prompts.get("query", "")), str(text)) if any(prompts.values()) else None
+        self.prefixes = prefixes_of(settings, f"{config.get('_name_or_path', '')} {folder.name}", own)
+        beside = (graph.with_name(f"{graph.name}_data"), graph.with_name(f"{graph.name}.data"), pooling)
+        paths = [graph, folder / "tokenizer.json", *(path for path in beside if path.is_file())]
         try:
             self.of_files_alone = fingerprint_of(folder, [str(path.relative_to(folder)) for path in paths])
         except OSError as error:
@@ -228,35 +241,13 @@ class ModelFiles:
         return self.prefixes.fingerprint(self.of_files_alone)
 
 
-class _Usage:
-    """The use of a model as the files beside it tell it; what they do not say has the usual value."""
-
-    def __init__(self, folder: Path) -> None:
-        pooling = folder / "1_Pooling" / "config.json"
-        self.files = [pooling] if pooling.is_file() else []
-        """Those that change the vectors."""
-        self.takes_first = bool(_read(pooling).get("pooling_mode_cls_token", False))
-        """Whether the vector of the first token is that of the text; else the mean of all is."""
-        config = _read(folder / "config.json")
-        self.name = f"{config.get('_name_or_path', '')} {folder.name}"
-        positions = config.get("max_position_embeddings")
-        if isinstance(positions, int) and config.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-            positions -= 2  # their positions begin at 2
-        trained = _read(folder / "sentence_bert_config.json").get("max_seq_length")
-        limits = (trained, _read(folder / "tokenizer_config.json").get("model_max_length"), positions, TOKENS_MAX)
-        self.tokens_max = min(limit for limit in limits if isinstance(limit, int) and limit > 0)
-        prompts = _read(folder / "config_sentence_transformers.json").get("prompts") or {}
-        text = next((prompts[name] for name in ("document", "passage", "text") if name in prompts), "")
-        self.prefixes = Prefixes(str(prompts.get("query", "")), str(text)) if any(prompts.values()) else None
-
-
 class _Model:
     """From a piece of a text to its vector."""
 
-    def __init__(self, folder: Path, graph: Path, usage: _Usage, threads: int) -> None:
-        self.tokenizer = tokenizer_in(folder)
-        self.words_max = usage.tokens_max - self.tokenizer.num_special_tokens_to_add(False)
-        self._takes_first = usage.takes_first
+    def __init__(self, files: ModelFiles, threads: int) -> None:
+        self.tokenizer = tokenizer_in(files.folder)
+        self.words_max = files.tokens_max - self.tokenizer.num_special_tokens_to_add(False)
+        self._takes_first = files.takes_first
         from onnxruntime import InferenceSession, SessionOptions  # here: it takes 30 MB, and the fingerprint needs none
 
         options = SessionOptions()
@@ -268,10 +259,12 @@ class _Model:
             options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
         options.add_session_config_entry("optimization.disable_specified_optimizers", _DISABLED_OPTIMIZER)
         # A GPU would give other vectors than the stored ones.
-        self._session = InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        self._session = InferenceSession(files.graph, options, providers=["CPUExecutionProvider"])
         self._inputs = {one.name for one in self._session.get_inputs()}
         if unknown := self._inputs - {"input_ids", "attention_mask", "token_type_ids"}:
-            raise ValueError(f"{graph.name} wants {', '.join(sorted(unknown))}, so it is no model that embeds text")
+            raise ValueError(
+                f"{files.graph.name} wants {', '.join(sorted(unknown))}, so it is no model that embeds text"
+            )
         names = [one.name for one in self._session.get_outputs()]
         self._output = _SENTENCE_OUTPUT if _SENTENCE_OUTPUT in names else names[0]
 
