@@ -190,6 +190,7 @@ def thread_of(
     leaf: str | None = None,
     *,
     begun: int | None = None,
+    folder: str = "",
     problems: Sequence[str] = (),
 ) -> Thread:
     """Order the tree. `thread_id`: the program's own; empty: one that the same first message gives. `leaf`: the last
@@ -225,7 +226,7 @@ def thread_of(
             raise BadImport("; ".join([*problems, *found][:3]))
         raise EmptyImport("it has no message with text")
     thread_id = thread_id or hashlib.blake2b(messages[0].content_digest, digest_size=8).hexdigest()
-    return Thread(program, thread_id, messages, parents, problems=(*problems, *found))
+    return Thread(program, thread_id, messages, parents, folder, (*problems, *found))
 
 
 def _by_id(nodes: Iterable[Node]) -> tuple[dict[str, Node], list[str]]:
@@ -596,8 +597,7 @@ class ClaudeCodeSession:
             except (*UNREADABLE, BadRequestBody) as error:
                 problems.append(f"answer {element.id[:60]!r} cannot be read: {error}")
         elements = self._elements.values()
-        thread = thread_of("claude-code", self._id, elements, self._leaf, problems=problems)
-        return msgspec.structs.replace(thread, folder=self._folder)
+        return thread_of("claude-code", self._id, elements, self._leaf, folder=self._folder, problems=problems)
 
     def _placed(self, event: Members, parent: str | None) -> str:
         """Put a line's blocks where they belong; return the element's key."""
@@ -681,8 +681,7 @@ class CodexSession:
                 messages += dated([parse_items(group)], at)
             except (*UNREADABLE, BadRequestBody) as error:
                 problems.append(f"an item cannot be read: {error}")
-        thread = thread_of("codex", self._id, straight(messages), problems=problems)
-        return msgspec.structs.replace(thread, folder=self._folder)
+        return thread_of("codex", self._id, straight(messages), folder=self._folder, problems=problems)
 
 
 AIDER_STARTED = "# aider chat started at "
@@ -702,8 +701,7 @@ def aider_threads(lines: Iterable[bytes], folder: str, dating: Dating) -> Iterat
             started = last.removeprefix(AIDER_STARTED).strip()
         elif messages := [message for role, own in groupby(some, _aider_role) for message in _of_aider(role, own)]:
             name = "/".join(part for part in (folder.rstrip("/").rpartition("/")[2], started) if part)
-            thread = thread_of("aider", name, straight(messages), begun=dating.first_time([started]))
-            yield msgspec.structs.replace(thread, folder=folder)
+            yield thread_of("aider", name, straight(messages), begun=dating.first_time([started]), folder=folder)
 
 
 def _aider_role(line: str) -> str:
