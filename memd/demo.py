@@ -77,12 +77,10 @@ class ShownPrompt(NamedTuple):
 
 
 class FakeModel:
-    """The server's state; started by `running`. `window`: tokens that prompt and reply may take together; more is
-    refused as llama-server refuses it. `count`: tokens of a text. `lines`: the scripted replies, by last user message.
-    """
+    """The server's state; started by `running`. `count`: tokens of a text. `lines`: the scripted replies, by last user
+    message."""
 
-    def __init__(self, *, window: int, count: Callable[[str], int], lines: Mapping[str, str]) -> None:
-        self.window = window
+    def __init__(self, *, count: Callable[[str], int], lines: Mapping[str, str]) -> None:
         self.shown: list[ShownPrompt] = []
         self.base_url = ""
         self.count = count
@@ -93,7 +91,6 @@ class FakeModel:
         """Serve on a free loopback port until the block is left."""
         application = web.Application(client_max_size=100 * 1024 * 1024)
         application.router.add_get("/props", self._props)
-        application.router.add_post("/v1/chat/completions/input_tokens", self._input_tokens)
         application.router.add_post("/v1/chat/completions", self._chat)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
@@ -117,29 +114,17 @@ class FakeModel:
         return _best_answer(question, [*messages[:position], {"role": "developer", "content": block}])
 
     async def _props(self, _: web.Request) -> web.Response:
-        return web.json_response({"default_generation_settings": {"n_ctx": self.window}, "model_alias": "stand-in"})
-
-    async def _input_tokens(self, request: web.Request) -> web.Response:
-        tokens = self.count(_rendered((await request.json())["messages"]))
-        return web.json_response({"object": "response.input_tokens", "input_tokens": tokens})
+        return web.json_response({"default_generation_settings": {"n_ctx": WINDOW_TOKENS}, "model_alias": "stand-in"})
 
     async def _chat(self, request: web.Request) -> web.Response:
         messages = (await request.json())["messages"]
-        tokens = self.count(_rendered(messages))
-        if tokens >= self.window:
-            problem = f"request ({tokens} tokens) exceeds the available context size ({self.window} tokens)"
-            facts = {"type": "exceed_context_size_error", "n_prompt_tokens": tokens, "n_ctx": self.window}
-            return web.json_response({"error": {"code": 400, "message": problem, **facts}}, status=400)
+        turns = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages)
+        tokens = self.count(f"{turns}<|im_start|>assistant\n")
         self.shown.append(ShownPrompt(messages, tokens))
         text = self.reply_to(messages)
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         usage = {"prompt_tokens": tokens, "completion_tokens": self.count(text)}
         return web.json_response({"object": "chat.completion", "choices": [choice], "usage": usage})
-
-
-def _rendered(messages: Messages) -> str:
-    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
-    return turns + "<|im_start|>assistant\n"
 
 
 def _best_answer(question: str, messages: Messages) -> str:
@@ -307,7 +292,7 @@ def main(fast: bool, model: Path | None, stay: bool) -> int:
 async def _play(console: Console, pause_seconds: float, model: Path | None, stay: bool) -> None:
     turns = load_turns()
     counter = TokenCounter(cl100k_base(ranks_bytes()))
-    standin = FakeModel(window=WINDOW_TOKENS, count=counter.count, lines=dict(turns))
+    standin = FakeModel(count=counter.count, lines=dict(turns))
     with tempfile.TemporaryDirectory(prefix="memd-demo-") as folder:
         async with standin.running(), aiohttp.ClientSession() as session:
             config = Config(

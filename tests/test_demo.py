@@ -50,7 +50,7 @@ def test_the_demo_plays_to_its_end_and_shows_every_answer() -> None:
 
 
 def test_the_stand_in_answers_from_its_prompt_and_from_nothing_else() -> None:
-    standin = FakeModel(window=100_000, count=len, lines={})
+    standin = FakeModel(count=len, lines={})
     history = []
     for turn in load_turns():
         history += [{"role": "user", "content": turn.user}, {"role": "assistant", "content": turn.assistant}]
@@ -58,13 +58,6 @@ def test_the_stand_in_answers_from_its_prompt_and_from_nothing_else() -> None:
         asked = {"role": "user", "content": question.text}
         assert question.expects in standin.reply_to([*history, asked])
         assert standin.reply_to([*history[40:], asked]) == UNKNOWN
-
-
-async def test_the_stand_in_refuses_what_its_window_has_no_room_for() -> None:
-    async with FakeModel(window=400, count=len, lines={}).running() as standin, aiohttp.ClientSession() as session:
-        with pytest.raises(NotShown, match="exceeds the available context size"):
-            await ChatClient(session, standin.base_url, "demo", "").say("x" * 400)
-        assert standin.shown == []
 
 
 async def test_a_model_that_refuses_is_told_with_its_own_words(upstream: RecordingUpstream) -> None:
