@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from memd.ingest.imports.exports import NO_PARENT, Dating, Node, Thread, thread_of
-from memd.ingest.imports.files import NAMES, Found, begun_members, files_of, format_in, found_in, items, read
+from memd.ingest.imports.files import NAMES, Found, files_of, first_members, format_in, found_in, items, read
 from memd.ingest.imports.parts import stretches, topic_of_folder
 from memd.messages import Message, stored_text
 
@@ -461,7 +461,7 @@ def test_of_a_value_that_was_cut_off_all_members_that_are_whole_are_known(
 ) -> None:
     text = json.dumps(value)
     end = data.draw(st.integers(1, len(text)))
-    left = begun_members("[" + text[:end])
+    left = first_members("[" + text[:end])
     names = list(value)
     assert list(left) == names[: len(left)]
     whole = sum(len(json.dumps(dict(list(value.items())[:count]))) <= end for count in range(1, len(value)))

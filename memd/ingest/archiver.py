@@ -65,7 +65,7 @@ from memd.settings.model import Config
 from memd.store.log.segment import PendingView
 from memd.store.snapshot import Snapshot, asked_by, live_copy
 from memd.store.store import TopicLog
-from memd.telemetry.events import Events, authors_told
+from memd.telemetry.events import Events, authors_member
 from memd.telemetry.tasks import Tasks
 from memd.wording import erased_for_good, tallied
 
@@ -265,7 +265,7 @@ class Archiver:
             raise ErasedForGood(f"nothing was changed: {erased_for_good(topic.id)}")
         entries = await topic.append_once(drafts, log_, made_at)
         ids = tuple(entry.canonical_id for entry in entries)
-        self._events.publish("corrected", {"topic_id": topic.id, "canonical_ids": ids, **authors_told(entries)})
+        self._events.publish("corrected", {"topic_id": topic.id, "canonical_ids": ids, **authors_member(entries)})
         self.indexer.look_after(topic)
         return entries
 
@@ -524,7 +524,7 @@ class Archiver:
                 if not left:
                     raise
         if drafts:
-            self._events.publish("stored", {"topic_id": topic.id, "chunks": len(drafts), **authors_told(entries)})
+            self._events.publish("stored", {"topic_id": topic.id, "chunks": len(drafts), **authors_member(entries)})
         if redacted := self._redactor.marks([draft.content for draft in drafts]):
             self._redactor.count(redacted)
             log.info(

@@ -430,7 +430,7 @@ def load_config(
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     sources: list[tuple[str, SourceSettings]] = []
-    for setting in _given(path, env, overrides):
+    for setting in _layers(path, env, overrides):
         if setting.key in _MAY_BE_EMPTY and setting.value in (None, {}):
             continue  # a group whose lines are all commented out
         if setting.key in REMOVED and not (env.get(CONSTANTS_VARIABLE) and setting.key in _FIELDS):
@@ -468,7 +468,7 @@ def places_of_settings(
     """Return the settings file that `load_config` would read, and where each effective setting was given. Raises
     ConfigError: see `load_config`, which checks more."""
     path = _settings_file(path, env)
-    return path, {setting.key: setting.place for setting in _given(path, env, overrides) if setting.key in _KEYS}
+    return path, {setting.key: setting.place for setting in _layers(path, env, overrides) if setting.key in _KEYS}
 
 
 _SINGLE = ("data_dir", "sources", "retention")
@@ -512,7 +512,7 @@ def _settings_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
     return path
 
 
-def _given(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Iterator[Setting]:
+def _layers(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Iterator[Setting]:
     """Yield the settings that users gave; a later one overrides an earlier one."""
     if path is not None:
         yield from read_settings(path, _SINGLE)

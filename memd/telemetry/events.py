@@ -20,7 +20,7 @@ SUBSCRIBERS_MAX = 256
 """Of all people together: each takes a connection, and some time for each event."""
 
 
-def authors_told(entries: Iterable[ChunkState]) -> dict[str, list[str]]:
+def authors_member(entries: Iterable[ChunkState]) -> dict[str, list[str]]:
     """The member of an event that names the principals who wrote these entries; none if it was the owner alone."""
     names = sorted({entry.written_by for entry in entries} - {""})
     return {"authors": names} if names else {}

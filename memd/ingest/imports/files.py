@@ -191,7 +191,7 @@ def _values(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
         yield Item(f"element {count + 1:,} (byte {begun:,})", problem=reason)
 
 
-def begun_members(text: str) -> dict[str, Raw]:
+def first_members(text: str) -> dict[str, Raw]:
     """The members of the first object of a JSON text that was cut off, each as far as it is there."""
     members: dict[str, Raw] = {}
     at = text.find("{") + 1
@@ -391,7 +391,7 @@ def format_in(path: Path, dating: Dating) -> str | None:
     for _, found in read(ImportedFile(path, 0), dating, None, lambda _: None):
         if not found.problem:
             return found.thread.program if found.thread is not None else MEMD if found.entry else ""
-        if found.is_broken and (begun := _export_of(begun_members(beginning.decode(errors="replace")))) is not None:
+        if found.is_broken and (begun := _export_of(first_members(beginning.decode(errors="replace")))) is not None:
             return begun.name
     return "" if is_zip else None
 

@@ -91,12 +91,12 @@ def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> li
     newest = max((entry for entry in known if entry.uuid in kept), key=lambda one: one.canonical_id, default=None)
     if not new and newest is not None and isinstance(newest.part, Section):
         if not gone and newest.part.hash == document.hash:
-            return _taken_out(former, RENAMED, by)
+            return _removals(former, RENAMED, by)
         part = msgspec.structs.replace(newest.part, hash=document.hash)
         new = [msgspec.structs.replace(newest.as_draft(), part=part, vector=b"")]
     reused = [entry for entry in (*known, *former) if snapshot.fingerprint_of(entry.uuid) == fingerprint]
     vectors = {entry.embedded_text: entry.vector for entry in reused}
-    return [*_taken_out(gone, CHANGED, by), *_taken_out(former, RENAMED, by), *with_vectors(new, vectors)]
+    return [*_removals(gone, CHANGED, by), *_removals(former, RENAMED, by), *with_vectors(new, vectors)]
 
 
 def without_vectors(drafts: Iterable[Draft]) -> list[str]:
@@ -175,7 +175,7 @@ def _change(reason: str, by: str) -> dict[str, Any]:
     return {"action": "Update", "reason": reason, "action_by": by or UNSET}
 
 
-def _taken_out(entries: Iterable[Entry], reason: str, by: str) -> list[Draft]:
+def _removals(entries: Iterable[Entry], reason: str, by: str) -> list[Draft]:
     gone = {"status": Status.DEPRECATED, "vector": b"", "content": "", **_change(reason, by)}
     return [msgspec.structs.replace(entry.as_draft(), **gone) for entry in entries]
 
@@ -261,7 +261,7 @@ class DocumentTaker:
             drafts = with_vectors(allowed_drafts(), vectors)
             return with_vectors(drafts, self._embedded(without_vectors(drafts)))  # what has changed here meanwhile
 
-        return _taken(await self._archiver.append_drafts(topic, lambda _: made()), source)
+        return _outcome(await self._archiver.append_drafts(topic, lambda _: made()), source)
 
     async def remove(
         self,
@@ -279,12 +279,12 @@ class DocumentTaker:
             own = self._cutter.redactor.identifier(by)
             snapshot, of_author = topic.log.snapshot(), own if is_apart else None
             gone = (entry for source in sources for entry in chunks_of(snapshot, source, of_author))
-            drafts = _taken_out(gone, REMOVED, by)
+            drafts = _removals(gone, REMOVED, by)
             check(topic.log, drafts, own)
             return drafts
 
         entries = await self._archiver.append_drafts(topic, lambda _: made())
-        return _taken(entries, sources[0] if sources else "")
+        return _outcome(entries, sources[0] if sources else "")
 
     def stop(self) -> None:
         """Take nothing more: a document that is being embedded is given up."""
@@ -299,7 +299,7 @@ class DocumentTaker:
         return {text: vector.astype("<f4").tobytes() for text, vector in zip(texts, vectors, strict=True)}
 
 
-def _taken(entries: Sequence[Entry], source: str) -> TakenDocument:
+def _outcome(entries: Sequence[Entry], source: str) -> TakenDocument:
     gone = sum(entry.status is Status.DEPRECATED for entry in entries)
     return TakenDocument(len(entries) - gone, gone, source)
 

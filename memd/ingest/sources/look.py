@@ -427,7 +427,7 @@ def look(
         known = own.get(before.kept_as)
         return not before.kept_as or before.problem != "" or (known is not None and known.hash == before.hash)
 
-    def taken(file: FoundFile, named: str, reader: FileReader) -> Seen:
+    def read_anew(file: FoundFile, named: str, reader: FileReader) -> Seen:
         """Read a file and hand it over, unless its document has its hash."""
         try:
             digest, stamp, content = read_at_one_moment(file, str(root))
@@ -468,7 +468,7 @@ def look(
         named, before = _source(progress.name, file.below), seen.get(file.below)
         try:
             if before is None or force or not is_as_it_was(file, before):
-                before = seen[file.below] = taken(file, named, reader)
+                before = seen[file.below] = read_anew(file, named, reader)
             else:
                 progress.unchanged += not before.problem
         except FileNotFoundError:  # since it was listed
