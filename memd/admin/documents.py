@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from memd.admin.parts import DaemonParts, check_changes
-from memd.admin.routing import PAGE, Body, Extent, Limit, TopicBody, TopicQuery, TopicsQuery, get, post
+from memd.admin.routing import PAGE, Body, Extent, Limit, TheTopic, TopicBody, TopicsQuery, get, post
 from memd.entries import Draft, Section
 from memd.errors import BadQuestion, NotFound
 from memd.ingest.imports.exports import ITEM_BYTES_MAX
@@ -39,14 +39,6 @@ DOCUMENT_BYTES_MAX = 32 << 20
 """Of a body with a document: JSON takes up to six bytes for one of a text, base64 four for three of a file."""
 DROPPED = root_digits("dropped on the page")
 """In place of the root of files that were handed over by themselves."""
-
-
-class DocumentQuery(TopicQuery, frozen=True, kw_only=True):
-    """`GET /memd/documents/chunks`."""
-
-    source: Annotated[str, Meta(description="The document's.")]
-    skip: Annotated[int, Meta(ge=0, description="Only what is behind so many chunks.")] = 0
-    limit: Limit = PAGE
 
 
 class DocumentBody(TopicBody, frozen=True, kw_only=True):
@@ -108,17 +100,25 @@ async def documents(parts: DaemonParts, query: TopicsQuery, who: Principal) -> D
     act="read",
     touches=lambda found: Extent((found.topic_id,), tuple(one.uuid for one in found.chunks), len(found.chunks)),
 )
-async def document(parts: DaemonParts, query: DocumentQuery, who: Principal) -> DocumentChunks:
+async def document(
+    parts: DaemonParts,
+    who: Principal,
+    *,
+    topic: TheTopic,
+    source: Annotated[str, Meta(description="The document's.")],
+    skip: Annotated[int, Meta(ge=0, description="Only what is behind so many chunks.")] = 0,
+    limit: Limit = PAGE,
+) -> DocumentChunks:
     """The chunks of a document, in its order."""
-    async with parts.held_one(query.topic, who, "read") as topic:
-        found = await asyncio.to_thread(chunks_of, topic.log.snapshot(), query.source)
+    async with parts.held_one(topic, who, "read") as held:
+        found = await asyncio.to_thread(chunks_of, held.log.snapshot(), source)
     if not found:
-        raise NotFound(_no_document(query.topic, query.source))
+        raise NotFound(_no_document(topic, source))
     chunks = []
-    for one in found[query.skip : query.skip + query.limit]:
+    for one in found[skip : skip + limit]:
         page, sheet = (one.part.page, one.part.sheet) if isinstance(one.part, Section) else (None, None)
         chunks.append(DocumentChunk(one.public_id, one.uuid.hex(), one.content, one.heading, page, sheet))
-    return DocumentChunks(query.topic, query.source, len(found), tuple(chunks))
+    return DocumentChunks(topic, source, len(found), tuple(chunks))
 
 
 @post("/memd/documents", "write", act="write", touches=_written, body_bytes_max=DOCUMENT_BYTES_MAX)

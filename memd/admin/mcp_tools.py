@@ -23,7 +23,6 @@ from memd import __version__
 from memd.admin import documents, reads, status, writes
 from memd.admin.documents import IndexBody
 from memd.admin.history import LogEvent
-from memd.admin.reads import SearchQuery
 from memd.admin.routes import TOOLS
 from memd.admin.routing import PAGE_MAX, Answer, AskedDaemon
 from memd.admin.writes import CorrectionBody
@@ -76,6 +75,7 @@ def of(kind: type[msgspec.Struct], name: str, **bounds: Any) -> Any:
     return Field(description=meta.description, **bounds)
 
 
+SEARCH = TOOLS["search_memory"].query
 Topic = Annotated[str, Field(description="The topic (a separate memory); see list_topics.")]
 Topics = Annotated[list[str], Field(description="Only these topics. Empty: all.")]
 
@@ -116,10 +116,10 @@ class MemoryTools:
 
     def search_memory(
         self,
-        query: Annotated[str, of(SearchQuery, "q", min_length=1)],
+        query: Annotated[str, of(SEARCH, "q", min_length=1)],
         topics: Topics = [],  # noqa: B006  # it becomes a schema, and is not changed
-        since: Annotated[str | None, of(SearchQuery, "from")] = None,
-        until: Annotated[str | None, of(SearchQuery, "to")] = None,
+        since: Annotated[str | None, of(SEARCH, "from")] = None,
+        until: Annotated[str | None, of(SEARCH, "to")] = None,
         kinds: list[Literal["turn", "note", "document"]] = [],  # noqa: B006
         limit: Annotated[int, Field(ge=1, le=FOUND_MAX)] = 8,
         offset: Annotated[int, Field(ge=0, lt=PAGE_MAX, description="How many of the best to leave out.")] = 0,

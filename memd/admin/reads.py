@@ -40,61 +40,6 @@ KindName = Literal["e-mail", "link", "path", "version", "ticket", "identifier", 
 """`entities.Kind`, as a parameter."""
 
 
-class SearchQuery(routing.FilterQuery, frozen=True, kw_only=True):
-    """`GET /memd/search`."""
-
-    q: Annotated[str, Meta(min_length=1, max_length=100_000, pattern=r"\S", description="The question.")]
-    as_of: Annotated[
-        Moment | None, Meta(description="Search what was stored up to this time (2026-11-20T14:30) or canonical_id.")
-    ] = None
-    limit: Limit = routing.PAGE_MAX
-
-
-class LogQuery(routing.TopicsQuery, frozen=True, kw_only=True):
-    """`GET /memd/log`."""
-
-    before: Before = None
-    limit: Limit = routing.PAGE
-
-
-class ChunksQuery(routing.FilterQuery, frozen=True, kw_only=True):
-    """`GET /memd/chunks`."""
-
-    before: Before = None
-    limit: Limit = routing.PAGE
-    all: Annotated[bool, Meta(description="Also those that were taken out.")] = False
-
-
-class DigestQuery(routing.FilterQuery, frozen=True, kw_only=True):
-    """`GET /memd/digest`."""
-
-    by: Annotated[
-        Literal["auto", "day", "week"],
-        Meta(description="The length of a period; auto: days, of two weeks or more weeks."),
-    ] = "auto"
-    sentences: Annotated[int, Meta(ge=0, le=50, description="The most key sentences of a period.")] = 3
-
-
-class RelatedQuery(routing.TopicsQuery, frozen=True, kw_only=True):
-    """`GET /memd/chunks/{id}/related`."""
-
-    limit: Limit = 10
-
-
-class EntitiesQuery(routing.TopicsQuery, frozen=True, kw_only=True):
-    """`GET /memd/entities`."""
-
-    name: Annotated[str | None, Meta(description="Only this name, in any case, with all its chunks.")] = None
-    kind: Annotated[tuple[KindName, ...], Meta(description="Only names written like this; may be given again.")] = ()
-    limit: Limit = routing.PAGE
-
-
-class ExportQuery(routing.AnyTopicQuery, frozen=True, kw_only=True):
-    """`GET /memd/export`."""
-
-    live: Annotated[bool, Meta(description="Only chunks as they are now.")] = False
-
-
 class ChunksPage(msgspec.Struct, frozen=True):
     """Present states of chunks, latest first."""
 
@@ -110,7 +55,17 @@ class SaidDays(msgspec.Struct, frozen=True):
 
 
 @get("/memd/search", "read", act="search", touches=lambda answer: chunks_in(answer.chunks), tool="search_memory")
-async def search(parts: DaemonParts, query: SearchQuery, who: Principal) -> SearchAnswer:
+async def search(
+    parts: DaemonParts,
+    query: routing.FilterQuery,
+    who: Principal,
+    *,
+    q: Annotated[str, Meta(min_length=1, max_length=100_000, pattern=r"\S", description="The question.")],
+    as_of: Annotated[
+        Moment | None, Meta(description="Search what was stored up to this time (2026-11-20T14:30) or canonical_id.")
+    ] = None,
+    limit: Limit = routing.PAGE_MAX,
+) -> SearchAnswer:
     """Search what was said, noted or read before, by meaning and words: the best pieces with ids, times, sources.
 
     They are the chunks that the question would get, and why.
@@ -119,24 +74,39 @@ async def search(parts: DaemonParts, query: SearchQuery, who: Principal) -> Sear
 
     async with parts.held(query.topic, who) as found:
         logs: Sequence[Searchable] = [topic.log for topic in found]
-        if query.as_of is not None:
-            logs = await parts.retriever.as_of([topic.log for topic in found], query.as_of)
-        filters = Filters(everything=True, wanted=query.wanted, asked_at=query.as_of)
-        retrieved = await parts.retriever.retrieve(query.q, logs, await parts.budget(), filters)
-    return search_answer(retrieved, None if query.as_of is None else int(query.as_of), limit=query.limit)
+        if as_of is not None:
+            logs = await parts.retriever.as_of([topic.log for topic in found], as_of)
+        filters = Filters(everything=True, wanted=query.wanted, asked_at=as_of)
+        retrieved = await parts.retriever.retrieve(q, logs, await parts.budget(), filters)
+    return search_answer(retrieved, None if as_of is None else int(as_of), limit=limit)
 
 
 @get("/memd/log", "read", act="read", touches=lambda page: chunks_in(page.events))
-async def log_page(parts: DaemonParts, query: LogQuery, who: Principal) -> history.LogPage:
+async def log_page(
+    parts: DaemonParts,
+    query: routing.TopicsQuery,
+    who: Principal,
+    *,
+    before: Before = None,
+    limit: Limit = routing.PAGE,
+) -> history.LogPage:
     """The latest entries of the log."""
-    return await parts.read(query.topic, who, lambda found: history.log_page(found, who, query.before, query.limit))
+    return await parts.read(query.topic, who, lambda found: history.log_page(found, who, before, limit))
 
 
 @get("/memd/chunks", "read", act="read", touches=lambda page: chunks_in(page.chunks))
-async def chunks(parts: DaemonParts, query: ChunksQuery, who: Principal) -> ChunksPage:
+async def chunks(
+    parts: DaemonParts,
+    query: routing.FilterQuery,
+    who: Principal,
+    *,
+    before: Before = None,
+    limit: Limit = routing.PAGE,
+    all: Annotated[bool, Meta(description="Also those that were taken out.")] = False,  # noqa: A002  # as clients say
+) -> ChunksPage:
     """The present state of chunks."""
-    states: Literal["last", "live"] = "last" if query.all else "live"
-    chosen = query.before, query.limit, states, query.wanted
+    states: Literal["last", "live"] = "last" if all else "live"
+    chosen = before, limit, states, query.wanted
     page = await parts.read(query.topic, who, lambda found: history.log_page(found, who, *chosen))
     return ChunksPage(page.events, page.next)
 
@@ -162,16 +132,22 @@ async def chunk(parts: DaemonParts, chunk_id: str, query: routing.TopicsQuery, w
 
 
 @get("/memd/export", "read", act="export", streams="application/jsonl")
-async def export(parts: DaemonParts, query: ExportQuery, who: Principal) -> AsyncIterator[bytes]:
+async def export(
+    parts: DaemonParts,
+    who: Principal,
+    *,
+    topic: routing.OnlyTopic = None,
+    live: Annotated[bool, Meta(description="Only chunks as they are now.")] = False,
+) -> AsyncIterator[bytes]:
     """The log as JSON Lines, as `memd export` writes it."""
-    if query.topic is not None:
-        async with parts.held([query.topic], who):
+    if topic is not None:
+        async with parts.held([topic], who):
             pass  # it exists, which is all that matters: the export reads the files
     lines = export_log(
         parts.config.data_dir,
         parts.store.files,
-        topic_id=query.topic,
-        live_only=query.live,
+        topic_id=topic,
+        live_only=live,
         is_wanted=lambda topic_id: who.may("read", topic_id),
         tells_others=who.may_everywhere("read"),
     )
@@ -229,7 +205,17 @@ class Entities(msgspec.Struct, frozen=True):
 
 
 @get("/memd/digest", "read", act="read", touches=lambda told: Extent(count=len(told.periods)))
-async def digest(parts: DaemonParts, query: DigestQuery, who: Principal) -> Digest:
+async def digest(
+    parts: DaemonParts,
+    query: routing.FilterQuery,
+    who: Principal,
+    *,
+    by: Annotated[
+        Literal["auto", "day", "week"],
+        Meta(description="The length of a period; auto: days, of two weeks or more weeks."),
+    ] = "auto",
+    sentences: Annotated[int, Meta(ge=0, le=50, description="The most key sentences of a period.")] = 3,
+) -> Digest:
     """A digest of what was said, by day or week: key sentences (LexRank), and words that set each apart."""
 
     def digested(snapshots: list[Snapshot]) -> Digest:
@@ -239,14 +225,16 @@ async def digest(parts: DaemonParts, query: DigestQuery, who: Principal) -> Dige
         for snapshot, ids in chosen_ids:
             entries = snapshot.read_many(snapshot.live_places(ids).values()).values()
             said += [Said(snapshot.topic_id, entry) for entry in entries if query.wanted.admits_entry(entry)]
-        by, periods = digest_of(said, query.by, query.sentences)
-        return Digest(by, tuple(periods))
+        length, periods = digest_of(said, by, sentences)
+        return Digest(length, tuple(periods))
 
     return await parts.read(query.topic, who, digested)
 
 
 @get("/memd/chunks/{id}/related", "read", act="read", touches=lambda found: chunks_in(found.chunks))
-async def related(parts: DaemonParts, chunk_id: str, query: RelatedQuery, who: Principal) -> RelatedChunks:
+async def related(
+    parts: DaemonParts, chunk_id: str, query: routing.TopicsQuery, who: Principal, *, limit: Limit = 10
+) -> RelatedChunks:
     """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
     async with parts.held(query.topic, who) as found:
         [(snapshot, uuid, waiting)] = await parts.named(found, [chunk_id], query.topic, who)
@@ -259,17 +247,23 @@ async def related(parts: DaemonParts, chunk_id: str, query: RelatedQuery, who: P
             if entry is None or not any(map(snapshot.is_live, snapshot.places(uuid))):
                 raise BadQuestion(f"the chunk {chunk_id} was taken out by a correction; {told} tells by which")
             others = [snapshot if snapshot.topic_id == one.id else one.log.snapshot() for one in found]
-            return RelatedChunks(
-                snapshot.topic_id, entry.public_id, tuple(related_to(others, snapshot, entry, query.limit))
-            )
+            return RelatedChunks(snapshot.topic_id, entry.public_id, tuple(related_to(others, snapshot, entry, limit)))
 
         return await asyncio.to_thread(read)
 
 
 @get("/memd/entities", "read", act="read", touches=lambda found: Extent(count=len(found.entities)))
-async def entities(parts: DaemonParts, query: EntitiesQuery, who: Principal) -> Entities:
+async def entities(
+    parts: DaemonParts,
+    query: routing.TopicsQuery,
+    who: Principal,
+    *,
+    name: Annotated[str | None, Meta(description="Only this name, in any case, with all its chunks.")] = None,
+    kind: Annotated[tuple[KindName, ...], Meta(description="Only names written like this; may be given again.")] = (),
+    limit: Limit = routing.PAGE,
+) -> Entities:
     """Names and identifiers in what is stored, found by rules, and the chunks that have each."""
-    return await parts.read(query.topic, who, lambda found: _entities(found, query))
+    return await parts.read(query.topic, who, lambda found: _entities(found, name, kind, limit))
 
 
 def _check_count(chunks: int, read: str, remedy: str) -> None:
@@ -277,15 +271,15 @@ def _check_count(chunks: int, read: str, remedy: str) -> None:
         raise BadQuestion(f"that is {chunks:,} chunks, and {read} {DIGESTED_MAX:,}; {remedy}")
 
 
-def _entities(snapshots: Sequence[Snapshot], query: EntitiesQuery) -> Entities:
-    wanted_key = None if query.name is None else key_of(query.name)
+def _entities(snapshots: Sequence[Snapshot], wanted: str | None, kinds: Sequence[KindName], limit: int) -> Entities:
+    wanted_key = None if wanted is None else key_of(wanted)
     written: dict[str, Counter[str]] = defaultdict(Counter)
     having: dict[str, list[tuple[int, ChunkName]]] = defaultdict(list)
-    if query.name is None:
+    if wanted is None:
         _check_count(sum(one.live_count for one in snapshots), "names are read in", "choose a topic, or a name")
     for snapshot in snapshots:
-        every = () if query.name is not None else snapshot.live_places(live_ids(snapshot)).values()
-        places = every if query.name is None else snapshot.places_with(query.name)
+        every = () if wanted is not None else snapshot.live_places(live_ids(snapshot)).values()
+        places = every if wanted is None else snapshot.places_with(wanted)
         for entry in snapshot.read_many(places).values():
             for name in entities_of(entry.named_text):
                 key = key_of(name)
@@ -294,10 +288,10 @@ def _entities(snapshots: Sequence[Snapshot], query: EntitiesQuery) -> Entities:
                     having[key].append((entry.canonical_id, ChunkName(snapshot.topic_id, entry.public_id)))
     names = {key: counts.most_common(1)[0][0] for key, counts in written.items()}
     most_first = sorted(having, key=lambda key: (-len(having[key]), key))
-    kept = [key for key in most_first if not query.kind or kind_of(names[key]) in query.kind]
+    kept = [key for key in most_first if not kinds or kind_of(names[key]) in kinds]
     found = []
-    for key in kept[: query.limit]:
-        latest = sorted(having[key], key=lambda one: -one[0])[: LATEST if wanted_key is None else query.limit]
+    for key in kept[:limit]:
+        latest = sorted(having[key], key=lambda one: -one[0])[: LATEST if wanted_key is None else limit]
         chunks = tuple(name for _, name in latest)
         found.append(Entity(name=names[key], kind=kind_of(names[key]), count=len(having[key]), chunks=chunks))
     return Entities(tuple(found), len(kept))

@@ -254,6 +254,7 @@ async def call(
             raise BadQuestion(f"the body is not what this route takes: {error}") from None
     extent = Extent(ids=named).and_of(given.get("body", asked).extent)
     taken = {name: value for name, value in given.items() if name in route.takes}
+    taken |= {name: getattr(asked, name) for name in route.own}
     answer = partial(route.handler, parts, *named, **taken)
     if inspect.isasyncgenfunction(route.handler):
         answer = partial(_streamed, request, route.streams, answer)

@@ -2,12 +2,13 @@
 
 Rule: everything that is said about an operation is said here, and every surface reads it: the route and the right that
 it needs, the audit's act, the OpenAPI document, the command's options and the tool of MCP. The rest is read from the
-function's signature: `parts` are those of the daemon, `query` is the struct of its parameters, `body` that of its JSON
-body, `headers` those of the request, `key` what it is known by when it is sent again, `who` the principal that asks,
-any other argument a part of the path. A function that takes `who` asks for the right topic by topic; for any other the
-principal needs it in every topic. It returns what is sent as JSON, or `WholeAnswer`, or yields pieces of an answer that
-is no JSON, or raises a `MemdError`. It knows nothing of HTTP, and its module imports no server: a command reads it,
-too. `docs/openapi.json` is the `document` of all; a test holds the two together.
+function's signature: `parts` are those of the daemon, each keyword is a parameter of the query, `query` the struct of
+those that it shares with other operations, `body` that of its JSON body, `headers` those of the request, `key` what it
+is known by when it is sent again, `who` the principal that asks, any other argument a part of the path. A function that
+takes `who` asks for the right topic by topic; for any other the principal needs it in every topic. It returns what is
+sent as JSON, or `WholeAnswer`, or yields pieces of an answer that is no JSON, or raises a `MemdError`. It knows nothing
+of HTTP, and its module imports no server: a command reads it, too. `docs/openapi.json` is the `document` of all; a test
+holds the two together.
 
 A parameter that a route does not know, one that is given twice, and one of the wrong type or out of bounds are each
 refused by name: a misspelt filter must not silently select everything. An `Extent`, of the audit's line, has nothing
@@ -79,6 +80,8 @@ _AT = re.compile(r"(?s)(.*) - at `\$\.(\w+).*`")
 
 
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="How many.")]
+TheTopic = Annotated[str, Meta(description="The topic.")]
+OnlyTopic = Annotated[str | None, Meta(description="Only this topic.")]
 Skip = Annotated[int, Meta(ge=0, le=1 << 40, description="Leave out so many at the beginning.")]
 Before = Annotated[
     Moment | None, Meta(description="Only what was before this time (2026-11-20T14:30) or canonical_id.")
@@ -116,18 +119,6 @@ class TopicsQuery(NoQuery, frozen=True, kw_only=True):
     """Routes that read from several topics."""
 
     topic: Annotated[tuple[str, ...], Meta(description="Only this topic; may be given again. Default: all.")] = ()
-
-
-class TopicQuery(NoQuery, frozen=True, kw_only=True):
-    """`GET /memd/buffer`, and other routes that read from one topic."""
-
-    topic: Annotated[str, Meta(description="The topic.")]
-
-
-class AnyTopicQuery(NoQuery, frozen=True, kw_only=True):
-    """Routes that read from one topic or all."""
-
-    topic: Annotated[str | None, Meta(description="Only this topic.")] = None
 
 
 class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
@@ -267,6 +258,8 @@ class Route(Operation, frozen=True, kw_only=True):
     details: str
     """The first paragraph of the handler's docstring, and the rest."""
     query: type[NoQuery]
+    own: tuple[str, ...]
+    """Its parameters that the handler takes one by one."""
     body: type[Body] | None
     takes: frozenset[str]
     answer: Any
@@ -286,15 +279,20 @@ def routes_of(module: ModuleType) -> Iterator[Route]:
 @cache
 def route_of(handler: Callable[..., Any]) -> Route:
     """The operation that a handler declares."""
-    types = typing.get_type_hints(handler)
+    types = typing.get_type_hints(handler, include_extras=True)
     summary, _, details = (inspect.getdoc(handler) or "").partition("\n\n")
+    own = [one for one in inspect.signature(handler).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    fields = [(one.name, types[one.name], *(() if one.default is one.empty else (one.default,))) for one in own]
+    shared = types.get("query", NoQuery)
+    query = msgspec.defstruct("Query", fields, bases=(shared,), frozen=True, kw_only=True)
     return Route(
         **msgspec.structs.asdict(vars(handler)[_DECLARED]),
         handler=handler,
         name=handler.__name__,
         summary=summary.replace("\n", " "),
         details=details.replace("\n", " "),
-        query=types.get("query", NoQuery),
+        query=typing.cast(type[NoQuery], query),
+        own=tuple(one.name for one in own),
         body=types.get("body"),
         takes=frozenset(types),
         answer=types["return"],

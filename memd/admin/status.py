@@ -15,7 +15,7 @@ import msgspec
 
 from memd import __version__
 from memd.admin.parts import DaemonParts
-from memd.admin.routing import Extent, TopicQuery, WholeAnswer, get
+from memd.admin.routing import Extent, TheTopic, WholeAnswer, get
 from memd.clock import shown_time
 from memd.entries import checked_topic_id
 from memd.errors import DiskFull, ReadOnlyDisk
@@ -247,11 +247,11 @@ async def topics(parts: DaemonParts, who: Principal) -> KnownTopics:
 
 
 @get("/memd/buffer", "read", act="read", touches=lambda told: Extent(count=len(told.conversations)))
-async def buffer(parts: DaemonParts, query: TopicQuery, who: Principal) -> BufferedConversations:
+async def buffer(parts: DaemonParts, who: Principal, *, topic: TheTopic) -> BufferedConversations:
     """The live conversations of a topic: which messages are in the prompt, which are stored, which are both."""
-    who.check("read", topic_id := checked_topic_id(query.topic))
-    topic = next((one for one in parts.topics.opened() if one.id == topic_id), None)
-    talks = [] if topic is None else [_conversation(talk) for talk in topic.buffer.conversations()]
+    who.check("read", topic_id := checked_topic_id(topic))
+    opened = [one for one in parts.topics.opened() if one.id == topic_id]
+    talks = [_conversation(talk) for one in opened for talk in one.buffer.conversations()]
     return BufferedConversations(sorted(talks, key=lambda talk: -talk.last_at))
 
 

@@ -28,7 +28,7 @@ import msgspec
 from msgspec import Meta
 
 from memd.admin.parts import DaemonParts
-from memd.admin.routing import Body, Extent, NoQuery, get, post
+from memd.admin.routing import Body, Extent, get, post
 from memd.clock import steady_now
 from memd.errors import ConfigError, MemdError, StoreError
 from memd.principals import OWNER, Principal, Principals, Right
@@ -40,12 +40,6 @@ from memd.store.shared.books import TokenList
 if TYPE_CHECKING:  # a command reads the declarations of operations, and needs none of these
     from memd.ingest.topic import Inquiry
     from memd.telemetry.tasks import Tasks
-
-
-class ProofQuery(NoQuery, frozen=True, kw_only=True):
-    """`GET /memd/proof`."""
-
-    challenge: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", description="64 hexadecimal digits, chosen at random.")]
 
 
 class OwnRights(msgspec.Struct, frozen=True):
@@ -106,9 +100,13 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 @get(PROOF, "open")
-async def prove(parts: DaemonParts, query: ProofQuery) -> Proof:
+async def prove(
+    parts: DaemonParts,
+    *,
+    challenge: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", description="64 hexadecimal digits, chosen at random.")],
+) -> Proof:
     """The proof that this daemon has the data directory; for commands, see docs/format.md."""
-    return Proof(proof_of(parts.token_watch.secret, parts.local_url, query.challenge))
+    return Proof(proof_of(parts.token_watch.secret, parts.local_url, challenge))
 
 
 def command_token(secret: str) -> str:

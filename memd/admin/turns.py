@@ -42,33 +42,8 @@ TITLE_CHARACTERS = 120
 BRANCHES_MAX = 20
 
 
-class TurnsQuery(routing.AnyTopicQuery, frozen=True, kw_only=True):
-    """`GET /memd/turns`."""
-
-    before: Annotated[str | None, Meta(description="Only turns older than the one with this id.")] = None
-    limit: Limit = routing.PAGE
-    steps: Annotated[
-        bool, Meta(description="Also the later steps of tool loops; without them each turn has `steps`.")
-    ] = True
-
-
-class ReplayQuery(routing.NoQuery, frozen=True, kw_only=True):
-    """`GET /memd/turns/{id}/replay`."""
-
-    then: Annotated[bool, Meta(description="Search what was stored when the turn began, not what is stored now.")] = (
-        False
-    )
-
-
 class ConversationsQuery(routing.TopicsQuery, frozen=True, kw_only=True):
     """`GET /memd/conversations`, `GET /memd/conversations/{id}`."""
-
-    skip: Skip = 0
-    limit: Limit = routing.PAGE
-
-
-class TranscriptQuery(routing.FilterQuery, frozen=True, kw_only=True):
-    """`GET /memd/transcript`."""
 
     skip: Skip = 0
     limit: Limit = routing.PAGE
@@ -101,16 +76,25 @@ def _candidates_in(turn: Receipt, candidates: Sequence[ScoredChunk]) -> Extent:
     act="read",
     touches=lambda page: Extent(tuple(one["topic_id"] for one in page.turns), count=len(page.turns)),
 )
-async def turns(parts: DaemonParts, query: TurnsQuery, who: Principal) -> TurnsPage:
+async def turns(
+    parts: DaemonParts,
+    who: Principal,
+    *,
+    topic: routing.OnlyTopic = None,
+    before: Annotated[str | None, Meta(description="Only turns older than the one with this id.")] = None,
+    limit: Limit = routing.PAGE,
+    steps: Annotated[
+        bool, Meta(description="Also the later steps of tool loops; without them each turn has `steps`.")
+    ] = True,
+) -> TurnsPage:
     """The latest turns, without their blocks."""
-    if query.topic is not None:
-        who.check("read", query.topic)
+    if topic is not None:
+        who.check("read", topic)
+    chosen = partial(parts.receipts.latest, topic_id=topic, before=before, with_steps=steps)
     turns = []
-    chosen = partial(parts.receipts.latest, topic_id=query.topic, before=query.before, with_steps=query.steps)
-    found = await asyncio.to_thread(chosen, query.limit, who)
-    for receipt, at in found:
-        steps = {} if query.steps else {"steps": len(at), "steps_until": max(at, default=0)}
-        turns.append(summary(receipt) | steps)
+    for receipt, at in await asyncio.to_thread(chosen, limit, who):
+        counted_steps = {} if steps else {"steps": len(at), "steps_until": max(at, default=0)}
+        turns.append(summary(receipt) | counted_steps)
     return TurnsPage(turns)
 
 
@@ -132,7 +116,15 @@ async def turn(parts: DaemonParts, turn_id: str, who: Principal) -> Receipt:
 
 
 @get("/memd/turns/{id}/replay", "read", act="search", touches=lambda told: _candidates_in(told.turn, told.now.chunks))
-async def replay(parts: DaemonParts, turn_id: str, query: ReplayQuery, who: Principal) -> TurnReplay:
+async def replay(
+    parts: DaemonParts,
+    turn_id: str,
+    who: Principal,
+    *,
+    then: Annotated[bool, Meta(description="Search what was stored when the turn began, not what is stored now.")] = (
+        False
+    ),
+) -> TurnReplay:
     """The chunks that the same question, with the same filter, would get now, compared with those of the turn."""
     from memd.recall.retrieve import Budget, Filters  # a command imports this module and retrieves nothing
 
@@ -141,7 +133,7 @@ async def replay(parts: DaemonParts, turn_id: str, query: ReplayQuery, who: Prin
         raise BadQuestion("memory was not asked in this turn: it showed the block of an earlier one, or none")
     async with parts.held_if_there((receipt.topic_id, *receipt.related), who) as found:
         logs: Sequence[Searchable] = [topic.log for topic in found]
-        if query.then:
+        if then:
             logs = await parts.retriever.as_of([topic.log for topic in found], WallTime(receipt.at))
         budget = Budget(receipt.budget_tokens, parts.counter.drift.factor(receipt.model), receipt.room_tokens)
         earlier = {bytes.fromhex(one.uuid) for one in receipt.candidates if one.verdict == EARLIER}
@@ -149,15 +141,15 @@ async def replay(parts: DaemonParts, turn_id: str, query: ReplayQuery, who: Prin
             shown_uuids=earlier, wanted=receipt.filter, asked_at=receipt.at, step=receipt.step, everything=True
         )
         retrieved = await parts.retriever.retrieve(receipt.question, logs, budget, filters)
-    now = search_answer(retrieved, receipt.at if query.then else None)
-    then = {one.uuid: one.id for one in receipt.candidates if one.verdict in (INJECTED, EARLIER)}
+    now = search_answer(retrieved, receipt.at if then else None)
+    before = {one.uuid: one.id for one in receipt.candidates if one.verdict in (INJECTED, EARLIER)}
     since = {one.uuid: one.id for one in now.chunks if one.verdict in (INJECTED, EARLIER)}
     return TurnReplay(
         turn=receipt,
         now=now,
-        gained=[id_ for uuid, id_ in since.items() if uuid not in then],
-        lost=[id_ for uuid, id_ in then.items() if uuid not in since],
-        kept=[id_ for uuid, id_ in then.items() if uuid in since],
+        gained=[id_ for uuid, id_ in since.items() if uuid not in before],
+        lost=[id_ for uuid, id_ in before.items() if uuid not in since],
+        kept=[id_ for uuid, id_ in before.items() if uuid in since],
     )
 
 
@@ -310,11 +302,13 @@ async def conversation(
 
 
 @get("/memd/transcript", "read", act="read", touches=lambda told: chunks_in(told.chunks))
-async def transcript(parts: DaemonParts, query: TranscriptQuery, who: Principal) -> history.Transcript:
+async def transcript(
+    parts: DaemonParts, query: routing.FilterQuery, who: Principal, *, skip: Skip = 0, limit: Limit = routing.PAGE
+) -> history.Transcript:
     """The live chunks of a choice in the order in which they were said, oldest first."""
     if query.contains or query.author:  # would read all of them, for every page
         raise BadQuestion("what is read in order is not chosen by `contains` or `author`; GET /memd/chunks is")
-    read = partial(history.read_in_order, who=who, wanted=query.wanted, skip=query.skip, limit=query.limit)
+    read = partial(history.read_in_order, who=who, wanted=query.wanted, skip=skip, limit=limit)
     return await parts.read(query.topic, who, read)
 
 
