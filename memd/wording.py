@@ -47,6 +47,18 @@ def unsearched(chunks: int) -> str:
     )
 
 
+def waiting_note(messages: int) -> str:
+    """Say that so many messages are not in the log yet; empty if all are."""
+    if not messages:
+        return ""
+    are, wait = ("is", "waits") if messages == 1 else ("are", "wait")
+    told = f"{counted(messages, 'message')} {are} not in the log yet and {wait} in the journal (hot.log)"
+    return (
+        f"{told}: memd stores them while it runs. `memd search` and `memd show` find what is answered already, "
+        "and what is not when its conversation has rested for five minutes"
+    )
+
+
 def pip_install(*what: str) -> str:
     """The command that installs something where this memd runs, whichever `pip` a terminal would take:
     `…/.venv/bin/python -m pip install 'memd-proxy[mcp]'`. An environment without pip was made by uv."""

@@ -136,7 +136,7 @@ def test_the_history_says_which_entries_are_only_embedded_anew(folder: Path, emb
     snapshot = store.topic("talk").snapshot()
 
     def events(number: int) -> list[str]:
-        return [version.event for version in story(snapshot, (number + 1).to_bytes(2, "big") * 8).versions]
+        return [version.event for version in story(snapshot, (number + 1).to_bytes(2, "big") * 8, None, bool).versions]
 
     assert [events(number) for number in (2, 3, 4)] == [
         ["told", "re-embedded"],

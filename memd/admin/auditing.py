@@ -57,7 +57,7 @@ class Auditor:
         self._book = book
         self.principals = principals
         self._record = record
-        self._is_begun = record == "always" or (record == "auto" and book.is_begun())
+        self._is_begun = book.is_kept(record)
         self._command = command
         self._waiting: list[Act] = []
         self._lost = 0

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -146,22 +146,22 @@ class OwnRoutes:
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         """Refuse requests of other machines and of other pages; None for any other."""
-        if self._principals.is_open and (header := access.forwarding_header(request)):
-            message = f"memd: a proxy passed this on ({header}); set auth.token before others can reach memd"
-            return access.error_response(403, message, "forbidden")
-        if self._principals.is_open and not access.is_own(request, self._parts.config.listen.host):
+        is_open = self._principals.is_open
+        if is_open and (header := access.forwarding_header(request)):
+            message = f"a proxy passed this on ({header}); set auth.token before others can reach memd"
+        elif is_open and not access.is_own(request, self._parts.config.listen.host):
             message = (
-                "memd: this path is only for programs on this machine that call it by its address or localhost; set "
+                "this path is only for programs on this machine that call it by its address or localhost; set "
                 "auth.token before others can reach memd"
             )
-            return access.error_response(403, message, "forbidden")
-        if access.is_from_another_page(request):
+        elif access.is_from_another_page(request):
             message = (
-                "memd: a web page of another address asked for this, and memd's own paths are closed to those; to see "
+                "a web page of another address asked for this, and memd's own paths are closed to those; to see "
                 "memd's page, enter its address in the browser yourself"
             )
-            return access.error_response(403, message, "forbidden")
-        return None
+        else:
+            return None
+        return access.error_response(403, f"memd: {message}", "forbidden")
 
     async def _answer_mcp(self, request: web.Request) -> web.Response:
         if request.method != "POST":
@@ -311,20 +311,10 @@ class OwnOperations:
         return answer
 
 
-class _CalledTool(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _ToolCall(msgspec.Struct, frozen=True):
-    """The members of a call that tell which tool is meant (JSON-RPC)."""
-
-    params: _CalledTool
-    method: Literal["tools/call"]
-
-
 def _called_tool(body: bytes) -> str:
-    """Return the tool that a request calls; empty if it is no call of one."""
+    """Return the tool that a request calls (JSON-RPC); empty if it is no call of one."""
     try:
-        return msgspec.json.decode(body, type=_ToolCall).params.name
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the SDK answers it
+        called = msgspec.json.decode(body)
+        return str(called["params"]["name"]) if called["method"] == "tools/call" else ""
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError):  # the SDK answers it
         return ""

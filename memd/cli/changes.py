@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from memd.admin import reads, writes
-from memd.admin.history import ChunkStory, LogEvent, checked_digits
+from memd.admin.history import ChunkStory, LogEvent
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
 from memd.cli.flags import FOUND_SOMETHING, say, tell_not_overwritten, with_settings
 from memd.cli.operations import Lines, options_of, print_lines, show
@@ -106,7 +106,7 @@ def undo(config: Config, topic: str | None, reason: str | None, id_: str) -> int
 
 
 def _chunk(daemon: RunningDaemon, chunk_id: str, topic: str | None = None) -> ChunkStory:
-    return daemon.ask(reads.chunk, checked_digits(chunk_id), topic=topic)
+    return daemon.ask(reads.chunk, chunk_id, topic=topic)
 
 
 def _tell_appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone: LogEvent | None = None) -> None:

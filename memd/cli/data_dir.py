@@ -57,7 +57,7 @@ from memd.store.tools.export import FORMS, Told, conversations, exported_entries
 from memd.store.tools.export import export as export_log
 from memd.store.tools.verify import verify as verify_log
 from memd.store.tools.verify import with_audit
-from memd.wording import counted, day_and_time, for_terminal, sized, tallied, unsearched
+from memd.wording import counted, day_and_time, for_terminal, sized, tallied, unsearched, waiting_note
 
 if TYPE_CHECKING:
     from memd.store.encryption.converting import ConversionReport
@@ -252,18 +252,6 @@ def waiting_messages(data_dir: Path, files: LocalDisk, topic_id: str | None = No
     cannot be read."""
     named = layout.topic_ids_in(files, data_dir) if topic_id is None else [topic_id]
     return sum(waiting_in(TopicLayout(data_dir, name).hot, files) for name in named)
-
-
-def waiting_note(messages: int) -> str | None:
-    """Say that so many messages are not in the log yet; None if all are."""
-    if not messages:
-        return None
-    are, wait = ("is", "waits") if messages == 1 else ("are", "wait")
-    told = f"{counted(messages, 'message')} {are} not in the log yet and {wait} in the journal (hot.log)"
-    return (
-        f"{told}: memd stores them while it runs. `memd search` and `memd show` find what is answered already, "
-        "and what is not when its conversation has rested for five minutes"
-    )
 
 
 _KEEP = "Keep a copy of the key in another place: nothing that is encrypted with it can be read without it."

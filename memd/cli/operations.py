@@ -167,14 +167,13 @@ class RouteAnswer(msgspec.Struct, Generic[Answer], frozen=True):
 
 
 def shows(
-    operation: Callable[..., Any], *, check: Callable[[str], str] = str, nothing: str = "", **arguments: str
+    operation: Callable[..., Any], *, nothing: str = "", **arguments: str
 ) -> Callable[[Callable[..., tuple[Lines, int]]], Command]:
     """Make a command of a function that takes the answer of an operation that reads, and its own options, and returns
     the lines for people and the exit code.
 
     Args:
         operation: the handler that declares it.
-        check: of the part of the path that varies; raises BadQuestion where it is wrong.
         nothing: said where there are no lines, with exit code 1.
         arguments: by the names of parameters that are no options their metavars; `id` is the part of the path.
     """
@@ -185,7 +184,7 @@ def shows(
             for name, metavar in arguments.items():
                 if given[name] is not None and not given[name].strip():
                     raise BadQuestion(f"the {metavar.strip('[]').lower()} is empty; say what to look for")
-            id_ = check(given.pop("id")) if "id" in arguments else ""
+            id_ = given.pop("id") if "id" in arguments else ""
             chosen = asked_with(query, given)
             own = {name: value for name, value in given.items() if name not in parameters_of(query)}
             with daemon_for(config) as daemon:

@@ -81,32 +81,28 @@ class RunningDaemon:
     def answer(self, path: str, body: object = None, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
         """Return the body of the answer to a GET, or to a POST of a body. Raises BadQuestion: the request is wrong;
         DaemonError: it refused, or does not answer."""
-        try:
-            return self.send(path, None if body is None else encoded(body), seconds)
-        except (OSError, http.client.HTTPException) as error:
-            raise DaemonError(f"the daemon at {self.url} does not answer: {error}; see its log") from None
-
-    def send(self, path: str, body: bytes | None, seconds: float) -> bytes:
-        """As `answer`, but that raises OSError or http.client.HTTPException where there is none."""
-        token = self._token or self._command_token
+        token, content = self._token or self._command_token, None if body is None else encoded(body)
         headers = {TOKEN_HEADER: token} if token else {}
         headers |= {} if body is None else {"Content-Type": "application/json"}
         parts = urllib.parse.urlsplit(self.url)
         made: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
         if parts.scheme == "https":
             made = partial(http.client.HTTPSConnection, context=unchecked_tls())
-        with closing(made(parts.netloc, timeout=seconds)) as connection:
-            connection.request("GET" if body is None else "POST", path, body, headers)
-            answer = connection.getresponse()
-            content = answer.read()
+        try:
+            with closing(made(parts.netloc, timeout=seconds)) as connection:
+                connection.request("GET" if body is None else "POST", path, content, headers)
+                answer = connection.getresponse()
+                told = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise DaemonError(f"the daemon at {self.url} does not answer: {error}; see its log") from None
         if answer.status == WANTS_TOKEN:
             raise errors.RightMissing(f"the daemon at {self.url} {self.refusal}; {THE_RIGHT_ONE}")
         if answer.status != OK:
-            message, kind = _error(content)
+            message, kind = _error(told)
             refused: type[errors.MemdError] = BadQuestion if answer.status == BAD_REQUEST else DaemonError
             kinds = {errors.UnknownTopic.kind: errors.UnknownTopic, errors.Forbidden.kind: errors.RightMissing}
             raise kinds.get(kind, refused)(message or f"the daemon at {self.url} answers {answer.status}")
-        return content
+        return told
 
     @classmethod
     def find(cls, data_dir: Path, token: str) -> RunningDaemon | None:
@@ -131,8 +127,8 @@ class RunningDaemon:
     def _glance(self, path: str, kind: type[Answer]) -> Answer | None:
         """The answer to a request; None if no memd answers there."""
         try:
-            return msgspec.json.decode(self.send(path, None, GLANCE_SECONDS_MAX), type=kind)
-        except (OSError, ValueError, http.client.HTTPException, msgspec.MsgspecError, BadQuestion, DaemonError):
+            return msgspec.json.decode(self.answer(path, seconds=GLANCE_SECONDS_MAX), type=kind)
+        except (ValueError, msgspec.MsgspecError, BadQuestion, DaemonError):
             return None
 
     @property
@@ -242,11 +238,11 @@ def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = 
     """Let the audit have the lines of an act: one before the block runs and one after it. `topic`: None: all of them;
     empty: it is about none. `detail`: the folder or file that it writes. Raises StoreError: the first line cannot be
     written; the block did not run."""
-    done, folder, record = CommandAct(), config.data_dir, config.audit.record
+    done, folder = CommandAct(), config.data_dir
     book = AuditBook(LocalDisk(), folder, config.audit.keep_months)
-    is_begun = kind == "token" or bool(config.auth.tokens) or book.is_begun()
+    begins = config.audit.record == "auto" and (kind == "token" or bool(config.auth.tokens))
     is_backup = (folder / MARKER_NAME).exists() and not (folder / LOCK_NAME).exists()
-    if is_backup or not (record == "always" or (record == "auto" and is_begun)):
+    if is_backup or not (begins or book.is_kept(config.audit.record)):
         yield done
         return
 
@@ -272,8 +268,7 @@ def note_restored(config: Config, folder: Path, source: str, files: int, *, is_c
     """Let the audit of a folder, if it has one, have a line of its restoration. `is_copy`: it is from `memd backup`,
     which copies the audit before the line that ends it. Raises StoreError: it cannot be written."""
     book = AuditBook(LocalDisk(), folder, config.audit.keep_months)
-    record = config.audit.record
-    if not (record == "always" or (record == "auto" and book.is_begun())):
+    if not book.is_kept(config.audit.record):
         return
     kept = read_book(LocalDisk(), folder, lambda act: act.act == "backup") if is_copy else None
     acts = kept.acts if kept is not None else ()

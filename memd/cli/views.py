@@ -5,26 +5,23 @@ Rule: the daemon searches, reads and adds up; these commands only show its answe
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from memd.admin import reads, status, turns
-from memd.admin.history import ChunkStory, LogEvent, LogPage, checked_digits
+from memd.admin.history import ChunkStory, LogEvent, LogPage
 from memd.admin.reads import Digest, Entities, RelatedChunks
 from memd.admin.turns import TurnReplay, TurnsPage, UsageByDay
 from memd.cli.flags import FOUND_SOMETHING, Number, with_settings
 from memd.cli.operations import Lines, RouteAnswer, indented, json_flag, marks_of, shows, table, time_of
 from memd.cli.operations import show as show_answer
 from memd.cli.running import daemon_for
-from memd.errors import BadQuestion, WrongKey
+from memd.errors import BadQuestion
 from memd.recall.explained import INJECTED, FoundChunk, ScoredChunk, SearchAnswer
 from memd.receipts import Receipt
 from memd.settings.model import Config
-from memd.store.encryption.disk import disk_of
-from memd.wording import counted, day_and_time, for_terminal, memory_words, name_for_terminal
+from memd.wording import counted, day_and_time, for_terminal, memory_words, name_for_terminal, waiting_note
 
 NOTHING_STORED = (
     "Nothing is stored yet. What is said through memd is (`memd serve`), and `memd add PATH` and `memd remember` put "
@@ -204,25 +201,20 @@ def log(asked: RouteAnswer[LogPage]) -> tuple[Lines, int]:
 
     Example: memd log --topic work
     """
-    page, config = asked.answer, asked.config
+    page = asked.answer
     lines: Lines = [_event(event) for event in page.events]
     if not lines:
         lines.append(f"Nothing before {asked.given['before']}." if "before" in asked.given else "Nothing is stored.")
-    from memd.cli.data_dir import waiting_messages, waiting_note  # it reads journals, which takes a moment to import
-
-    with suppress(WrongKey):  # the daemon has the key, this command need not: it says less
-        known = asked.daemon.ask(status.topics)  # those that may be read
-        topics = asked.given.get("topic", [one.topic_id for one in known.topics])
-        waiting = [waiting_messages(config.data_dir, disk_of(config), topic) for topic in topics]
-        if note := waiting_note(sum(waiting)):
-            lines.append(note)
+    topics = asked.daemon.ask(status.topics).topics  # those that may be read
+    waiting = sum(one.unstored for one in topics if one.topic_id in asked.given.get("topic", (one.topic_id,)))
+    lines += [note] if (note := waiting_note(waiting)) else []
     if page.next is not None:
         lines.append(f"There is more: --before {page.next}")
     return lines, 0
 
 
 @click.command()
-@shows(reads.chunk, check=checked_digits, id="ID")
+@shows(reads.chunk, id="ID")
 def show(asked: RouteAnswer[ChunkStory]) -> tuple[Lines, int]:
     """Show the versions of the chunk ID, and where it was shown.
 
@@ -294,23 +286,19 @@ def turn(
     if not set(turn_id or "") <= set("0123456789abcdef"):
         said = f"{str(turn_id)[:60]!r} is no turn's id: those are 16 hexadecimal digits"
         raise BadQuestion(f"{said}; `memd turn` lists them")
-    answer: TurnsPage | TurnReplay | Receipt
     with daemon_for(config) as daemon:
         if turn_id is None:
-            answer = daemon.ask(turns.turns, topic=topic, limit=listed["limit"], steps=bool(listed["steps"]))
-            if topic is not None and not answer.turns:
+            page = daemon.ask(turns.turns, topic=topic, limit=listed["limit"], steps=bool(listed["steps"]))
+            if topic is not None and not page.turns:
                 daemon.ask(reads.log_page, topic=topic, limit=1)  # raises BadQuestion if there is no such topic
+            show_answer(page, _latest(page), as_json=as_json)
         elif replay or then:
-            answer = daemon.ask(turns.replay, turn_id, then=then)
+            again = daemon.ask(turns.replay, turn_id, then=then)
+            differences = _differences(again, "out of what was stored then" if then else "now")
+            show_answer(again, [*_turn_lines(again.turn), *differences], as_json=as_json)
         else:
-            answer = daemon.ask(turns.turn, turn_id)
-    if isinstance(answer, TurnsPage):
-        lines = _latest(answer)
-    elif isinstance(answer, Receipt):
-        lines = _turn_lines(answer)
-    else:
-        lines = [*_turn_lines(answer.turn), *_differences(answer, "out of what was stored then" if then else "now")]
-    show_answer(answer, lines, as_json=as_json)
+            one = daemon.ask(turns.turn, turn_id)
+            show_answer(one, _turn_lines(one), as_json=as_json)
     return 0
 
 

@@ -310,9 +310,9 @@ class AuditBook:
         """Of the file `_name` with `_size` bytes; None: to be read."""
         self._name, self._size = "", 0
 
-    def is_begun(self) -> bool:
-        """Whether there is an audit."""
-        return self._layout.names(self._files) != []
+    def is_kept(self, record: str) -> bool:
+        """Whether acts are to be in it. `record`: the setting `audit.record`."""
+        return record == "always" or (record == "auto" and self._layout.names(self._files) != [])
 
     def append(self, acts: Sequence[Act]) -> Head:
         """Append acts in this order, durably; return the head that the last one makes. Raises StoreError: none of them

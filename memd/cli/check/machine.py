@@ -31,7 +31,7 @@ from memd import __version__
 from memd.admin import status
 from memd.assets import ranks_bytes
 from memd.cli.check import CheckResult, check, failed, failed_with, ok, warning
-from memd.cli.data_dir import waiting_messages, waiting_note
+from memd.cli.data_dir import waiting_messages
 from memd.cli.running import THE_RIGHT_ONE, RunningDaemon
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.embedder import Embedder
@@ -62,7 +62,7 @@ from memd.store.shared.postgres import READ_ONLY, SCHEMA_VERSION, SharedLog, rem
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.export import active_bytes
 from memd.store.tools.verify import verify
-from memd.wording import counted, name_for_terminal, not_english, pip_install, sized
+from memd.wording import counted, name_for_terminal, not_english, pip_install, sized, waiting_note
 
 SETTINGS = "settings"
 OTHERS_MAY_READ = 0o044
