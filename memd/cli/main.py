@@ -157,7 +157,8 @@ def _problem(error: Exception) -> tuple[str, int]:
     if isinstance(error, MemdError):
         is_missing = isinstance(error, NotFound) and not isinstance(error, UnknownTopic)
         wrong_usage = isinstance(error, ConfigError | BadTopicId | BadQuestion) and not is_missing
-        return str(error), WRONG_USAGE if wrong_usage else FOUND_SOMETHING
+        said = re.sub(r"^the parameter (\w+)", lambda found: f"--{found[1].replace('_', '-')}", str(error))
+        return said, WRONG_USAGE if wrong_usage else FOUND_SOMETHING
     if isinstance(error, click.ClickException):
         return _usage_problem(error), error.exit_code
     if error.__cause__ is None:
