@@ -20,8 +20,8 @@ does. One text at a time goes in, so there is no padding and no mask.
 
 The ONNX file is a message of Protocol Buffers: fields, each a key (number of the field × 8 + wire type) and a value.
 Wire type 0 is a varint, 2 a length and so many bytes, 5 four bytes. The numbers of the fields are those of
-`onnx.proto`. It is written here because the package `onnx`, which could do it, gives other bytes with each version,
-and the fingerprint of the files is that of the vectors that people have stored.
+`onnx.proto`. It is written here, and not by the package `onnx`, so that its bytes depend on no version of a library:
+the fingerprint of the files is that of the vectors that people have stored.
 """
 
 from __future__ import annotations
