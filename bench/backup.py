@@ -101,9 +101,6 @@ def appends(folder: Path, chunks: int, chosen: np.random.Generator) -> tuple[Fig
     done.set()
     thread.join()
     tail = writer.bucket.bytes_sent - first
-    for log in logs.values():
-        for segment_id in log.unsealed():
-            log.seal(segment_id)
     before = writer.bucket.bytes_sent
     written(writer)
     medians = {kind: 1000 * statistics.median(seconds[kind]) for kind in KINDS}

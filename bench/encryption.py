@@ -66,16 +66,14 @@ def seconds(work: Callable[[], object]) -> float:
 def filled(
     logs: dict[str, TopicLog], vectors: Floats, chosen: np.random.Generator
 ) -> dict[str, dict[str, list[float]]]:
-    """Append all to both, group by group, seal and index; seconds by what and kind."""
-    spent: Spent = {what: {kind: [] for kind in KINDS} for what in ("append", "seal", "index words")}
+    """Append all to both, group by group, and index; seconds by what and kind."""
+    spent: Spent = {what: {kind: [] for kind in KINDS} for what in ("append", "index words")}
     made = drafts(vectors, chosen)
     for number, start in enumerate(range(0, len(made), GROUP)):
         group = made[start : start + GROUP]
         for kind in KINDS if number % 2 else KINDS[::-1]:
             spent["append"][kind].append(seconds(partial(logs[kind].append, group)))
     for kind in KINDS:
-        for segment_id in logs[kind].unsealed():
-            spent["seal"][kind].append(seconds(partial(logs[kind].seal, segment_id)))
         spent["index words"][kind].append(seconds(logs[kind].complete_words))
     return spent
 

@@ -80,7 +80,6 @@ def main() -> None:
         for first in range(0, asked.entries, 500):
             topic.append(drafts(first, 500))
         topic.append(drafts(asked.entries, SEGMENT // 2))
-        topic.seal(1)
         for name, number in (("a sealed segment", 7), ("the growing one", asked.entries + 7)):
             seconds, longest = measured(topic, store, number, 10_000_000 + number * 1_000)
             print(f"a chunk of {name}: {seconds * 1e3:.0f} ms, the longest append meanwhile {longest * 1e3:.0f} ms")

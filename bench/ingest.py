@@ -2,15 +2,13 @@
 
 Backs these claims: cutting into chunks, appending (with its fsync) and indexing take together less than 15 % of the
 time that embedding takes; while messages are stored at full speed, the p99 of a recall is at most 3 times what it is
-in peace; sealing and merging are not noticed either. Opening what is sealed here, 35,000 chunks that no index covers,
-is noticed, and counted apart.
+in peace; merging is not noticed either.
 
 The costs are measured one after the other in one thread, with the daemon's own drafter and log, because in the daemon
-indexing runs beside embedding and both would be charged for the other's time; what an entry costs at the seal is taken
-from segments of 2,500. The speed and the recalls are measured in the whole daemon: conversations go into the hot
-buffer and through its archiver, questions through its recall; peace and load take turns, so that what else the machine
-does meets both. Inputs are made by ingest_texts.py, seeded; segments are small, so that some are sealed and merged in
-a short run.
+indexing runs beside embedding and both would be charged for the other's time. The speed and the recalls are measured in
+the whole daemon: conversations go into the hot buffer and through its archiver, questions through its recall; peace and
+load take turns, so that what else the machine does meets both. Inputs are made by ingest_texts.py, seeded; segments are
+small, so that some are sealed and merged in a short run.
 
     python bench/ingest.py [--seconds 20] [--json FILE]
 """
@@ -66,9 +64,7 @@ from memd.store.store import ModelId, Store, StoreShared
 
 SEGMENT_ENTRIES = 500
 """Of the topic that is written to: one is full every few seconds."""
-SEALED_SEGMENTS, SEALED_ENTRIES = 7, 5000
-"""Of the topic whose sealing is watched; seven, because eight would be merged."""
-MERGED_SEGMENTS, MERGED_ENTRIES = 8, 2500
+MERGED, MERGED_SEGMENTS, MERGED_ENTRIES = "merging", 8, 2500
 ROUNDS = 5
 """Turns of peace and load."""
 PAUSE_SECONDS = 0.02
@@ -106,17 +102,11 @@ class Spent:
         return run
 
 
-def costs(
-    kind: str, folder: Path, embedder: Embedder, counter: TokenCounter, seconds: float, seal_seconds: float
-) -> Figures:
-    """Where the time goes for one kind of text: seconds per million tokens of it, each step after the other.
-
-    `seal_seconds`: what the seal takes for each entry.
-    """
+def costs(kind: str, folder: Path, embedder: Embedder, counter: TokenCounter, seconds: float) -> Figures:
+    """Where the time goes for one kind of text: seconds per million tokens of it, each step after the other."""
     spent = Spent()
-    store = Store(
-        folder, StoreShared(model=ModelId(embedder.dimension, embedder.fingerprint), segment_entries_max=1_000_000)
-    )
+    model = ModelId(embedder.dimension, embedder.fingerprint)
+    store = Store(folder, StoreShared(model=model, segment_entries_max=5_000))
     log = store.topic("costs")
     drafter = Drafter(
         Cutter(Config().chunking, counter), Config().dedupe.cosine, spent.timed("embedding", embedder.embed_many)
@@ -136,22 +126,21 @@ def costs(
             spent.timed("words", log.complete_words)()
             chunks += len(made)
     store.close()
-    return _per_million(spent.seconds, tokens, chunks, seal_seconds) | {
+    return _per_million(spent.seconds, tokens) | {
         "tokens": tokens,
         "tokens_per_chunk": tokens / chunks,
     }
 
 
-def _per_million(seconds: Mapping[str, float], tokens: int, chunks: int, seal_seconds: float) -> Figures:
+def _per_million(seconds: Mapping[str, float], tokens: int) -> Figures:
     parts = {
         "embedding": seconds["embedding"],
         "chunking": seconds["split"],
         "repeats": seconds["drafts"] - seconds["split"] - seconds["embedding"],
         "append": seconds["append"],
         "words": seconds["words"],
-        "seal": seal_seconds * chunks,
     }
-    others = sum(parts[name] for name in ("chunking", "repeats", "append", "words", "seal"))
+    others = sum(parts[name] for name in ("chunking", "repeats", "append", "words"))
     figures = {name: 1e6 * part / tokens for name, part in parts.items()}
     return figures | {"others_per_embedding": others / seconds["embedding"]}
 
@@ -236,13 +225,10 @@ async def under_load(daemon: Daemon, prepared: Path, seconds: float) -> dict[str
         rates["ingesting"].append(rate)
         await quiet(daemon)
     await asker.until(after(seconds / ROUNDS), "idle")
-    for state in ("sealing", "merging"):
-        (prepared / state).rename(daemon.config.data_dir / state)
-        opening = asyncio.ensure_future(daemon.topics.get(state))
-        await asker.until(opening.done, "opening these")
-        working = asyncio.ensure_future(_worked_off(daemon, await opening))
-        await asker.until(working.done, state)
-        await working
+    (prepared / MERGED).rename(daemon.config.data_dir / MERGED)
+    working = asyncio.ensure_future(_worked_off(daemon, await daemon.topics.get(MERGED)))
+    await asker.until(working.done, MERGED)
+    await working
     await asker.until(after(seconds / ROUNDS), "idle")
     rows = {state: asker.figures(state) for state in asker.states()}
     for state, measured in rates.items():
@@ -259,42 +245,27 @@ async def quiet(daemon: Daemon) -> None:
 def has_work(daemon: Daemon, topic: Topic) -> bool:
     """Whether an index of the topic is behind."""
     budget_ms = daemon.config.retrieval.recall_budget_ms
-    return bool(topic.log.unsealed() or topic.log.wordless or topic.log.due_merge(budget_ms))
+    return bool(topic.log.wordless or topic.log.due_merge(budget_ms))
 
 
 async def _worked_off(daemon: Daemon, topic: Topic) -> None:
-    """Let a topic be sealed or merged, and wait until that is done."""
+    """Let a topic be merged, and wait until that is done."""
     budget_ms = daemon.config.retrieval.recall_budget_ms
     with topic.used():
         daemon.archiver.indexer.look_after(topic)
-        while topic.log.unsealed() or topic.log.due_merge(budget_ms) is not None:  # noqa: ASYNC110  # nobody tells
+        while topic.log.due_merge(budget_ms) is not None:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.01)
 
 
-def prepare(folder: Path, embedder: Embedder) -> float:
-    """A topic with full segments that are not sealed, and one with sealed segments that are not merged.
-
-    Returns the seconds that sealing takes for each entry.
-    """
-    sealing_seconds = 0.0
+def prepare(folder: Path, embedder: Embedder) -> None:
+    """A topic with sealed segments that are not merged."""
     base, chosen = embedded(embedder, 1000), np.random.default_rng(3)
-    for name, segments, entries in (
-        ("sealing", SEALED_SEGMENTS, SEALED_ENTRIES),
-        ("merging", MERGED_SEGMENTS, MERGED_ENTRIES),
-    ):
-        store = Store(
-            folder, StoreShared(model=ModelId(embedder.dimension, embedder.fingerprint), segment_entries_max=entries)
-        )
-        log = store.topic(name)
-        for _ in range(segments):
-            log.append(drafts(mixed(base, entries, chosen), chosen))
-        started = time.perf_counter()
-        for segment_id in log.unsealed() if name == "merging" else []:
-            log.seal(segment_id)
-        sealing_seconds += time.perf_counter() - started if name == "merging" else 0.0
-        log.complete_words()
-        store.close()
-    return sealing_seconds / (MERGED_SEGMENTS * MERGED_ENTRIES)
+    model = ModelId(embedder.dimension, embedder.fingerprint)
+    store = Store(folder, StoreShared(model=model, segment_entries_max=MERGED_ENTRIES))
+    log = store.topic(MERGED)
+    for _ in range(MERGED_SEGMENTS):
+        log.append(drafts(mixed(base, MERGED_ENTRIES, chosen), chosen))
+    store.close()
 
 
 # -- the run ------------------------------------------------------------------------------------------------------
@@ -326,7 +297,7 @@ def report(by_kind: dict[str, Figures], rows: dict[str, Figures]) -> None:
     """Print where the time goes, and what a recall takes."""
     console = Console(width=120)
     table = Table(title="seconds per million tokens, one step after the other")
-    shares = ("embedding", "chunking", "repeats", "append", "words", "seal")
+    shares = ("embedding", "chunking", "repeats", "append", "words")
     for column in ("text", "tokens per chunk", *shares, "all but embedding ÷ embedding"):
         table.add_column(column, justify="left" if column == "text" else "right")
     for kind, row in by_kind.items():
@@ -357,9 +328,9 @@ def main() -> None:
     embedder, counter = load_embedder(EmbeddingSettings()), TokenCounter(cl100k_base(ranks_bytes()))
     by_kind: dict[str, Figures] = {}
     with _folder() as folder:
-        seal_seconds = prepare(folder / "prepared", embedder)
+        prepare(folder / "prepared", embedder)
         for kind in KINDS:
-            by_kind[kind] = costs(kind, folder / kind, embedder, counter, asked.seconds / 3, seal_seconds)
+            by_kind[kind] = costs(kind, folder / kind, embedder, counter, asked.seconds / 3)
         rows = asyncio.run(in_daemon(folder / "memory", folder / "prepared", asked.seconds))
     report(by_kind, rows)
     if asked.json is not None:

@@ -1,10 +1,9 @@
-"""memd's store beside others: search, durable appends, sealing, merging, opening, bytes.
+"""memd's store beside others: search, durable appends, merging, opening, bytes.
 
 Backs these claims: search over 100,000 chunks at most 1 ms and over 1,000,000 at most 3 ms (median, recall@32 at
-least 0.99); a durable append of 20 chunks at most twice the bare write and fsync of the same bytes; appends and
-searches go on at full speed while a segment is sealed; at most 1.3 times the raw vectors in memory at 1,000,000; a
-topic answers soon after a start. All on the same vectors (see vectors.py) in one run: on a shared machine only ratios
-mean anything.
+least 0.99); a durable append of 20 chunks at most twice the bare write and fsync of the same bytes; at most 1.3 times
+the raw vectors in memory at 1,000,000; a topic answers soon after a start. All on the same vectors (see vectors.py) in
+one run: on a shared machine only ratios mean anything.
 
     python bench/store.py [--sizes 5000,100000] [--others none] [--keep FOLDER] [--json FILE]
 
@@ -27,7 +26,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -94,14 +92,11 @@ def drafts(vectors: Floats, chosen: np.random.Generator) -> list[Draft]:
 
 
 def settle(log: TopicLog) -> Figures:
-    """Seal and merge whatever is due; seconds that each took."""
+    """Merge whatever is due; the seconds that it took."""
     started = time.perf_counter()
-    for segment_id in log.unsealed():
-        log.seal(segment_id)
-    sealed = time.perf_counter()
     while due := log.due_merge(NO_LIMIT_MS):
         log.merge(due)
-    return {"seal_seconds": sealed - started, "merge_seconds": time.perf_counter() - sealed}
+    return {"merge_seconds": time.perf_counter() - started}
 
 
 def filled(
@@ -110,7 +105,7 @@ def filled(
     """A store with all vectors, sealed and merged."""
     store = opened(folder, fingerprint, counter)
     log = store.topic(TOPIC)
-    spent = {"append_seconds": 0.0, "seal_seconds": 0.0, "merge_seconds": 0.0}
+    spent = {"append_seconds": 0.0, "merge_seconds": 0.0}
     for start in range(0, len(vectors), SEGMENT_ENTRIES):
         for group in np.array_split(vectors[start : start + SEGMENT_ENTRIES], 20):
             made = drafts(group, chosen)
@@ -184,33 +179,6 @@ def _write_durably(descriptor: int, data: bytes) -> None:
     os.fsync(descriptor)
 
 
-def while_sealing(log: TopicLog, chosen: np.random.Generator, base: Floats) -> Figures:
-    """p99 of appends and searches in peace, and the same while a segment is sealed in another thread."""
-
-    def rounds(going: Callable[[], bool], counted: int) -> tuple[float, float]:
-        appends: list[float] = []
-        searches: list[float] = []
-        while going() or len(searches) < counted:
-            made, [query] = drafts(mixed(base, 1, chosen), chosen), mixed(base, 1, chosen)
-            appends.append(timed(partial(log.append, made))[0])
-            searches.append(timed(partial(nearest, log, query, K))[0])
-        return float(np.percentile(appends, 99)), float(np.percentile(searches, 99))
-
-    while not log.unsealed():  # a full segment that waits to be sealed
-        log.append(drafts(mixed(base, 250, chosen), chosen))
-    idle = rounds(lambda: False, 300)
-    sealing = threading.Thread(target=settle, args=(log,))
-    sealing.start()
-    busy = rounds(sealing.is_alive, 0)
-    sealing.join()
-    return {
-        "append_p99_idle_ms": idle[0],
-        "append_p99_sealing_ms": busy[0],
-        "search_p99_idle_ms": idle[1],
-        "search_p99_sealing_ms": busy[1],
-    }
-
-
 def reopened(folder: Path, fingerprint: str) -> Figures:
     """Opening in a fresh process: until appends are possible, until the first result, and the memory it takes."""
     command = [sys.executable, __file__, "--open", str(folder), fingerprint]
@@ -279,7 +247,6 @@ def measure(size: int, base: Floats, fingerprint: str, others: bool, keep: Path 
         rows["memd"]["memory_per_raw"] = again["resident_bytes"] / (size * DIMENSION * 4)
         store = opened(folder / "memd", fingerprint)
         rows["memd"] |= appended(store.topic(TOPIC), folder, chosen, base)
-        rows["memd"] |= while_sealing(store.topic(TOPIC), chosen, base)
         store.close()
         _progress(f"{size:,} in memd: search {rows['memd']['p50_ms']:.2f} ms")
     for name, kind in installed(size) if others else [("numpy exact", NumpyExact)]:
@@ -345,14 +312,12 @@ def report(size: int, rows: dict[str, Figures]) -> None:
 
 
 def _alone(row: Figures) -> dict[str, str]:
-    steps = [f"{row[f'{name}_seconds_per_1000'] * 1000:.0f} ms" for name in ("append", "seal", "merge")]
+    steps = [f"{row[f'{name}_seconds_per_1000'] * 1000:.0f} ms" for name in ("append", "merge")]
     opening = [f"{row[name]:.3f} s" for name in ("store_ready_seconds", "topic_open_seconds", "first_result_seconds")]
     return {
         "append of 20, durable": f"{row['append_ratio']:.1f} × the bare write and fsync ({row['bare_p50_ms']:.2f} ms)",
         "indexes asked": f"{row['indexes']:.0f}",
-        "append, seal, merge of 1,000": ", ".join(steps),
-        "append p99, the same while sealing": f"{row['append_p99_idle_ms']:.1f}, {row['append_p99_sealing_ms']:.1f} ms",
-        "search p99, the same while sealing": f"{row['search_p99_idle_ms']:.1f}, {row['search_p99_sealing_ms']:.1f} ms",
+        "append, merge of 1,000": ", ".join(steps),
         "store open, topic open, first result": ", ".join(opening),
         "memory": f"{row['memory_per_raw']:.2f} × the raw vectors, {row['resident_bytes'] / 1e6:,.0f} MB",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -66,21 +66,22 @@ async def test_an_index_that_could_not_be_written_is_tried_again(monkeypatch: py
     monkeypatch.setattr("memd.ingest.indexer.RETRY_SECONDS", 0.5)
     stage = Stage(Config(segment=SegmentSettings(max_entries=1), retrieval=RetrievalSettings(lexical_weight=0)))
     topic = await stage.topics.get("talk")
-    seal, seals = topic.log.seal, []
+    merge, merges = topic.log.merge, []
 
-    def seal_on_a_disk_that_fails_once(segment_id: int) -> None:
-        seals.append(segment_id)
-        if len(seals) == 1:
+    def merge_on_a_disk_that_fails_once(segment_ids: Sequence[int], give_way: Callable[[], None]) -> None:
+        merges.append(segment_ids)
+        if len(merges) == 1:
             raise StoreWriteFailed("the disk is full")
-        seal(segment_id)
+        merge(segment_ids, give_way)
 
-    monkeypatch.setattr(topic.log, "seal", seal_on_a_disk_that_fails_once)
+    monkeypatch.setattr(topic.log, "merge", merge_on_a_disk_that_fails_once)
     await stored(stage, topic, talk(topic.buffer, *LAMP))
+    await stored(stage, topic, talk(topic.buffer, *FERRY, session="second"))
     async with asyncio.timeout(60):
         while not stage.metrics.errors.counts["index",] or topic.idle_seconds == 0:  # noqa: ASYNC110  # no event
             await asyncio.sleep(0)
         assert stage.archiver.indexer.under_way == 1, "it waits"
-        while topic.log.unsealed():
+        while topic.log.due_merge(1e9) is not None:
             await asyncio.sleep(0.01)
             stage.archiver.indexer.look_after(topic)
     await stage.close()

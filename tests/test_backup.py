@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, DISK, contents, draft, open_journal, open_store, seal_all
+from drafts import DATA_DIR, DISK, contents, draft, open_journal, open_store
 from effort import steps
 
 from memd.cli.main import main
@@ -45,7 +45,6 @@ def filled(folder: Path, count: int, files: LocalDisk | None = None) -> TopicLog
     topic = open_store(files, folder, segment_entries_max=5).topic("talk")
     for number in range(count):
         topic.append([draft(number)])
-        seal_all(topic)
     return topic
 
 
@@ -67,7 +66,6 @@ def test_the_next_backup_takes_only_what_is_new(source: Path, target: Path, file
     assert (again.linked, again.copied, again.kept) == (0, 0, 7), "active.bin too"
     for number in range(13, 27):
         topic.append([draft(number)])
-        seal_all(topic)
     third = backup(source, target, files)
     assert third.kept >= 6 and third.linked + third.copied <= 13
     assert verify(target, DISK).ok
@@ -132,8 +130,6 @@ def test_every_backup_beside_a_busy_writer_has_all_that_was_acknowledged(source:
         for number in range(0, 600, 2):
             topic.append([draft(number), draft(number + 1)])
             acknowledged = number + 2
-            if number % 10 == 0:
-                seal_all(topic)
         done.set()
 
     writer = threading.Thread(target=write)
@@ -167,7 +163,6 @@ def test_whatever_interrupts_a_backup_it_is_whole_and_the_next_one_goes_on(loss:
         journal.append([b"two"])
         for number in range(7, 18):
             topic.append([draft(number)])
-        seal_all(topic)
         return files
 
     probe = prepared()

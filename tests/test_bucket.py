@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, wait_until
-from drafts import DISK, contents, draft, live_contents, open_journal, open_store, seal_all, uuid_of
+from drafts import DISK, contents, draft, live_contents, open_journal, open_store, uuid_of
 from effort import steps
 from moto.server import ThreadedMotoServer
 from obstore.store import MemoryStore
@@ -143,7 +143,6 @@ class Source:
     def say(self, *numbers: int, topic: str = "talk") -> None:
         for number in numbers:
             self.topic(topic).append([draft(number)])
-            seal_all(self.topic(topic))
 
     def back_up(self) -> int:
         """Begin, if necessary, and write all; the time afterwards."""
@@ -239,7 +238,6 @@ def test_indexes_that_the_bucket_has_lost_are_built_again_from_the_log_that_is_r
     assert report.files == len(files_of(target)) == len(files_of(source.folder)) - 2
     with closing(open_store(DISK, target)) as store:
         assert live_contents(store.topic("talk")) == chunks(*range(13))
-        seal_all(store.topic("talk"))
     assert verify(target, DISK).ok
 
 
@@ -474,7 +472,6 @@ def test_of_an_encrypted_folder_the_bucket_gets_no_plain_text(tmp_path: Path, bu
     writer.begin()
     for number in range(13):
         store.topic("talk").append([draft(number)])
-        seal_all(store.topic("talk"))
         while not writer.round():
             pass
     store.close()

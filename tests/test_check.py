@@ -99,8 +99,6 @@ def fill(data_dir: Path, fingerprint: str = FINGERPRINT, segment_entries_max: in
         text = f"user: sentence {number} about bicycles"
         draft = Draft(uuid=os.urandom(16), content=text, vector=vector.tobytes(), created_at=1, roles=("user",))
         store.topic("default").append([draft])
-    for segment_id in store.topic("default").unsealed():
-        store.topic("default").seal(segment_id)
     store.close()
 
 

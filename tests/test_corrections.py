@@ -19,7 +19,7 @@ from archiver_stage import HashEmbedder
 from conftest import Serving
 from crash_files import CrashFiles
 from daemon_process import DaemonProcess, ask, user, wait_until
-from drafts import DIMENSION, draft, open_store, seal_all, unit_vector, uuid_of
+from drafts import DIMENSION, draft, open_store, unit_vector, uuid_of
 from effort import SECONDS_MAX
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
 
@@ -417,11 +417,9 @@ UUIDS = [bytes.fromhex(digits.ljust(32, "0")) for digits in ("a3f91", "a3f92", "
 
 @pytest.fixture(params=[False, True], ids=["growing", "sealed"])
 def three_chunks(request: pytest.FixtureRequest) -> TopicLog:
-    topic = open_store(CrashFiles()).topic("talk")
+    topic = open_store(CrashFiles(), segment_entries_max=len(UUIDS) if request.param else 1000).topic("talk")
     for number, one in enumerate(UUIDS):
         topic.append([msgspec.structs.replace(draft(number), uuid=one)])
-    if request.param:
-        seal_all(topic)
     return topic
 
 

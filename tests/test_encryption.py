@@ -29,7 +29,6 @@ from drafts import (
     live_contents,
     open_journal,
     open_store,
-    seal_all,
     two_segments,
     unit_vector,
 )
@@ -316,7 +315,6 @@ def plain_directory() -> CrashFiles:
         topic = store.topic(name)
         for number in range(3):
             topic.append([draft(f"{name} {number}")])
-        seal_all(topic)
     store.close()
     files.create(DATA_DIR / RECEIPTS_NAME)
     files.append(DATA_DIR / RECEIPTS_NAME, RECEIPT)
@@ -631,7 +629,6 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     with_old, with_new = {"MEMD_ENCRYPTION_KEY_FILE": str(old)}, {"MEMD_ENCRYPTION_KEY": new.read_text().strip()}
     store = open_store(None, folder, segment_entries_max=2, dimension=384, fingerprint="")
     store.topic("talk").append([draft(bird, dimension=384) for bird in ("gull", "tern")])
-    store.topic("talk").seal(store.topic("talk").unsealed()[0])
     store.topic("talk").append([draft("wren", dimension=384)])
     store.close()
     (folder / "memd.receipts").write_bytes(b'{"asked":"zanzibar"}\n')

@@ -32,7 +32,6 @@ from drafts import (
     draft,
     live_contents,
     open_store,
-    seal_all,
     search,
     unit_vector,
     uuid_of,
@@ -548,7 +547,6 @@ def filled(store: Store, count: int) -> TopicLog:
     topic = store.topic("talk")
     for number in range(count):
         topic.append([told(number)])
-    seal_all(topic)
     return topic
 
 
@@ -662,7 +660,6 @@ def test_whatever_interrupts_it_doing_it_again_finishes_it(loss: Loss) -> None:
         after = files.after_power_cut(loss)
         again = open_store(after, segment_entries_max=5).topic("talk")
         assert set(live_contents(again)) >= set(kept), probe.log[cut]
-        seal_all(again)
         again.erase(gone, MARK, wiper := Wiper(after))
         assert wiper.left == []
         assert live_contents(again) == kept and ids(again) == known, probe.log[cut]
@@ -717,7 +714,6 @@ def test_the_next_backup_loses_what_was_erased_and_keeps_the_rest(tmp_path: Path
     store.ledger.write(erasure)
     erased(store, erasure, ForbiddenText())
     store.topic("other").append([told(51)])
-    seal_all(topic)
     report = backup(source, target, DISK)
     assert report.findings == [] and report.erased >= 3
     assert [number for number in (2, 12, 50) if traces(on_disk(target), number)] == []

@@ -245,7 +245,6 @@ def test_without_its_lock_file_a_daemon_writes_alone_on(make_daemon: MakeDaemon,
 WRITERS: tuple[Callable[[Store], object], ...] = (
     lambda store: store.topic("talk").append([draft("after")]),
     lambda store: store.topic("another"),
-    lambda store: store.topic("talk").seal(store.topic("talk").unsealed()[0]),
     lambda store: store.topic("talk").merge((1, 2)),
     lambda store: store.topic("talk").complete_words(),
     lambda store: ReceiptRing(store.files, store.data_dir, 1000).append(b"{}"),
@@ -259,8 +258,6 @@ def test_whatever_writes_makes_sure_first_that_no_other_daemon_does(tmp_path: Pa
     topic = store.topic("talk")
     for number in range(7):
         topic.append([draft(number)])
-    for segment_id in topic.unsealed()[:2]:
-        topic.seal(segment_id)
     (tmp_path / "talk" / "segments" / "seg_0001.words").unlink()
     store.close()
     store = open_store(None, tmp_path, segment_entries_max=2)

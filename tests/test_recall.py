@@ -98,7 +98,6 @@ EVERYTHING = Filters(everything=True)
 async def test_an_index_whose_words_are_not_made_yet_is_searched_by_meaning(tmp_path: Path, embedder: Embedder) -> None:
     store = _store(tmp_path, embedder, entries_max=len(TALK))
     store.topic("default").append([_draft(embedder, number, text) for number, text in enumerate(TALK)])
-    store.topic("default").seal(1)
     store.close()
     [words] = (tmp_path / "default" / "segments").glob("*.words")
     words.unlink()
@@ -148,8 +147,6 @@ def topic(request: pytest.FixtureRequest, tmp_path: Path, embedder: Embedder) ->
     pairs = enumerate(zip(TALK, UTILITY_STEPS, strict=True))
     drafts = [_draft(embedder, number, text, utility_steps=steps) for number, (text, steps) in pairs]
     talk.append(drafts[:4])
-    for segment_id in talk.unsealed():
-        talk.seal(segment_id)
     talk.append(drafts[4:])
     yield talk
     store.close()
@@ -524,8 +521,6 @@ async def test_a_time_in_a_question_does_not_drown_in_what_is_not_wanted(tmp_pat
     topic.append(drafts[:101])
     topic.append(drafts[101:])
     topic.append([_draft(embedder, 250, "filler")])
-    for segment_id in topic.unsealed():
-        topic.seal(segment_id)
     topic.merge([number for view in topic.snapshot().indexes for number in view.index.segment_ids])
     found = await asked(topic, question, Filters(wanted=Selection(sources=("wanted.md",)), everything=True))
     assert "Behind a bicycle." in by_content(found)

@@ -83,13 +83,12 @@ def chunk(embedder: Embedder, number: int) -> Draft:
 
 @pytest.fixture
 def folder(tmp_path: Path, former: Embedder) -> Path:
-    """A log of the former model: two topics, sealed, unsealed and active segments, corrections."""
+    """A log of the former model: two topics, sealed and active segments, corrections."""
     store = opened(tmp_path, former)
     talk = store.topic("talk")
     entries = talk.append([chunk(former, number) for number in range(25)])
     talk.append([adjusted(entries[3], 2)])
     talk.append([deprecated(entries[4])])
-    talk.seal(talk.unsealed()[0])
     talk.append([chunk(former, number) for number in range(25, 33)])
     store.topic("other").append([chunk(former, 7)])
     store.close()

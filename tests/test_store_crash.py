@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, adjusted, contents, deprecated, draft, live_contents, open_journal, open_store, seal_all
+from drafts import DATA_DIR, adjusted, contents, deprecated, draft, live_contents, open_journal, open_store
 from effort import steps
 from encrypted_files import EncryptedCrashFiles
 
@@ -54,7 +54,6 @@ def ingest(files: LocalDisk, witness: Witness, attempt: Callable[[Callable[[], o
 
     for number, size in enumerate((1, 3, 2, 4, 1)):
         append([draft(f"{number}.{i}") for i in range(size)])
-        attempt(lambda: seal_all(topic))
         assert live_contents(topic) == flat(witness.acknowledged)
     for correction in (adjusted(known[0], 2), deprecated(known[len(known) // 2])):
         append([correction])

@@ -27,7 +27,6 @@ from drafts import (
     live_contents,
     open_journal,
     open_store,
-    seal_all,
     search,
     unit_vector,
     uuid_of,
@@ -114,11 +113,7 @@ def test_readers_search_while_the_writer_appends_and_seals(tmp_path: Path) -> No
         except BaseException as error:
             problems.append(error)
 
-    def seal() -> None:
-        while not done.is_set():
-            seal_all(topic)
-
-    threads = [threading.Thread(target=target) for target in (read, read, seal)]
+    threads = [threading.Thread(target=read) for _ in range(2)]
     for thread in threads:
         thread.start()
     newest = entries[0]
@@ -372,7 +367,6 @@ def filled(segments: int, rest: int, *, size: int = 10) -> CrashFiles:
     for number in range(segments * size + rest):
         long = msgspec.structs.replace(draft(number), content=f"user: chunk {number} {'long ' * 400}")
         store.topic("talk").append([long])
-        seal_all(store.topic("talk"))
     store.close()
     files.bytes_read.clear()
     return files
@@ -738,8 +732,6 @@ def test_an_old_log_is_appended_to_and_sealed(golden: Path) -> None:
     store = opened(golden)
     topic = store.topic(TOPIC)
     topic.append([chunk(8, "user: new"), chunk(9, "user: newer")])
-    for segment_id in topic.unsealed():
-        topic.seal(segment_id)
     store.close()
     assert verify(golden, LocalDisk()).ok
     after = found(golden)["export"]

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, seal_all, search, unit_vector
+from drafts import DATA_DIR, adjusted, deprecated, draft, open_store, search, unit_vector
 from effort import steps
 
 from memd.entries import Entry
@@ -50,7 +50,6 @@ def grown(files: CrashFiles, segments: int, size: int = 2) -> tuple[TopicLog, li
         if number % 4 == 3:
             group[1] = deprecated(entries[2 * number - 1])
         entries += topic.append(group)
-        seal_all(topic)
     return topic, entries
 
 
@@ -72,7 +71,6 @@ def test_the_words_of_a_merged_index_may_be_longer_than_a_record(monkeypatch: py
     topic = store.topic("talk")
     for number in range(8):
         topic.append([draft(f"{number}.{i}") for i in range(10)])
-        seal_all(topic)
     monkeypatch.setattr(log_format, "PAYLOAD_BYTES_MAX", 2_500)
     topic.merge(range(1, 9))
     found = topic.snapshot().places_with("chunk 5.3")
@@ -90,7 +88,6 @@ def test_merges_go_on_in_tiers_and_leave_few_indexes() -> None:
     most = 0
     for number in range(70):
         topic.append([draft(f"{number}.{i}") for i in range(2)])
-        seal_all(topic)
         merge_all(topic)
         most = max(most, len(topic.snapshot().indexes))
     assert [len(view.index.segment_ids) for view in topic.snapshot().indexes] == [59, 11]
@@ -189,7 +186,6 @@ def test_an_append_and_a_seal_during_a_merge_count_afterwards() -> None:
     def meanwhile() -> None:
         if not done:
             done.append(topic.append([deprecated(chosen), draft("new")]))
-            seal_all(topic)
 
     topic.merge(range(1, 9), give_way=meanwhile)
     after = {*found(topic.snapshot())}
@@ -211,7 +207,6 @@ def test_a_merged_search_agrees_with_an_exact_one_on_clustered_vectors(tmp_path:
         numbers = range(number, number + size)
         group = [msgspec.structs.replace(draft(i), vector=vectors[i].tobytes()) for i in numbers]
         ids += [entry.canonical_id for entry in topic.append(group)]
-        seal_all(topic)
     assert merge_all(topic) == 1
     right = total = 0
     for query in chosen.permutation(vectors)[:100] + 0.05 * chosen.normal(size=(100, dimension)).astype(np.float32):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, Hit, adjusted, deprecated, digest_of, draft, open_store, seal_all, search, unit_vector
+from drafts import DATA_DIR, Hit, adjusted, deprecated, digest_of, draft, open_store, search, unit_vector
 from effort import scaled
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -69,10 +69,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.note(topic, self.logs[topic].append(drafts))
 
     @rule(topic=topics)
-    def seal(self, topic: str) -> None:
-        seal_all(self.logs[topic])
-
-    @rule(topic=topics)
     def merge(self, topic: str) -> None:
         log = self.logs[topic]
         log.load()
@@ -96,7 +92,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.files.fail_at = {self.files.operations + after}
         try:
             self.note(topic, self.logs[topic].append(self.new_drafts(count)))
-            seal_all(self.logs[topic])
         except StoreWriteFailed:
             pass
         self.files.fail_at = set()
@@ -120,7 +115,6 @@ class StoreMachine(RuleBasedStateMachine):
                 attempted = [made.content for made in drafts]
                 self.note(topic, self.logs[topic].append(drafts))
                 attempted = []
-                seal_all(self.logs[topic])
         except PowerCutError:
             pass
         self.files = self.files.after_power_cut(loss)

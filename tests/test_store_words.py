@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from candidates import entry
-from drafts import DIMENSION, adjusted, deprecated, draft, open_store, seal_all
+from drafts import DIMENSION, adjusted, deprecated, draft, open_store
 from full_disk import FullDisk
 
 from memd.entries import Draft, Entry, Erased, Section
@@ -204,7 +204,6 @@ def test_the_same_log_gives_the_same_answers_however_its_columns_came_about(tmp_
     talk = store.topic("talk")
     _written_at_random(talk, random.Random(seed), 80)
     growing = [scores(talk, question) for question in QUESTIONS]
-    seal_all(talk)
     sealed = [scores(talk, question) for question in QUESTIONS]
     talk.merge([1, 2])
     merged = [scores(talk, question) for question in QUESTIONS]
@@ -245,7 +244,6 @@ def loaded(directory: Path, disk: LocalDisk | None = None) -> Iterator[TopicLog]
 def sealed(tmp_path: Path) -> Path:
     """The file of the words of a sealed segment, which has the identifiers."""
     store = filled(tmp_path, segment_entries_max=9)
-    seal_all(store.topic("talk"))
     store.close()
     [words] = (tmp_path / "talk" / "segments").glob("*.words")
     return words
@@ -257,7 +255,6 @@ def test_words_are_found_after_a_merge_and_without_its_file(tmp_path: Path, seal
     store = open_store(None, tmp_path, segment_entries_max=9)
     topic = store.topic("talk")
     topic.append([said(f"later {number}", f"Later {number}.") for number in range(9)])
-    seal_all(topic)
     if is_asked:
         topic.load()
     topic.merge([1, 2])
@@ -327,7 +324,6 @@ def test_what_is_erased_leaves_no_words(tmp_path: Path, sealed: Path) -> None:
         [place] = topic.snapshot().places_with("ERR_7421")
         assert topic.erase({topic.snapshot().read(place).uuid}, Erased(at=1), Wiper(LocalDisk())) == 1
         assert found(topic, "ERR_7421") == [] and found(topic, "retry_with_backoff") == [IDENTIFIERS["snake"]]
-        seal_all(topic)
     assert sealed.read_bytes() != with_it
     assert not list((tmp_path / "talk").rglob("*.tmp"))
 

@@ -1,4 +1,4 @@
-"""Builds the indexes of full segments and merges them, in the background.
+"""Merges indexes, in the background.
 
 Rule: it runs at low priority, in threads of its own, and gives way while a request is being answered. Work that fails
 is tried again later; meanwhile searches find everything, only slower.
@@ -52,13 +52,12 @@ class Jobs:
 
 
 class Indexer:
-    """Seals one segment and merges one group of indexes at a time."""
+    """Merges one group of indexes at a time."""
 
     def __init__(self, tasks: Tasks, priority: Priority, settings: RetrievalSettings) -> None:
         self._jobs = Jobs(tasks)
         self._mergers_turn = priority.for_background()
         self._recall_budget_ms = settings.recall_budget_ms
-        self._sealer = background_thread("memd-seal")
         self._merger = background_thread("memd-merge")
         self._retries = Retries(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._metrics = tasks.metrics
@@ -70,28 +69,22 @@ class Indexer:
 
     def look_after(self, topic: Topic) -> None:
         """Start the work that the topic's indexes need, unless it is running, or it is too early to try again."""
-        for segment_id in topic.log.unsealed():
-            self._begin(f"seal {topic.id}/{segment_id}", topic, partial(self._seal, topic, segment_id))
-        if topic.log.due_merge(self._recall_budget_ms) is not None:
-            self._begin(f"merge {topic.id}", topic, partial(self._merge, topic))
+        name = f"merge {topic.id}"
+        if topic.log.due_merge(self._recall_budget_ms) is not None and not self._retries.is_early(name):
+            self._jobs.begin(name, topic, partial(self._tried, name, topic))
 
     def stop(self) -> None:
         """Let a running merge end at its next step: it starts anew next time, and nobody waits for it."""
         self._mergers_turn.end()
 
     def close(self) -> None:
-        """End the threads. A running seal is finished; a running merge or update of words starts anew next time."""
+        """End the thread. A running merge starts anew next time."""
         self.stop()
         self._merger.shutdown(wait=True, cancel_futures=True)
-        self._sealer.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, name: str, topic: Topic, work: Callable[[], Awaitable[None]]) -> None:
-        if not self._retries.is_early(name):
-            self._jobs.begin(name, topic, partial(self._tried, name, work))
-
-    async def _tried(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    async def _tried(self, name: str, topic: Topic) -> None:
         try:
-            await work()
+            await self._merge(topic)
             self._retries.succeeded(name)
         except StoreError as error:
             self._metrics.errors.add("index")
@@ -99,10 +92,6 @@ class Indexer:
             log.error("work on an index failed and is tried again, nothing is lost", extra=fields)
         except GivenUp:
             pass
-
-    async def _seal(self, topic: Topic, segment_id: int) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._sealer, topic.log.seal, segment_id)
-        self.look_after(topic)
 
     async def _merge(self, topic: Topic) -> None:
         while segment_ids := topic.log.due_merge(self._recall_budget_ms):

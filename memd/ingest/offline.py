@@ -105,7 +105,5 @@ def reembed_topics(
             ]
             advanced(done + len(embedded), total)
         topic.append(embedded)
-        for segment_id in topic.unsealed():  # which it has filled
-            topic.seal(segment_id)
         done += len(embedded)
     return done, problems

@@ -1,8 +1,8 @@
 """Opening a topic: from its files to its segments in memory, in whatever state a crash left them.
 
 Rule: opening twice in a row changes nothing the second time. Only derived files are rebuilt, only temporary ones
-removed, only a torn tail of `active.bin` moved. Of sealed segments only the columns are read, but for one time where an
-older memd wrote fewer of them.
+removed, only a torn tail of `active.bin` moved. Of sealed segments only the columns are read. A full segment whose
+columns are missing, damaged or an older memd's is sealed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ import msgspec
 from memd.entries import Entry
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError, StoreWriteFailed
 from memd.store.claim import Claim
-from memd.store.disk import LocalDisk, Wiper, write_beside
-from memd.store.index.sealed_index import SealedIndex, choose_merged, encode_meta, read_segment_meta, sealed_segment
+from memd.store.disk import LocalDisk, Wiper
+from memd.store.index.sealed_index import (
+    SealedIndex,
+    choose_merged,
+    has_meta,
+    read_segment_meta,
+    seal,
+    sealed_segment,
+)
 from memd.store.layout import TopicLayout, check_topic
 from memd.store.log import recovery
 from memd.store.log.format import (
     HEADER_BYTES,
-    META_VERSION,
     Header,
     ModelId,
-    decode_any_header,
     decode_entry,
     payload_of,
     scan_records,
@@ -66,19 +71,10 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
     opened.missing = [layout.bin(segment_id) for segment_id in missing]
     opened.findings += map(recovery.missing_segment, opened.missing)
     for segment_id in layout.segment_ids(files):
-        if not _open_sealed(claim, model, segment_id, opened):
-            _open_unsealed(claim, model, segment_id, opened)
+        _open_full(claim, model, segment_id, opened)
     if files.size(layout.active) is not None:
         _open_active(claim, model, opened)
     _open_merged(claim, opened)
-    return opened
-
-
-def reread_segment(claim: Claim, model: ModelId, segment_id: int) -> OpenedTopic:
-    """Read one full segment from its log alone, because its index is damaged. Raises StoreError: the log cannot be
-    read."""
-    opened = OpenedTopic()
-    _open_unsealed(claim, model, segment_id, opened)
     return opened
 
 
@@ -116,37 +112,27 @@ def _last_entry(files: LocalDisk, path: Path) -> Entry | None:
     return decode_entry(payload_of(data, scanned.spans[-1]), dimension=None)
 
 
-def _open_sealed(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic) -> bool:
-    """Open a segment with its derived files; False if they are missing or damaged."""
-    files, layout = claim.files, claim.layout
-    if files.size(layout.meta(segment_id)) is None:
-        return False
-    name = str(layout.bin(segment_id))
+def _open_full(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic) -> None:
+    """Open a full segment by its derived files, or by its log if they are missing or damaged."""
+    files, layout, lost = claim.files, claim.layout, list[tuple[int, int]]()
+    path = layout.bin(segment_id)
     try:
-        header, meta = read_segment_meta(files, layout, segment_id)
-        if _is_left_out(files, layout, header, layout.bin(segment_id), opened):
-            return True
-        known = decode_any_header(files.read_at(layout.meta(segment_id), 0, HEADER_BYTES))
-        if known is None or known.version < META_VERSION:
-            with suppress(StoreWriteFailed):  # then every start reads the .bin again
-                renewed = write_beside(files, layout.meta(segment_id), encode_meta(header, meta))
-                claim.publish({layout.meta(segment_id): renewed})
-        segment = sealed_segment(files, layout, header, meta)
-        if model.wrote(header):
-            opened.indexes.append(SealedIndex(files, layout, [segment]))
+        if has_meta(files, layout, segment_id):
+            header, meta = read_segment_meta(files, layout, segment_id)
+            if _is_left_out(files, layout, header, path, opened):
+                return
+            opened.segments[segment_id] = segment = sealed_segment(files, layout, header, meta)
+            if model.wrote(header):
+                opened.indexes.append(SealedIndex(files, layout, [segment]))
+            cut = [f"bytes {start} to {end} cannot be read; see `memd verify`" for start, end in meta.gaps]
+            opened.findings += [recovery.Finding("damaged", str(path), one) for one in cut]
+            return
     except ShortLogFile as error:
-        opened.findings.append(recovery.Finding("damaged", name, str(error)))
-        _open_unsealed(claim, model, segment_id, opened, [error.gap])
-        return True
+        opened.findings.append(recovery.Finding("damaged", str(path), str(error)))
+        lost = [error.gap]
     except StoreError as error:
-        opened.findings.append(recovery.Finding("derived", name, f"its index is rebuilt from the log: {error}"))
-        return False
-    for start, end in meta.gaps:
-        opened.findings.append(
-            recovery.Finding("damaged", name, f"bytes {start} to {end} cannot be read; see `memd verify`")
-        )
-    opened.segments[segment_id] = segment
-    return True
+        opened.findings.append(recovery.Finding("derived", str(path), f"its index is rebuilt from the log: {error}"))
+    open_by_log(claim, model, segment_id, opened, lost)
 
 
 def _is_left_out(files: LocalDisk, layout: TopicLayout, header: Header | None, path: Path, opened: OpenedTopic) -> bool:
@@ -172,10 +158,10 @@ def _open_merged(claim: Claim, opened: OpenedTopic) -> None:
     opened.indexes = list(own.values())
 
 
-def _open_unsealed(
+def open_by_log(
     claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic, lost: Sequence[tuple[int, int]] = ()
 ) -> None:
-    """Read a full segment from its log; `lost` is missing at its end."""
+    """Read a full segment from its log, and seal it if its columns can be written; `lost` is missing at its end."""
     files, layout = claim.files, claim.layout
     path = layout.bin(segment_id)
     try:
@@ -197,6 +183,9 @@ def _open_unsealed(
     if log_file.has_tail and log_file.read_end < log_file.size:
         segment.gaps.append((log_file.read_end, log_file.size))
     segment.gaps += lost
+    with suppress(StoreWriteFailed):
+        opened.segments[segment_id], indexes = seal(claim, segment)
+        opened.indexes += indexes
 
 
 def _open_active(claim: Claim, model: ModelId, opened: OpenedTopic) -> None:
@@ -212,24 +201,22 @@ def _open_active(claim: Claim, model: ModelId, opened: OpenedTopic) -> None:
         raise CorruptFile(
             f"{path}: nothing in it can be read; if it is not memd's, move it away, else restore it from a backup"
         )
-    findings = recovery.find_damage(log_file, is_last=header is not None)
-    count = len(log_file.entries)
-    if log_file.has_tail and header is not None:
-        findings.append(recovery.cut_torn_tail(files, path, data, log_file.whole_end))
-        count = log_file.whole_count
-    opened.findings += findings
     segment_id = max(header.segment_id if header else 0, layout.next_segment_id(files))
-    taken = msgspec.structs.replace(header or new_header(layout, model, segment_id), segment_id=segment_id)
-    if header is not None and count == 0 and not model.wrote(header):
-        return  # empty: the next append replaces it with a file of this model
-    segment = GrowingSegment(files, [path, layout.bin(segment_id)], taken, searchable=model.wrote(taken))
-    _fill(segment, log_file, count, opened)
-    if header is None or not model.wrote(header):
+    torn = []
+    if log_file.has_tail and header is not None:
+        torn = [recovery.cut_torn_tail(files, path, data, log_file.whole_end)]
+    if header is None or (log_file.whole_count and not model.wrote(header)):
         # Nothing is appended after a header that does not describe it.
         claim.rotate(segment_id)
-        segment.rotated_to(layout.bin(segment_id))
+        open_by_log(claim, model, segment_id, opened)
+        opened.findings += torn
         return
-    opened.active = segment
+    opened.findings += [*recovery.find_damage(log_file, is_last=True), *torn]
+    if not model.wrote(header):
+        return  # empty: the next append replaces it with a file of this model
+    header = msgspec.structs.replace(header, segment_id=segment_id)
+    opened.active = GrowingSegment(files, [path, layout.bin(segment_id)], header, searchable=True)
+    _fill(opened.active, log_file, log_file.whole_count, opened)
     claim.resume("log", log_file.whole_end)
 
 

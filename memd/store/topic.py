@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 
 import msgspec
 import numpy as np
@@ -25,11 +26,11 @@ from memd.store.index.sealed_index import (
     SealedIndex,
     columns_from_log,
     due_merge,
-    encode_words,
     merged_files,
+    publish_words,
     read_words,
+    seal,
     write_merged,
-    write_sealed,
 )
 from memd.store.lexical.postings import ChunkTerms, SealedColumns, encoded_terms
 from memd.store.log.columns import Rows, digest_word
@@ -45,7 +46,7 @@ from memd.store.log.segment import (
     UnstoredText,
     create_active,
 )
-from memd.store.opening import open_topic, reread_segment
+from memd.store.opening import OpenedTopic, open_by_log, open_topic
 from memd.store.snapshot import (
     Snapshot,
     after_append,
@@ -194,7 +195,8 @@ class TopicLog:
             self._snapshot = after_append(self._snapshot, active, entries, spans, fresh)
             if active.count >= self._shared.segment_entries_max:
                 self._rotate(active)
-            return entries
+        self._seal_full()
+        return entries
 
     def _check_made(self, drafts: Sequence[Draft], made_at: int) -> None:
         """Raise MadeAnew if others have stored what the drafts should take into account."""
@@ -248,35 +250,28 @@ class TopicLog:
         return [(view, np.flatnonzero(~view.dead)) for view in views]
 
     def unsealed(self) -> list[int]:
-        """Return the full segments that have no index yet, oldest first."""
+        """Return the full segments whose columns could not be written, oldest first."""
         active = self._active
         views = self._snapshot.views.items()
         return [
             number for number, view in views if isinstance(view.segment, GrowingSegment) and view.segment is not active
         ]
 
-    def seal(self, segment_id: int) -> None:
-        """Write the columns of a full segment, and read its contents from disk from the next snapshot on. Slow.
-
-        Appends and searches go on meanwhile. Does nothing if the segment is sealed or still appended to. Raises
-        StoreError: a file could not be read or written; the segment stays unsealed.
-        """
-        with self._sealing:
-            if self._closed or segment_id not in self.unsealed():
-                return
-            growing = self._snapshot.views[segment_id].segment
-            assert isinstance(growing, GrowingSegment), "an unsealed segment"
-            sealed = write_sealed(self.claim, growing, sealed_at=self._shared.clock.now_us())
-            segments = {number: view.segment for number, view in self._snapshot.views.items()} | {segment_id: sealed}
-            uuid_index = uuid_index_of(segments.values())
-            searched = None
-            if growing.searchable:
-                searched = SealedIndex(self._files, self._layout, [sealed], matrix=growing.matrix)
+    def _seal_full(self) -> None:
+        """Read the contents of full segments from disk from the next snapshot on: 50 ms for each. One whose columns
+        cannot be written stays as it is, until a later append or start succeeds."""
+        if not self.unsealed():
+            return
+        with self._sealing, suppress(StoreError):
+            for number in self.unsealed():
+                growing = self._snapshot.views[number].segment
+                assert isinstance(growing, GrowingSegment), "an unsealed segment"
                 self._complete_growing(growing)
-                self._publish_words(searched, [growing.columns.sealed()])
-            with self._state:
-                indexes = [] if searched is None else [searched]
-                self._snapshot = after_indexing(self._snapshot, indexes, {segment_id: sealed}, uuid_index)
+                sealed, indexes = seal(self.claim, growing)
+                segments = {one: view.segment for one, view in self._snapshot.views.items()} | {number: sealed}
+                uuid_index = uuid_index_of(segments.values())
+                with self._state:
+                    self._snapshot = after_indexing(self._snapshot, indexes, {number: sealed}, uuid_index)
 
     def load(self) -> None:
         """Load all indexes, so that the next search does not wait for it. Slow the first time.
@@ -320,7 +315,7 @@ class TopicLog:
                 parts = [self._read_words([one]) or columns_from_log(one, self.counted) for one in index.segments]
                 with self._sealing:  # what is erased meanwhile has other segments, and these words are nobody's
                     if any(view.index is index for view in self._snapshot.indexes):
-                        self._publish_words(index, parts)
+                        publish_words(self.claim, index, parts)
 
     def _complete_growing(self, segment: GrowingSegment) -> None:
         while rows := segment.columns.lacking[:_COMPLETED_AT_ONCE]:
@@ -347,13 +342,6 @@ class TopicLog:
     def _read_words(self, segments: Sequence[SealedSegment]) -> SealedColumns | None:
         path = self._layout.words(segments[0].segment_id, segments[-1].segment_id)
         return read_words(self._files, path, segments)
-
-    def _publish_words(self, index: SealedIndex, parts: Sequence[SealedColumns]) -> None:
-        first, last = index.segment_ids[0], index.segment_ids[-1]
-        columns = parts[0] if len(parts) == 1 else SealedColumns.joined(parts)
-        path = self._layout.words(first, last)
-        index.columns = columns  # also where the disk is full: only the next start makes them anew
-        self.claim.publish({path: write_beside(self._files, path, encode_words(index.segments, columns))})
 
     def counted(self, entry: Entry) -> Entry:
         """The entry with its words and tokens, which are counted when it is stored."""
@@ -405,7 +393,7 @@ class TopicLog:
             )
             columns = [self._words_of(one) for one in replaced]
             if all(columns):
-                self._publish_words(index, [one for one in columns if one is not None])
+                publish_words(self.claim, index, [one for one in columns if one is not None])
             with self._state:
                 if any(self._snapshot.views[part.segment_id].segment is not part for part in sealed):
                     return  # an index was dropped meanwhile
@@ -422,7 +410,7 @@ class TopicLog:
         """Erase the text and the vectors of all entries of these chunks, and of the indexes; return how many it were.
 
         Slow, and done again it goes on where it ended. Appends and searches go on meanwhile, in another file where the
-        present one is rewritten. A segment of which something was erased is scanned until `seal`.
+        present one is rewritten.
 
         Raises:
             StoreError: a file could not be read or written; what was erased by then is erased.
@@ -453,28 +441,33 @@ class TopicLog:
                 wiper.wipe(path)
 
     def _erase_in_full(self, numbers: list[int], uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
-        self._search_unsealed(numbers)  # the indexes are mapped: a search of one that is overwritten finds nothing
+        merged = [v.index for v in self._snapshot.indexes if len(v.index.segments) > 1]
+        with self._state:  # they are mapped: a search of one that is overwritten finds nothing
+            self._search_singly([one for one in merged if not set(numbers).isdisjoint(one.segment_ids)])
         self.claim.publish({}, self._layout.indexes_over(self._files, numbers), wiper)
-        count = 0
+        count, now = 0, OpenedTopic()
         for number in numbers:
             path = self._layout.bin(number)
             data, erased = without_text(self._files.read(path), uuids, mark)
             if erased:
                 self.claim.publish({path: write_beside(self._files, path, data)}, wiper=wiper)
             count += erased
-        self._search_unsealed(numbers)
+            open_by_log(self.claim, self._shared.model, number, now)
+        for index in now.indexes:
+            if index.columns is None:
+                publish_words(self.claim, index, [columns_from_log(index.segments[0], self.counted)])
+        segments = {number: view.segment for number, view in self._snapshot.views.items()} | now.segments
+        uuid_index = uuid_index_of(segments.values())
+        with self._state:
+            self._snapshot = after_indexing(self._snapshot, now.indexes, now.segments, uuid_index)
         return count
 
-    def _search_unsealed(self, numbers: list[int]) -> None:
-        """Search full segments as their files are now, without their indexes; the others of those each by itself."""
-        segments = {one: reread_segment(self.claim, self._shared.model, one).segments[one] for one in numbers}
-        merged = [v.index for v in self._snapshot.indexes if not set(numbers).isdisjoint(v.index.segment_ids)]
-        others = [one for index in merged for one in index.segments if one.segment_id not in numbers]
-        indexes = [SealedIndex(self._files, self._layout, [one]) for one in others]
-        views = self._snapshot.views.items()
-        uuid_index = uuid_index_of(view.segment for number, view in views if number not in segments)
-        with self._state:
-            self._snapshot = after_indexing(self._snapshot, indexes, segments, uuid_index)
+    def _search_singly(self, merged: Sequence[SealedIndex]) -> None:
+        """Search the segments of merged indexes each by itself."""
+        own = [SealedIndex(self._files, self._layout, [one]) for index in merged for one in index.segments]
+        for index in own:
+            index.columns = self._read_words(index.segments)
+        self._snapshot = after_indexing(self._snapshot, own, {})
 
     def _rotate_with(self, uuids: Collection[bytes]) -> None:
         """Rotate the file that is appended to if it has a chunk that is to be erased: appends go on in another one."""
@@ -568,8 +561,7 @@ class TopicLog:
                 return  # another thread dropped it, or a merge replaced it
             self.findings.append(Finding("derived", str(index.path), f"it is rebuilt: {error}"))
             self.claim.publish({}, merged_files(self._layout, [index]))
-            own = [SealedIndex(self._files, self._layout, [one]) for one in index.segments]
-            self._snapshot = after_indexing(self._snapshot, own, {})
+            self._search_singly([index])
 
 
 class CanonicalClock:

@@ -178,16 +178,10 @@ def contents(folder: Path = DATA_DIR, files: LocalDisk = DISK, *, live_only: boo
     return [entry["content"] for entry in export(folder, files, topic_id=None, live_only=live_only)]
 
 
-def seal_all(topic: TopicLog) -> None:
-    for segment_id in topic.unsealed():
-        topic.seal(segment_id)
-
-
 def two_segments(files: Any) -> Any:
     """A disk with two sealed segments of five chunks, two chunks in active.bin, one append each."""
     store = open_store(files, segment_entries_max=5)
     for number in range(12):
         store.topic("talk").append([draft(number)])
-        seal_all(store.topic("talk"))
     store.close()
     return files

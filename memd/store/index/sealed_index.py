@@ -52,13 +52,14 @@ from memd.store.index.vectors import (
 )
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import FORMAT, SealedColumns
-from memd.store.log.columns import ROW, Bits, Floats, Records, Rows, rows_from
+from memd.store.log.columns import ROW, Bits, Floats, Records, Rows
 from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_LOG,
     MAGIC_META,
     META_VERSION,
     Header,
+    decode_any_header,
     decode_header,
     encode_header,
     encode_long,
@@ -66,7 +67,6 @@ from memd.store.log.format import (
     long_payload,
     payload_at,
 )
-from memd.store.log.recovery import read_log_file
 from memd.store.log.segment import GrowingSegment, SealedSegment
 
 READ_AT_ONCE = 250
@@ -138,9 +138,15 @@ def encode_meta(log_header: Header, meta: SegmentMeta | MergedMeta) -> bytes:
     return header + encode_record(_encoder.encode(meta))
 
 
+def has_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) -> bool:
+    """Whether a segment has a `.meta`, perhaps a damaged one. One of version 1 lacks columns, and counts as none."""
+    path = layout.meta(segment_id)
+    header = None if files.size(path) is None else decode_any_header(files.read_at(path, 0, HEADER_BYTES))
+    return files.size(path) is not None and (header is None or header.version >= META_VERSION)
+
+
 def read_segment_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) -> tuple[Header, SegmentMeta]:
-    """Read a segment's `.meta` and the header of its .bin, if the two fit together. What one of version 1 lacks is read
-    out of the .bin: slow.
+    """Read a segment's `.meta` and the header of its .bin, if the two fit together.
 
     Raises:
         CorruptFile: the `.meta` is damaged or does not fit (ShortLogFile if a part of the .bin is missing).
@@ -154,7 +160,7 @@ def read_segment_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) ->
     fits = (
         meta.segment_id == segment_id == header.segment_id
         and msgspec.structs.replace(header, magic=MAGIC_LOG, version=log_header.version) == log_header
-        and (header.version < META_VERSION or len(meta.rows) == meta.chunk_count * ROW.itemsize)
+        and len(meta.rows) == meta.chunk_count * ROW.itemsize
     )
     log_bytes = files.size(log) or 0
     if fits and log_bytes < meta.bin_bytes:
@@ -165,15 +171,7 @@ def read_segment_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) ->
         )
     if not fits or log_bytes != meta.bin_bytes:
         raise CorruptFile(f"{path}: describes another file than {log.name}")
-    return log_header, meta if header.version == META_VERSION else _with_all_columns(files, log, meta)
-
-
-def _with_all_columns(files: LocalDisk, log: Path, meta: SegmentMeta) -> SegmentMeta:
-    data = files.read(log)
-    if zlib.crc32(data) != meta.bin_crc:
-        raise CorruptFile(f"{log}: was changed since its index was built")
-    log_file = read_log_file(data, name=str(log), dimension=None)
-    return msgspec.structs.replace(meta, rows=rows_from(log_file.entries, log_file.spans).tobytes())
+    return log_header, meta
 
 
 def read_merged_meta(files: LocalDisk, layout: TopicLayout, first: int, last: int) -> MergedMeta | None:
@@ -493,9 +491,10 @@ class SealedIndex:
         return np.unique(np.concatenate([labels[:0], *found]))
 
 
-def write_sealed(claim: Claim, segment: GrowingSegment, *, sealed_at: int) -> SealedSegment:
-    """Write the columns of a full segment, and publish them. Raises StoreWriteFailed: nothing was written; StoreError:
-    the .bin cannot be read."""
+def seal(claim: Claim, segment: GrowingSegment) -> tuple[SealedSegment, list[SealedIndex]]:
+    """Write the columns of a full segment, and its words if its records tell them. Return it as it is read from disk,
+    with its index where its vectors are searched. Raises StoreWriteFailed: some of it was not written; StoreError: the
+    .bin cannot be read."""
     files, layout = claim.files, claim.layout
     segment_id, rows, ids = segment.segment_id, segment.rows, segment.rows["canonical_id"]
     log = files.read(layout.bin(segment_id))
@@ -503,7 +502,7 @@ def write_sealed(claim: Claim, segment: GrowingSegment, *, sealed_at: int) -> Se
         segment_id=segment_id,
         chunk_count=len(rows),
         canonical_id_range=(int(ids.min()), int(ids.max())) if len(ids) else (0, 0),
-        sealed_at=sealed_at,
+        sealed_at=int(ids.max(initial=0)),
         bin_bytes=len(log),
         bin_crc=zlib.crc32(log),
         gaps=tuple(segment.gaps),
@@ -512,7 +511,21 @@ def write_sealed(claim: Claim, segment: GrowingSegment, *, sealed_at: int) -> Se
     )
     path = layout.meta(segment_id)
     claim.publish({path: write_beside(files, path, encode_meta(segment.header, meta))})
-    return sealed_segment(files, layout, segment.header, meta)
+    sealed = sealed_segment(files, layout, segment.header, meta)
+    if not segment.searchable:
+        return sealed, []
+    index = SealedIndex(files, layout, [sealed], matrix=segment.matrix)
+    if not segment.columns.lacking:
+        publish_words(claim, index, [segment.columns.sealed()])
+    return sealed, [index]
+
+
+def publish_words(claim: Claim, index: SealedIndex, parts: Sequence[SealedColumns]) -> None:
+    """Give an index the words of its segments, and write them. Raises StoreWriteFailed: only the next start makes them
+    anew."""
+    index.columns = columns = parts[0] if len(parts) == 1 else SealedColumns.joined(parts)
+    path = claim.layout.words(index.segment_ids[0], index.segment_ids[-1])
+    claim.publish({path: write_beside(claim.files, path, encode_words(index.segments, columns))})
 
 
 def due_merge(sizes: Sequence[int], *, over_budget: bool) -> range | None:

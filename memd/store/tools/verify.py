@@ -19,7 +19,7 @@ from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.audit import read_book
 from memd.store.disk import LocalDisk, check_file
 from memd.store.erasure import begun, finding_of, read_erasures, returned
-from memd.store.index.sealed_index import read_merged_meta, read_segment_meta
+from memd.store.index.sealed_index import has_meta, read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
 from memd.store.log import recovery
 from memd.store.log.columns import Records, rows_from
@@ -150,7 +150,7 @@ class _Verification:
         if log_file.header is not None and log_file.header.segment_id != number:
             self._add_finding("damaged", path, f"its header says that it is segment {log_file.header.segment_id}")
         last_id = self._log_file(path, log_file, last_id, is_last=False)
-        if self._files.size(layout.meta(number)) is None:
+        if not has_meta(self._files, layout, number):
             if not self._is_served:
                 self._add_finding("notice", path, "has no index yet; the next start of memd builds it")
             return last_id
