@@ -193,7 +193,7 @@ def test_an_old_log_is_read_on_a_disk_that_refuses(tmp_path: Path, monkeypatch: 
     shutil.copytree(GOLDEN / "v1", tmp_path / "old")
     layout = TopicLayout(tmp_path / "old", TOPIC)
     old = layout.meta(1).read_bytes()
-    monkeypatch.setattr("memd.store.index.sealed_index.write_beside", _refuse)
+    monkeypatch.setattr("memd.store.claim.replace_file", _refuse)
     store = opened(tmp_path / "old")
     topic = store.topic(TOPIC)
     assert topic.findings == [] and topic.unsealed() == [1, 2]

@@ -5,20 +5,20 @@ claim and nowhere else. A topic needs no lease, because the directory has one da
 What an interrupted write leaves (`.tmp`, `.torn`) is mended by whoever opens the topic, before it resumes a stream.
 
 A topic has two streams, which grow at their end: the log's file that is appended to, and the journal. All its other
-files are written once, beside their place, and then published. After a write or sync that failed, a stream is cut back
+files are written as a whole. After a write or sync that failed, a stream is cut back
 to its previous end and the cut is synced, so that data left in the page cache by a failed fsync is dropped, not
 trusted. Nothing else is appended until that has succeeded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from memd.errors import Fenced, FileReplaced, StoreError, StoreWriteFailed
-from memd.store.disk import LocalDisk, Wiper, only_whole, put_in_place
+from memd.store.disk import FileChecksum, LocalDisk, Wiper, replace_file
 from memd.store.layout import TopicLayout
 
 Stream = Literal["log", "hot"]
@@ -117,14 +117,11 @@ class Claim:
         if file := self._ends.get(stream):
             file.sync()
 
-    def roll(self, stream: Stream, temporary: Path, wiper: Wiper | None = None) -> None:
-        """Begin a stream, or replace it, with a file that was written beside it: durably, and in one step. `temporary`:
-        it is gone afterwards, also after an error. `wiper`: overwrites what the stream was."""
-        path = self._path(stream)
+    def roll(self, stream: Stream, data: bytes, wiper: Wiper | None = None) -> None:
+        """Begin a stream, or replace it, durably and in one step. `wiper`: overwrites what the stream was."""
         if file := self._ends.get(stream):
             file.close()
-        self.publish({path: temporary}, wiper=wiper)
-        self.resume(stream, self.files.size(path) or 0)
+        self.resume(stream, self.write(self._path(stream), data, wiper).bytes)
 
     def rotate(self, segment_id: int) -> None:
         """File the log's stream, which is full, as this segment. The next one begins with `roll`."""
@@ -134,21 +131,15 @@ class Claim:
         file_segment(self.files, self.layout, segment_id)
         self._ends.pop("log", None)
 
-    def publish(self, written: Mapping[Path, Path], trims: Iterable[Path] = (), wiper: Wiper | None = None) -> None:
-        """Remove files of the topic, then give others their place, durably, in this order.
+    def write(self, path: Path, data: bytes | Iterable[bytes], wiper: Wiper | None = None) -> FileChecksum:
+        """Write a file of the topic, or replace it, durably and in one step. `wiper`: overwrites what it was."""
+        return replace_file(self.files, path, data, wiper, self.check)
 
-        Args:
-            written: the place of a file → the file that was written beside it, and is gone afterwards, also after an
-                error.
-            trims: nobody reads them any more.
-            wiper: overwrites what is removed or replaced.
-        """
-        with only_whole(self.files, *written.values()):
-            self.check()
-            for path in trims:
-                self.files.remove(path) if wiper is None else wiper.wipe(path)
-            for path, temporary in written.items():
-                put_in_place(self.files, temporary, path, wiper)
+    def remove(self, paths: Iterable[Path], wiper: Wiper | None = None) -> None:
+        """Remove files of the topic that nobody reads any more, in this order. `wiper`: overwrites them."""
+        self.check()
+        for path in paths:
+            self.files.remove(path) if wiper is None else wiper.wipe(path)
 
     def release(self) -> None:
         """Let go of the topic; later writes are Fenced. A second call does nothing."""

@@ -603,17 +603,25 @@ def make_folder(files: LocalDisk, path: Path) -> None:
             files.sync_directory(folder.parent)
 
 
-def replace_file(files: LocalDisk, path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Replace the whole file durably: after a crash it is the old or the new one, never part of one."""
-    put_in_place(files, write_beside(files, path, data), path)
+def replace_file(
+    files: LocalDisk,
+    path: Path,
+    data: bytes | Iterable[bytes],
+    wiper: Wiper | None = None,
+    confirm: Callable[[], None] = lambda: None,
+) -> FileChecksum:
+    """Replace the whole file durably: after a crash it is the old or the new one, never part of one.
 
-
-def write_beside(files: LocalDisk, path: Path, data: bytes | Iterable[bytes]) -> Path:
-    """Write a temporary file beside `path`, whose contents are durable then, and return it; no part of one is left."""
+    Args:
+        wiper: overwrites the old one.
+        confirm: called once all is written, before it gets its name; it raises what prevents that.
+    """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with only_whole(files, temporary):
-        write_pieces(files, temporary, [data] if isinstance(data, bytes) else data)
-    return temporary
+        written = write_pieces(files, temporary, [data] if isinstance(data, bytes) else data)
+        confirm()
+    put_in_place(files, temporary, path, wiper)
+    return written
 
 
 def write_pieces(files: LocalDisk, path: Path, pieces: Iterable[bytes]) -> FileChecksum:
@@ -694,7 +702,7 @@ class Wiper:
     def replace(self, path: Path, data: bytes) -> None:
         """Replace the contents of a file durably, and overwrite what it was. Raises StoreWriteFailed: it is as it was
         (DiskFull if the disk is full)."""
-        put_in_place(self.files, write_beside(self.files, path, data), path, self)
+        replace_file(self.files, path, data, self)
 
     def wipe_folder(self, folder: Path) -> None:
         """Wipe all that is in a folder, and remove it. Doing it again goes on where it ended."""

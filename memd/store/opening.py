@@ -62,7 +62,7 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
     recovery.remove_temporaries(files, layout.directory)
     recovery.remove_temporaries(files, layout.segments)
     with suppress(StoreError):  # an older memd's, which had vectors and words in other files
-        claim.publish({}, [layout.segments / one for one in files.names(layout.segments) if one.endswith(".hnsw")])
+        claim.remove(layout.segments / one for one in files.names(layout.segments) if one.endswith(".hnsw"))
         if files.is_directory(layout.lexical):
             Wiper(files).wipe_folder(layout.lexical)
     header = read_header(files, layout.active)
@@ -151,7 +151,7 @@ def _open_merged(claim: Claim, opened: OpenedTopic) -> None:
     files, layout = claim.files, claim.layout
     own = {index.segment_ids[0]: index for index in opened.indexes}
     merged, useless = choose_merged(files, layout, {number: index.segments[0] for number, index in own.items()})
-    claim.publish({}, useless)
+    claim.remove(useless)
     for meta in merged:
         segments = [own.pop(number).segments[0] for number in meta.segment_ids]
         own[meta.segment_ids[0]] = SealedIndex(files, layout, segments, checksum=meta.checksum)

@@ -20,7 +20,7 @@ from msgspec import UNSET, UnsetType
 from memd.entries import PUBLIC_ID_DIGITS_MIN, Draft, Entry, Erased, Status
 from memd.errors import Fenced, StoreError, StoreWriteFailed
 from memd.store.claim import Claim
-from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, write_beside
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper
 from memd.store.erasure import ForbiddenText, encode_forbidden, holds, read_forbidden, without_text
 from memd.store.index.sealed_index import (
     SealedIndex,
@@ -398,12 +398,11 @@ class TopicLog:
                 if any(self._snapshot.views[part.segment_id].segment is not part for part in sealed):
                     return  # an index was dropped meanwhile
                 self._snapshot = after_indexing(self._snapshot, [index], {})
-            self.claim.publish({}, merged_files(self._layout, replaced))
+            self.claim.remove(merged_files(self._layout, replaced))
 
     def forbid(self, forbidden: ForbiddenText) -> None:
         """Never store this again. Raises StoreWriteFailed: it is as it was."""
-        path = self._layout.forbidden
-        self.claim.publish({path: write_beside(self._files, path, encode_forbidden(forbidden))})
+        self.claim.write(self._layout.forbidden, encode_forbidden(forbidden))
         self.forbidden = forbidden
 
     def erase(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
@@ -444,13 +443,13 @@ class TopicLog:
         merged = [v.index for v in self._snapshot.indexes if len(v.index.segments) > 1]
         with self._state:  # they are mapped: a search of one that is overwritten finds nothing
             self._search_singly([one for one in merged if not set(numbers).isdisjoint(one.segment_ids)])
-        self.claim.publish({}, self._layout.indexes_over(self._files, numbers), wiper)
+        self.claim.remove(self._layout.indexes_over(self._files, numbers), wiper)
         count, now = 0, OpenedTopic()
         for number in numbers:
             path = self._layout.bin(number)
             data, erased = without_text(self._files.read(path), uuids, mark)
             if erased:
-                self.claim.publish({path: write_beside(self._files, path, data)}, wiper=wiper)
+                self.claim.write(path, data, wiper)
             count += erased
             open_by_log(self.claim, self._shared.model, number, now)
         for index in now.indexes:
@@ -560,7 +559,7 @@ class TopicLog:
             if all(view.index is not index for view in self._snapshot.indexes):
                 return  # another thread dropped it, or a merge replaced it
             self.findings.append(Finding("derived", str(index.path), f"it is rebuilt: {error}"))
-            self.claim.publish({}, merged_files(self._layout, [index]))
+            self.claim.remove(merged_files(self._layout, [index]))
             self._search_singly([index])
 
 

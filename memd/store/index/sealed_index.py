@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from memd.entries import Entry, Status
 from memd.errors import CorruptFile, ShortLogFile, StoreError
 from memd.store.claim import Claim
-from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, only_whole, write_beside, write_pieces
+from memd.store.disk import FileChecksum, LocalDisk
 from memd.store.index.vectors import (
     CompactIndex,
     VisibleLists,
@@ -509,8 +509,7 @@ def seal(claim: Claim, segment: GrowingSegment) -> tuple[SealedSegment, list[Sea
         rows=rows.tobytes(),
         digests=segment.digests.tobytes(),
     )
-    path = layout.meta(segment_id)
-    claim.publish({path: write_beside(files, path, encode_meta(segment.header, meta))})
+    claim.write(layout.meta(segment_id), encode_meta(segment.header, meta))
     sealed = sealed_segment(files, layout, segment.header, meta)
     if not segment.searchable:
         return sealed, []
@@ -525,7 +524,7 @@ def publish_words(claim: Claim, index: SealedIndex, parts: Sequence[SealedColumn
     anew."""
     index.columns = columns = parts[0] if len(parts) == 1 else SealedColumns.joined(parts)
     path = claim.layout.words(index.segment_ids[0], index.segment_ids[-1])
-    claim.publish({path: write_beside(claim.files, path, encode_words(index.segments, columns))})
+    claim.write(path, encode_words(index.segments, columns))
 
 
 def due_merge(sizes: Sequence[int], *, over_budget: bool) -> range | None:
@@ -553,21 +552,18 @@ def write_merged(
     index = _build(segments, plain & ~dead, give_way)
     segment_ids = tuple(segment.segment_id for segment in segments)
     first, last = segment_ids[0], segment_ids[-1]
-    path = claim.layout.merged_index(first, last)
-    written, vouching = path.with_name(path.name + TEMPORARY_SUFFIX), claim.layout.merged_meta(first, last)
-    with only_whole(claim.files, written):
-        checksum = write_pieces(claim.files, written, index.pieces())
-        meta = MergedMeta(
-            segment_ids=segment_ids,
-            counts=tuple(len(segment.rows) for segment in segments),
-            bin_crcs=tuple(segment.bin_crc for segment in segments),
-            built_at=built_at,
-            hnsw_bytes=checksum.bytes,
-            hnsw_crc=checksum.crc,
-        )
-        described = write_beside(claim.files, vouching, encode_meta(segments[0].header, meta))
-    # An earlier index of this name may have left a `.meta`: it must not vouch for the new file.
-    claim.publish({path: written, vouching: described}, trims=[vouching])
+    vouching = claim.layout.merged_meta(first, last)
+    claim.remove([vouching])  # an earlier index of this name may have left it: it must not vouch for the new file
+    checksum = claim.write(claim.layout.merged_index(first, last), index.pieces())
+    meta = MergedMeta(
+        segment_ids=segment_ids,
+        counts=tuple(len(segment.rows) for segment in segments),
+        bin_crcs=tuple(segment.bin_crc for segment in segments),
+        built_at=built_at,
+        hnsw_bytes=checksum.bytes,
+        hnsw_crc=checksum.crc,
+    )
+    claim.write(vouching, encode_meta(segments[0].header, meta))
     merged = SealedIndex(claim.files, claim.layout, segments, checksum=checksum)
     merged.load(dead)  # mapped: what was built is let go
     return merged

@@ -19,7 +19,7 @@ import msgspec
 
 from memd.errors import CorruptFile, StoreError
 from memd.store.claim import Claim
-from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, write_beside
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper
 from memd.store.layout import check_topic
 from memd.store.log.format import (
     HEADER_BYTES,
@@ -171,12 +171,11 @@ class Journal:
             StoreWriteFailed: the old journal is still in place, and nothing is appended to it.
         """
         extent = extent or self.extent
-        path = self._claim.layout.hot
-        tag = topic_tag(path.parent.name)
+        tag = topic_tag(self._claim.layout.topic_id)
         header = Header(magic=MAGIC_JOURNAL, dimension=0, segment_id=0, fingerprint="", topic=tag)
         data = encode_header(header) + _records(extent, payloads, mark)
         try:
-            self._claim.roll("hot", write_beside(self._claim.files, path, data), wiper)
+            self._claim.roll("hot", data, wiper)
         except StoreError as error:
             self._gap = error
             raise

@@ -27,7 +27,7 @@ from memd.caching import ByteCache
 from memd.entries import Draft, Entry, Status
 from memd.errors import CorruptFile, ErasedMeanwhile, StoreError
 from memd.store.claim import Claim
-from memd.store.disk import LocalDisk, write_beside
+from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import GrowingColumns, copied, grown
 from memd.store.log.columns import ROW, Bits, Floats, Records, Rows, UInts, digest_word, rows_from, text_hash
@@ -359,7 +359,7 @@ def create_active(claim: Claim, model: ModelId, segment_id: int, *, searchable: 
     """Create a new, empty, durable `active.bin`. `searchable`: this model's vectors are searched now."""
     files, layout = claim.files, claim.layout
     header = new_header(layout, model, segment_id)
-    claim.roll("log", write_beside(files, layout.active, encode_header(header)))
+    claim.roll("log", encode_header(header))
     files.sync_directory(layout.data_dir)  # the topic's own directory may be new
     return GrowingSegment(files, [layout.active, layout.bin(segment_id)], header, searchable=searchable)
 
