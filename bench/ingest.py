@@ -244,16 +244,14 @@ async def quiet(daemon: Daemon) -> None:
 
 def has_work(daemon: Daemon, topic: Topic) -> bool:
     """Whether an index of the topic is behind."""
-    budget_ms = daemon.config.retrieval.recall_budget_ms
-    return bool(topic.log.wordless or topic.log.due_merge(budget_ms))
+    return bool(topic.log.wordless or topic.log.due_merge())
 
 
 async def _worked_off(daemon: Daemon, topic: Topic) -> None:
     """Let a topic be merged, and wait until that is done."""
-    budget_ms = daemon.config.retrieval.recall_budget_ms
     with topic.used():
         daemon.archiver.indexer.look_after(topic)
-        while topic.log.due_merge(budget_ms) is not None:  # noqa: ASYNC110  # nobody tells
+        while topic.log.due_merge():  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.01)
 
 

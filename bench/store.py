@@ -57,7 +57,6 @@ GROUP = 20
 K = 32
 QUERIES = 200
 TOPIC = "default"
-NO_LIMIT_MS = 1e9
 DIMENSION = 384
 
 Figures = dict[str, float]
@@ -94,7 +93,7 @@ def drafts(vectors: Floats, chosen: np.random.Generator) -> list[Draft]:
 def settle(log: TopicLog) -> Figures:
     """Merge whatever is due; the seconds that it took."""
     started = time.perf_counter()
-    while due := log.due_merge(NO_LIMIT_MS):
+    while due := log.due_merge():
         log.merge(due)
     return {"merge_seconds": time.perf_counter() - started}
 

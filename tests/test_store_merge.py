@@ -21,13 +21,12 @@ from memd.store.topic import TopicLog
 
 SEGMENTS = DATA_DIR / "talk" / "segments"
 MERGED = SEGMENTS / "merged_0001_0008.ivf"
-NO_LIMIT_MS = 1e9
 
 
 def merge_all(topic: TopicLog) -> int:
     """Merge until nothing is due; how often that was."""
     count = 0
-    while due := topic.due_merge(NO_LIMIT_MS):
+    while due := topic.due_merge():
         topic.merge(due)
         count += 1
     return count

@@ -17,7 +17,6 @@ from memd.clock import Retries
 from memd.embedding.priority import GivenUp, Priority, yield_to_others
 from memd.errors import StoreError
 from memd.ingest.topics import Topic
-from memd.settings.model import RetrievalSettings
 from memd.telemetry.tasks import Tasks
 
 log = logging.getLogger("memd")
@@ -54,10 +53,9 @@ class Jobs:
 class Indexer:
     """Merges one group of indexes at a time."""
 
-    def __init__(self, tasks: Tasks, priority: Priority, settings: RetrievalSettings) -> None:
+    def __init__(self, tasks: Tasks, priority: Priority) -> None:
         self._jobs = Jobs(tasks)
         self._mergers_turn = priority.for_background()
-        self._recall_budget_ms = settings.recall_budget_ms
         self._merger = background_thread("memd-merge")
         self._retries = Retries(RETRY_SECONDS, RETRY_SECONDS_MAX)
         self._metrics = tasks.metrics
@@ -70,7 +68,7 @@ class Indexer:
     def look_after(self, topic: Topic) -> None:
         """Start the work that the topic's indexes need, unless it is running, or it is too early to try again."""
         name = f"merge {topic.id}"
-        if topic.log.due_merge(self._recall_budget_ms) is not None and not self._retries.is_early(name):
+        if topic.log.due_merge() and not self._retries.is_early(name):
             self._jobs.begin(name, topic, partial(self._tried, name, topic))
 
     def stop(self) -> None:
@@ -94,7 +92,7 @@ class Indexer:
             pass
 
     async def _merge(self, topic: Topic) -> None:
-        while segment_ids := topic.log.due_merge(self._recall_budget_ms):
+        while segment_ids := topic.log.due_merge():
             log.info("merging indexes", extra={"topic": topic.id, "segments": len(segment_ids)})
             give_way = self._mergers_turn.give_way
             await asyncio.get_running_loop().run_in_executor(self._merger, topic.log.merge, segment_ids, give_way)

@@ -6,6 +6,7 @@ merging may run in others; readers take a snapshot and wait for none of them.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from bisect import bisect_left
@@ -23,9 +24,9 @@ from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper
 from memd.store.erasure import ForbiddenText, encode_forbidden, holds, read_forbidden, without_text
 from memd.store.index.sealed_index import (
+    RATIO,
     SealedIndex,
     columns_from_log,
-    due_merge,
     merged_files,
     publish_words,
     read_words,
@@ -358,15 +359,15 @@ class TopicLog:
         """Whether a search can begin without loading an index."""
         return all(view.index.is_loaded for view in self._snapshot.indexes)
 
-    def due_merge(self, budget_ms: float) -> tuple[int, ...] | None:
-        """Return the segments whose indexes should be merged now; searching all indexes may take `budget_ms`."""
-        indexes = self._snapshot.indexes
-        fan_out_ms = self._snapshot.fan_out_ms
-        over_budget = fan_out_ms is not None and fan_out_ms > budget_ms
-        due = due_merge([len(view.index.segment_ids) for view in indexes], over_budget=over_budget)
-        if due is None or self._closed:  # else whoever asks until there is none asks for ever
-            return None
-        return tuple(number for position in due for number in indexes[position].index.segment_ids)
+    def due_merge(self) -> tuple[int, ...]:
+        """Return the segments whose indexes should be merged now: from the first one on than which the newer ones cover
+        more than a `RATIO`th of its segments."""
+        covered = [view.index.segment_ids for view in self._snapshot.indexes]
+        for at, ids in enumerate(covered):
+            newer = tuple(itertools.chain.from_iterable(covered[at + 1 :]))
+            if len(ids) < RATIO * len(newer) and not self._closed:  # else whoever asks until there is none never ends
+                return ids + newer
+        return ()
 
     def merge(self, segment_ids: Sequence[int], give_way: Callable[[], None] = lambda: None) -> None:
         """Build and write one index over these segments, and search it from the next snapshot on. Very slow.

@@ -298,7 +298,6 @@ def _identity(segments: Sequence[SealedSegment]) -> tuple[tuple[int, int, int], 
 
 
 RATIO = 4
-_RATIO_OVER_BUDGET = 64
 SMOOTHING = 0.1
 """Weight of the latest value in a gauge."""
 BATCH_VECTORS = 500
@@ -525,19 +524,6 @@ def publish_words(claim: Claim, index: SealedIndex, parts: Sequence[SealedColumn
     index.columns = columns = parts[0] if len(parts) == 1 else SealedColumns.joined(parts)
     path = claim.layout.words(index.segment_ids[0], index.segment_ids[-1])
     claim.write(path, encode_words(index.segments, columns))
-
-
-def due_merge(sizes: Sequence[int], *, over_budget: bool) -> range | None:
-    """Return the positions of the neighbouring indexes that should be merged now; None if no merge is due.
-
-    Args:
-        sizes: how many segments each index covers, oldest first.
-        over_budget: searching all of them takes too long, so that larger ones are worth merging too.
-    """
-    ratio = _RATIO_OVER_BUDGET if over_budget else RATIO
-    newer = np.cumsum(sizes[:0:-1])[::-1]  # than each but the last
-    due = np.flatnonzero(np.array(sizes[:-1]) < ratio * newer)
-    return range(int(due[0]), len(sizes)) if len(due) else None
 
 
 def write_merged(
