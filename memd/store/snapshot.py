@@ -7,8 +7,8 @@ did not touch; the arrays of a view are never written to. Entries are read only 
 
 In the snapshot of a choice other chunks do not count, so that no search of it has to look further for those that are
 wanted. It says "perhaps" where columns cannot tell (see `may_be_wanted`): who reads an entry asks the choice again.
-The log keeps every entry, so what counted at an earlier time is computed from the columns; the vectors of then are read
-from the log and scanned, so a search of the past is exact and slow. Words are as rare as they are today.
+The log keeps every entry, so what counted at an earlier time is computed from the columns; an index lacks what was
+superseded since, so those vectors are read from the log. Words are as rare as they are today.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class IndexView:
 
     def vectors(self, labels: Rows) -> Floats:
         """Return the vectors of labels that count, (n, dimension), `labels` ascending; see `SealedIndex.vectors_of`."""
-        return self.index.vectors_of(labels)
+        return self.index.vectors_of(labels, self._part)
 
     def multipliers(self, labels: Rows | slice) -> Floats:
         """Return the utility multipliers of labels that count."""
@@ -392,14 +392,8 @@ def first_snapshot(
     topic_id: str, segments: Mapping[int, GrowingSegment | SealedSegment], indexes: Iterable[SealedIndex]
 ) -> Snapshot:
     """Return the snapshot of a topic just opened: what is superseded is computed over all columns at once."""
-    rows = [segment.rows for segment in segments.values()]
-    bits = superseded(np.concatenate(rows)) if rows else np.empty(0, dtype=np.bool_)
-    views: dict[int, SegmentView] = {}
-    for segment_id, segment in segments.items():
-        dead, bits = bits[: len(segment.rows)], bits[len(segment.rows) :]
-        views[segment_id] = _view(segment, dead)
-    views_of = [IndexView(index, dead_labels(views, index.segment_ids)) for index in indexes]
-    return Snapshot(topic_id, views, uuid_index_of(segments.values()), _in_order(views_of))
+    views = _views_of(segments, {number: len(segment.rows) for number, segment in segments.items()})
+    return Snapshot(topic_id, views, uuid_index_of(segments.values()), [_view_of(one, views) for one in indexes])
 
 
 def after_append(
@@ -428,9 +422,7 @@ def after_append(
         views[segment_id] = _view(views[segment_id].segment, bits)
     views[active.segment_id] = _view(active, dead)
     indexes = [
-        view
-        if overridden.keys().isdisjoint(view.index.segment_ids)
-        else IndexView(view.index, dead_labels(views, view.index.segment_ids))
+        view if overridden.keys().isdisjoint(view.index.segment_ids) else _view_of(view.index, views)
         for view in before.indexes
     ]
     return Snapshot(before.topic_id, dict(sorted(views.items())), before.uuid_index, indexes)
@@ -455,13 +447,9 @@ def after_indexing(
         views[number] = _view(segment, dead | (segment.rows["status"] == Status.DEPRECATED))
     covered = {*segments, *(number for index in indexes for number in index.segment_ids)}
     kept = [view for view in before.indexes if covered.isdisjoint(view.index.segment_ids)]
-    added = [IndexView(index, dead_labels(views, index.segment_ids)) for index in indexes]
-    return Snapshot(before.topic_id, views, uuid_index or before.uuid_index, _in_order([*kept, *added]))
-
-
-def dead_labels(views: Mapping[int, SegmentView], segment_ids: Sequence[int]) -> Bits:
-    """Return the dead rows of these segments, by the labels of an index over them."""
-    return np.concatenate([views[segment_id].dead for segment_id in segment_ids])
+    added = [_view_of(index, views) for index in indexes]
+    in_order = sorted([*kept, *added], key=lambda view: view.index.segment_ids)
+    return Snapshot(before.topic_id, views, uuid_index or before.uuid_index, in_order)
 
 
 def uuid_index_of(segments: Iterable[GrowingSegment | SealedSegment]) -> UuidIndex:
@@ -471,14 +459,27 @@ def uuid_index_of(segments: Iterable[GrowingSegment | SealedSegment]) -> UuidInd
 
 
 def _view(segment: GrowingSegment | SealedSegment, dead: Bits) -> SegmentView:
-    if isinstance(segment, GrowingSegment):
-        matrix = segment.matrix[: len(dead)] if segment.searchable else None
-        return SegmentView(segment=segment, rows=segment.rows[: len(dead)], dead=dead, matrix=matrix)
-    return SegmentView(segment=segment, rows=segment.rows, dead=dead, matrix=None)
+    matrix = None
+    if isinstance(segment, GrowingSegment) and segment.searchable:
+        matrix = segment.matrix[: len(dead)]
+    return SegmentView(segment, segment.rows[: len(dead)], dead, matrix)
 
 
-def _in_order(indexes: Sequence[IndexView]) -> tuple[IndexView, ...]:
-    return tuple(sorted(indexes, key=lambda view: view.index.segment_ids))
+def _views_of(
+    segments: Mapping[int, GrowingSegment | SealedSegment], counts: Mapping[int, int]
+) -> dict[int, SegmentView]:
+    """The views of so many rows of each segment; what is superseded is computed over all columns at once."""
+    dead = superseded(np.concatenate([np.empty(0, ROW), *(segments[one].rows[:end] for one, end in counts.items())]))
+    each = np.split(dead, np.cumsum(list(counts.values())))
+    return {number: _view(segments[number], bits) for number, bits in zip(counts, each, strict=False)}
+
+
+def _view_of(index: SealedIndex, views: Mapping[int, SegmentView]) -> IndexView:
+    """The view of an index, which has more rows where the views of its segments are of the past."""
+    dead = np.ones(len(index), dtype=np.bool_)
+    for number, start in zip(index.segment_ids, index.starts, strict=True):
+        dead[start : start + len(views[number].dead)] = views[number].dead
+    return IndexView(index, dead)
 
 
 def beside(snapshot: Snapshot, place: Place, step: int) -> Place | None:
@@ -624,7 +625,7 @@ def chosen(snapshot: Snapshot, wanted: Selection) -> Snapshot:
         number: dataclasses.replace(view, dead=~_wanted_rows(snapshot, number, view, wanted, perhaps))
         for number, view in snapshot.views.items()
     }
-    indexes = [IndexView(view.index, _dead_in(view.index, views)) for view in snapshot.indexes]
+    indexes = [_view_of(view.index, views) for view in snapshot.indexes]
     return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
 
 
@@ -681,8 +682,6 @@ def _wanted_rows(snapshot: Snapshot, number: int, view: SegmentView, wanted: Sel
 class TopicAsOf:
     """A topic as it was, for recall."""
 
-    is_loaded = True
-
     def __init__(self, log: TopicLog, canonical_id: int) -> None:
         """`canonical_id` is the last entry that counts, or a WallTime."""
         self.topic_id = log.topic_id
@@ -704,34 +703,6 @@ def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:
         number: int(view.rows["canonical_id"].searchsorted(canonical_id, "right"))
         for number, view in snapshot.views.items()
     }
-    rows = [snapshot.views[number].rows[:count] for number, count in counts.items()]
-    bits = superseded(np.concatenate(rows)) if rows else np.empty(0, dtype=np.bool_)
-    views: dict[int, SegmentView] = {}
-    for number, count in counts.items():
-        view, dead, bits = snapshot.views[number], bits[:count], bits[count:]
-        matrix = None if view.matrix is None else view.matrix[:count]
-        views[number] = SegmentView(view.segment, view.rows[:count], dead, matrix)
-    indexes = [_ScannedIndexView(view.index, _dead_in(view.index, views)) for view in snapshot.indexes]
+    views = _views_of({number: view.segment for number, view in snapshot.views.items()}, counts)
+    indexes = [_view_of(view.index, views) for view in snapshot.indexes]
     return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
-
-
-def _dead_in(index: SealedIndex, views: Mapping[int, SegmentView]) -> Bits:
-    """The dead rows of views by the labels of an index, which has more where the views are of the past."""
-    dead = np.ones(len(index), dtype=np.bool_)
-    for number, start in zip(index.segment_ids, index.starts, strict=True):
-        dead[start : start + len(views[number].dead)] = views[number].dead
-    return dead
-
-
-class _ScannedIndexView(IndexView):
-    """A view that scans a segment or the log: a merged index lacks entries that were superseded later."""
-
-    def nearest(self, queries: Floats, k: int) -> Rows:
-        return self.index.scan(queries, k, self.dead)
-
-    def vectors(self, labels: Rows) -> Floats:
-        """See `IndexView.vectors`; zeros for one that cannot be read."""
-        known, vectors, _ = self.index.read_vectors(labels)
-        found = np.zeros((len(labels), vectors.shape[1]), np.float32)
-        found[labels.searchsorted(known)] = vectors
-        return found

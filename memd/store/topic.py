@@ -52,7 +52,6 @@ from memd.store.snapshot import (
     Snapshot,
     after_append,
     after_indexing,
-    dead_labels,
     first_snapshot,
     live_copy,
     uuid_index_of,
@@ -388,7 +387,7 @@ class TopicLog:
             index = write_merged(
                 self.claim,
                 sealed,
-                dead_labels(before.views, segment_ids),
+                np.concatenate([before.views[number].dead for number in segment_ids]),
                 built_at=self._shared.clock.now_us(),
                 give_way=give_way,
             )

@@ -415,7 +415,8 @@ class SealedIndex:
         late = np.flatnonzero(merged.dead & ~dead)
         late, vectors, _ = self.read_vectors(late[self._is_active[late] & ~merged.index.held[late]])
         extras, matrix = np.concatenate([merged.extras, late]), np.concatenate([merged.extra_matrix, vectors])
-        return MergedPart(merged.index.without(dead), extras, matrix)
+        order = np.argsort(extras)
+        return MergedPart(merged.index.without(dead), extras[order], matrix[order])
 
     def nearest(self, queries: Floats, k: int, dead: Bits, part: MergedPart | None) -> Rows:
         """Return labels that include the best `k` by score for each query, without those that are dead, in no order.
@@ -430,20 +431,20 @@ class SealedIndex:
         self.search_ms = latest if before is None else before + SMOOTHING * (latest - before)
         return found
 
-    def vectors_of(self, labels: Rows) -> Floats:
+    def vectors_of(self, labels: Rows, part: MergedPart | None) -> Floats:
         """Return the vectors of these labels, shape (n, dimension), without reading the log; zeros where none is held.
 
-        Those in a merged index are exact to about 1e-4. The index must be loaded.
+        Those in a merged index are exact to about 1e-4. `part`: see `part`; it has loaded the index.
         """
-        if self.matrix is not None:
+        if part is None or self._merged is None:
+            assert self.matrix is not None, "it was loaded, and stays so"
             found: Floats = self.matrix[labels]
             return found
-        assert self._merged is not None, "it was loaded, and stays so"
-        found, extras = self._merged.index.stored(labels), self._merged.extras
-        if len(extras):
-            at = np.minimum(extras.searchsorted(labels), len(extras) - 1)
-            is_extra = extras[at] == labels
-            found[is_extra] = self._merged.extra_matrix[at[is_extra]]
+        found = self._merged.index.stored(labels)
+        if len(part.extras):
+            at = np.minimum(part.extras.searchsorted(labels), len(part.extras) - 1)
+            is_extra = part.extras[at] == labels
+            found[is_extra] = part.extra_matrix[at[is_extra]]
         return found
 
     def scan(self, queries: Floats, k: int, dead: Bits) -> Rows:
