@@ -7,7 +7,6 @@ time in proportion to its length at most. May be used from several threads.
 
 from __future__ import annotations
 
-import binascii
 import math
 import sys
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tiktoken
-from msgspec import UNSET
+from msgspec import UNSET, json
 
 from memd.caching import ENTRY_BYTES, ByteCache, CachedFunction, Latest
 from memd.messages import Message
@@ -55,8 +54,9 @@ _SPECIAL_TOKENS = {
 def cl100k_base(ranks: bytes) -> tiktoken.Encoding:
     """Build the encoding from its published file (`assets.ranks_bytes`: lines of base64 token bytes, a space, the rank)
     as tiktoken_ext.openai_public does; 0.1 s. Raises ValueError: it is no such file."""
-    words = ranks.split()  # all at once and by functions of C: half the time of line by line, at each start
-    mergeable_ranks = dict(zip(map(binascii.a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
+    # As JSON it is read by functions of C: a fifth of the time of line by line, at each start.
+    members = ranks.rstrip().replace(b" ", b'":').replace(b"\n", b',"')
+    mergeable_ranks = json.decode(b'{"' + members + b"}", type=dict[bytes, int])
     encoding = tiktoken.Encoding(
         "cl100k_base", pat_str=_PATTERN, mergeable_ranks=mergeable_ranks, special_tokens=_SPECIAL_TOKENS
     )
