@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from memd.entries import Entry
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError, StoreWriteFailed
 from memd.store.claim import Claim
 from memd.store.disk import LocalDisk, Wiper
@@ -89,27 +88,16 @@ def highest_id_on_disk(files: LocalDisk, layout: TopicLayout, dimension: int) ->
 
 
 def _highest_in(files: LocalDisk, path: Path, dimension: int) -> int:
-    try:
-        last = _last_entry(files, path)
-        if last is not None:
-            return last.canonical_id
+    """That of a log file: of its last entry, where its end is intact; 0 if it cannot be read."""
+    with suppress(StoreError):
+        if (size := files.size(path) or 0) >= 2 * _TAIL_BYTES:
+            tail = files.read_at(path, size - _TAIL_BYTES, _TAIL_BYTES)
+            scanned = scan_records(tail, start=0)
+            if scanned.end == len(tail) and len(scanned.gaps) <= 1 and len(scanned.spans) > 1:
+                return decode_entry(payload_of(tail, scanned.spans[-1]), dimension=None).canonical_id
         log_file = recovery.read_log_file(files.read(path), name=str(path), dimension=dimension)
-    except StoreError:
-        return 0
-    return max((entry.canonical_id for entry in log_file.entries), default=0)
-
-
-def _last_entry(files: LocalDisk, path: Path) -> Entry | None:
-    """The last entry of a log file, found from its end; None unless the end is intact. Raises StoreError: the file
-    cannot be read, or the last record is no entry."""
-    size = files.size(path)
-    if size is None or size < 2 * _TAIL_BYTES:
-        return None
-    data = files.read_at(path, size - _TAIL_BYTES, _TAIL_BYTES)
-    scanned = scan_records(data, start=0)
-    if scanned.end != len(data) or len(scanned.gaps) > 1 or len(scanned.spans) < 2:
-        return None
-    return decode_entry(payload_of(data, scanned.spans[-1]), dimension=None)
+        return max((entry.canonical_id for entry in log_file.entries), default=0)
+    return 0
 
 
 def _open_full(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic) -> None:

@@ -165,13 +165,8 @@ def set_aside(files: LocalDisk, path: Path, data: bytes) -> Finding:
 
     Some file systems leave such a file after a power cut: its length is known, its contents are not.
     """
-    moved = ""
-    if data:
-        torn = _free_torn_name(files, path)
-        files.rename(path, torn)
-        moved = f" It was moved to {torn.name}."
-    else:
-        files.remove(path)
+    moved = f" It was moved to {save_torn_copy(files, path, data, is_whole_file=True).name}." if data else ""
+    files.remove(path)
     files.sync_directory(path.parent)
     return Finding("damaged", str(path), f"has no header and no entry: {len(data)} bytes, lost or empty.{moved}")
 
@@ -182,24 +177,19 @@ def save_torn_copy(files: LocalDisk, path: Path, data: bytes, *, is_whole_file: 
     Of those beside one file the last `TORN_KEPT` stay. `is_whole_file`: the file reads so, and is about to be replaced:
     it gets the name itself, where that can be, for `data` of an encrypted one has zeros where it cannot be decrypted.
     """
-    for torn in _torn_copies(files, path).values():
+    earlier = _torn_copies(files, path)
+    for torn in earlier.values():
         if files.size(torn) == len(data) and files.read(torn) == data:
             return torn
-    torn = _free_torn_name(files, path)
+    for old in sorted(earlier)[: max(0, len(earlier) + 1 - TORN_KEPT)]:
+        files.remove(earlier[old])
+    number = max(earlier, default=0) + 1
+    torn = path.with_name(path.name + (TORN_SUFFIX if number == 1 else f"{TORN_SUFFIX}.{number}"))
     if is_whole_file and files.link(path, torn):
         files.sync_directory(path.parent)
     else:
         replace_file(files, torn, data)
     return torn
-
-
-def _free_torn_name(files: LocalDisk, path: Path) -> Path:
-    """A new name; the oldest files of so many are removed."""
-    earlier = _torn_copies(files, path)
-    number = max(earlier, default=0) + 1
-    for old in sorted(earlier)[: max(0, len(earlier) + 1 - TORN_KEPT)]:
-        files.remove(earlier[old])
-    return path.with_name(path.name + (TORN_SUFFIX if number == 1 else f"{TORN_SUFFIX}.{number}"))
 
 
 def torn_files(files: LocalDisk, directories: Iterable[Path]) -> list[Path]:
