@@ -56,11 +56,10 @@ from memd.store.log.format import ModelId
 from memd.store.log.journal import records_of
 from memd.store.log.recovery import Finding
 from memd.store.log.segment import read_header
-from memd.store.opening import highest_id_on_disk
 from memd.store.shared.postgres import SharedLog, join, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
 from memd.store.snapshot import Snapshot
-from memd.store.topic import CanonicalClock, StoreShared, TopicLog
+from memd.store.topic import CanonicalClock, StoreShared, TopicLog, highest_id_on_disk
 
 __all__ = ["CanonicalClock", "Finding", "ModelId", "Snapshot", "Store", "StoreShared", "TopicLog"]
 
