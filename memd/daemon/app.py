@@ -631,7 +631,7 @@ def _topic_gauges(topics: Sequence[Topic], logs: Sequence[TopicStats]) -> Iterat
     yield gauge("memd_entries", "Entries in the logs of open topics", sum(one.entries for one in logs))
     yield gauge("memd_segments", "Segments in the logs of open topics", sum(one.segments for one in logs))
     unsealed = sum(one.unsealed for one in logs)
-    yield gauge("memd_segments_unsealed", "Full segments of open topics that have no index yet", unsealed)
+    yield gauge("memd_segments_unsealed", "Full segments of open topics whose columns could not be written", unsealed)
     yield gauge("memd_indexes", "Vector indexes of open topics", sum(one.indexes for one in logs))
     yield gauge("memd_indexes_loaded", "Those indexes that are loaded", sum(one.indexes_loaded for one in logs))
     slowest = max((one.fan_out_ms or 0.0 for one in logs), default=0.0) / 1000
