@@ -7,8 +7,8 @@ did not touch; the arrays of a view are never written to. Entries are read only 
 
 In the snapshot of a choice other chunks do not count, so that no search of it has to look further for those that are
 wanted. It says "perhaps" where columns cannot tell (see `may_be_wanted`): who reads an entry asks the choice again.
-The log keeps every entry, so what counted at an earlier time is computed from the columns; an index lacks what was
-superseded since, so those vectors are read from the log. Words are as rare as they are today.
+The log keeps every entry, so what counted at an earlier time is computed from the columns; the vectors of then are read
+from the log and scanned, so a search of the past is exact and slow. Words are as rare as they are today.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -64,6 +65,8 @@ class IndexView:
     index: SealedIndex
     dead: Bits
     """Superseded or Deprecated, per label; of a choice all that are not wanted."""
+    is_scanned: bool = False
+    """Whether it is of the past, which is searched exactly: slow."""
 
     @property
     def matrix(self) -> Floats | None:
@@ -72,10 +75,10 @@ class IndexView:
 
     def nearest(self, queries: Floats, k: int) -> Rows:
         """Return labels that include the best `k` live ones for each query by score."""
-        try:
-            return self.index.nearest(queries, k, self.dead, self._part)
-        except StoreError:  # the topic replaces a damaged index; readers that still hold it use the log
-            return self.index.scan(queries, k, self.dead)
+        with suppress(StoreError):  # the topic replaces a damaged index; readers that still hold it use the log
+            if not self.is_scanned:
+                return self.index.nearest(queries, k, self.dead, self._part)
+        return self.index.scan(queries, k, self.dead)
 
     @functools.cached_property
     def _part(self) -> MergedPart | None:
@@ -474,12 +477,12 @@ def _views_of(
     return {number: _view(segments[number], bits) for number, bits in zip(counts, each, strict=False)}
 
 
-def _view_of(index: SealedIndex, views: Mapping[int, SegmentView]) -> IndexView:
+def _view_of(index: SealedIndex, views: Mapping[int, SegmentView], *, is_scanned: bool = False) -> IndexView:
     """The view of an index, which has more rows where the views of its segments are of the past."""
     dead = np.ones(len(index), dtype=np.bool_)
     for number, start in zip(index.segment_ids, index.starts, strict=True):
         dead[start : start + len(views[number].dead)] = views[number].dead
-    return IndexView(index, dead)
+    return IndexView(index, dead, is_scanned)
 
 
 def beside(snapshot: Snapshot, place: Place, step: int) -> Place | None:
@@ -625,7 +628,7 @@ def chosen(snapshot: Snapshot, wanted: Selection) -> Snapshot:
         number: dataclasses.replace(view, dead=~_wanted_rows(snapshot, number, view, wanted, perhaps))
         for number, view in snapshot.views.items()
     }
-    indexes = [_view_of(view.index, views) for view in snapshot.indexes]
+    indexes = [_view_of(view.index, views, is_scanned=view.is_scanned) for view in snapshot.indexes]
     return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
 
 
@@ -704,5 +707,5 @@ def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:
         for number, view in snapshot.views.items()
     }
     views = _views_of({number: view.segment for number, view in snapshot.views.items()}, counts)
-    indexes = [_view_of(view.index, views) for view in snapshot.indexes]
+    indexes = [_view_of(view.index, views, is_scanned=True) for view in snapshot.indexes]
     return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
