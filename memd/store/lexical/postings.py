@@ -288,7 +288,7 @@ class GrowingColumns:
         """The same as columns that do not change."""
         keys = np.fromiter(self._postings, np.uint32, len(self._postings))
         counts = np.fromiter(map(len, self._postings.values()), np.intp, len(keys)) // 4
-        packed = np.concatenate([copied(_NONE), *map(copied, self._postings.values())])
+        packed = np.frombuffer(b"".join(self._postings.values()), np.uint32)
         rows, times = (packed >> 8).astype(np.uint32), (packed & 255).astype(np.float32)
         end = int(self._shown_starts[self.count])
         return SealedColumns(
