@@ -281,7 +281,7 @@ class IndexSource(ChunkSource):
     @property
     def matrix(self) -> Floats | None:
         """None: it is too large to be scanned."""
-        return self._views[0].matrix
+        return self._index.matrix
 
     def nearest(self, vectors: Floats, most: int = FOUND_MAX) -> list[Rows]:
         """See `ChunkSource`."""
@@ -303,7 +303,7 @@ class IndexSource(ChunkSource):
 
     def multipliers(self, labels: Rows | slice) -> Floats:
         """See `ChunkSource`."""
-        return self._views[0].multipliers(labels)
+        return self._index.multipliers[labels]
 
 
 def sources_of(

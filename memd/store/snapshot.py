@@ -68,11 +68,6 @@ class IndexView:
     is_scanned: bool = False
     """Whether it is of the past, which is searched exactly: slow."""
 
-    @property
-    def matrix(self) -> Floats | None:
-        """The vectors of all rows, by label, where they are scanned; see `SealedIndex.matrix`."""
-        return self.index.matrix
-
     def nearest(self, queries: Floats, k: int) -> Rows:
         """Return labels that include the best `k` live ones for each query by score."""
         with suppress(StoreError):  # the topic replaces a damaged index; readers that still hold it use the log
@@ -87,10 +82,6 @@ class IndexView:
     def vectors(self, labels: Rows) -> Floats:
         """Return the vectors of labels that count, (n, dimension), `labels` ascending; see `SealedIndex.vectors_of`."""
         return self.index.vectors_of(labels, self._part)
-
-    def multipliers(self, labels: Rows | slice) -> Floats:
-        """Return the utility multipliers of labels that count."""
-        return self.index.multipliers[labels]
 
 
 Place = tuple[int, int]
