@@ -271,7 +271,6 @@ async def running(
         stack.callback((receipts := Receipts(ring, writer, redactor, events, partial(note_turn, auditor))).close)
         stack.callback(writer.shutdown, wait=True)
         stack.callback((encoder := Encoder(embedder, is_awaited=bool(command))).close)
-        stack.callback((indexer := Indexer(tasks, encoder.priority)).close)
         dates = config.injection.dates == "day"
         retriever = Retriever(encoder, config.retrieval, dates=dates, count=counter.count_again)
         retriever.reranker = Reranker(config.rerank) if config.rerank.url else None

@@ -113,7 +113,7 @@ class Archiver:
         self._encoder = encoder
         self._drafter = Drafter(cutter, config.dedupe.cosine, encoder.embed_texts, encoder.embedder.same_cosine)
         self._tasks = tasks
-        self.indexer = Indexer(tasks, encoder.priority, config.retrieval)
+        self.indexer = Indexer(tasks, encoder.priority)
         self._metrics = tasks.metrics
         self._events = events
         self._cutting = ThreadPoolExecutor(1, "memd-cut")  # a second for each megabyte: requests wait for other threads

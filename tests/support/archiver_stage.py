@@ -92,10 +92,7 @@ class Stage:
         self.writer = ThreadPoolExecutor(max_workers=1)
         cutter = Cutter(config.chunking, COUNTER, self.redactor)
         self.topics = Topics(self.store, config, self.writer, cutter)
-        self.indexer = Indexer(self.tasks, self.encoder.priority)
-        self.archiver = Archiver(
-            config, self.encoder, cutter, self.indexer, self.tasks, self.events, now=lambda: self.now
-        )
+        self.archiver = Archiver(config, self.encoder, cutter, self.tasks, self.events, now=lambda: self.now)
         self.taker = DocumentTaker(self.archiver, self.encoder, cutter)
 
     async def close(self) -> None:
