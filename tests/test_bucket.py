@@ -29,13 +29,14 @@ from memd.cli.main import main
 from memd.errors import BadQuestion, BucketError, DiskFull, NotOurBucket, StoreError
 from memd.selection import until as time_of
 from memd.settings.model import BackupSettings, EncryptionSettings
+from memd.store.audit import Act, AuditBook
 from memd.store.bucket.objects import FILES, ROUNDS, Bucket
 from memd.store.bucket.restoring import RestoreReport, restore
 from memd.store.bucket.writing import BucketTender, BucketWriter, MovedMeanwhile
 from memd.store.disk import LocalDisk, Room, Wiper, replace_file
 from memd.store.encryption.disk import disk_for
 from memd.store.erasure import Erasure, ForbiddenText
-from memd.store.layout import RESTORING_NAME
+from memd.store.layout import RESTORING_NAME, AuditLayout
 from memd.store.tools.backup import known_buckets
 from memd.store.tools.verify import verify
 from memd.store.topic import TopicLog
@@ -285,6 +286,28 @@ def test_what_was_written_while_no_backup_ran_is_found_by_the_next_start(source:
     source.restart()
     source.back_up()
     assert sorted(contents(restored(source)[0])) == sorted(chunks(*range(9), 30))
+
+
+def test_a_topic_that_was_open_for_a_moment_is_in_the_next_round(source: Source) -> None:
+    source.say(1)
+    source.say(30, topic="long")
+    source.back_up()
+    source.say(31, topic="long")  # open before, and no more at the next round
+    source.say(40, topic="brief")
+    for name in ("long", "brief"):
+        source.store.close_topic(name)
+    source.back_up()
+    assert sorted(contents(restored(source)[0])) == chunks(1, 30, 31, 40)
+
+
+def test_what_a_command_notes_beside_the_daemon_is_in_the_next_round(source: Source) -> None:
+    source.say(1)
+    source.back_up()
+    AuditBook(LocalDisk(), source.folder).append([Act(at=source.clock(), act="token", who="root", source="memd token")])
+    source.back_up()
+    [name] = AuditLayout(source.folder).names(DISK)
+    noted, kept = (AuditLayout(folder).folder / name for folder in (source.folder, restored(source)[0]))
+    assert noted.read_bytes() == kept.read_bytes()
 
 
 def test_a_large_file_is_sent_in_parts_and_restored(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
