@@ -524,7 +524,7 @@ def test_of_many_requests_at_once_none_waits_longer_for_a_silent_database(relaye
             waits = list(agents.map(wait, topics))
     finally:
         relay.open()
-    assert max(waits) < 1.8
+    assert max(waits) < 2.0, "the least that libpq waits for a connection"
 
 
 def test_with_a_slow_database_requests_go_on_and_know_what_others_have_stored(relayed: Cluster, relay: Relay) -> None:
@@ -550,16 +550,9 @@ def test_a_search_over_many_topics_waits_for_one_round_trip(relayed: Cluster, re
     for topic in topics:
         relayed.wait_stored(topic, "Where is it?")
     asked = f"{relayed.daemons[0].own_url}/memd/search?q=it&" + "&".join(f"topic={topic}" for topic in topics)
-    relay.delay_seconds = 0.4
-    waits = []
-    try:
-        for _ in range(5):
-            began = time.monotonic()
-            assert ask(asked).status == 200
-            waits.append(time.monotonic() - began)
-    finally:
-        relay.open()
-    assert min(waits) < 0.8
+    relay.counts = {b"FROM memd_topic WHERE topic = ANY": 0}
+    assert ask(asked).status == 200
+    assert relay.counts.popitem()[1] == 1
 
 
 @pytest.mark.parametrize("times", [1, 2])

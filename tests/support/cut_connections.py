@@ -27,6 +27,8 @@ class Relay:
         """Before each piece of what is asked is passed on."""
         self.has_lost_all = threading.Event()
         """As many answers as it was told to lose are lost."""
+        self.counts: dict[bytes, int] = {}
+        """How often some bytes were asked for: those that a test has put here, with 0."""
         self.has_passed_last = threading.Event()
         """What it was told to pass on before it froze has been."""
         self._marker, self._times = b"", 0
@@ -107,6 +109,8 @@ class Relay:
             while True:
                 one = select.select([client, server], [], [])[0][0]
                 data = one.recv(1 << 16)
+                if one is client:
+                    self.counts |= {known: count + data.count(known) for known, count in self.counts.items()}
                 self._flows.wait()
                 if data and one is client and self.delay_seconds:
                     time.sleep(self.delay_seconds)
