@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from datetime import datetime
@@ -15,7 +14,7 @@ from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, user, wait_until
 from facts import CAKE, FACTS, INODES, POSTGRES
 from facts import QUESTION as WHY
-from page_browser import PHONE, OpenPage, chromium, question, rows
+from page_browser import PHONE, OpenPage, chromium, chunk_with, give_token, go, live, question, rows
 from playwright.sync_api import Locator, Page, Route, expect
 from reserved_port import reserved_port
 
@@ -33,14 +32,9 @@ VIEWS = ("turns", "timeline", "search", "topics", "sources", "note")
 
 
 @pytest.fixture
-def empty(make_daemon: MakeDaemon, llama: str) -> DaemonProcess:
-    return make_daemon(llama).start()
-
-
-@pytest.fixture
-def told(empty: DaemonProcess) -> DaemonProcess:
-    empty.tell(*FACTS, topic="bikes")
-    return empty
+def told(daemon: DaemonProcess) -> DaemonProcess:
+    daemon.tell(*FACTS, topic="bikes")
+    return daemon
 
 
 def injected(page: Page) -> Locator:
@@ -49,8 +43,8 @@ def injected(page: Page) -> Locator:
 
 
 def open_chunk(page: Page, daemon: DaemonProcess, words: str) -> None:
-    [found] = ask(f"{daemon.own_url}/memd/chunks?contains={words}").json["chunks"]
-    page.evaluate("hash => { location.hash = hash }", f"#/chunk/bikes/{found['uuid']}")
+    found = chunk_with(daemon, words)
+    go(page, f"chunk/bikes/{found['uuid']}")
     expect(page.get_by_role("heading", level=1)).to_contain_text(found["id"])
 
 
@@ -58,14 +52,14 @@ def open_chunk(page: Page, daemon: DaemonProcess, words: str) -> None:
 
 
 def test_a_fact_is_told_found_seen_injected_corrected_and_the_correction_taken_back(
-    empty: DaemonProcess, open_page: OpenPage
+    daemon: DaemonProcess, open_page: OpenPage
 ) -> None:
-    page = open_page(empty)
+    page = open_page(daemon)
     expect(page.get_by_text("No turn yet.")).to_be_visible()
     expect(page.get_by_text("Events live")).to_be_visible()
-    empty.tell(POSTGRES, CAKE, topic="bikes")
+    daemon.tell(POSTGRES, CAKE, topic="bikes")
     expect(rows(page)).to_have_count(2)  # it came by itself
-    question(empty, WHY)
+    question(daemon, WHY)
     expect(rows(page)).to_have_count(3)
     expect(rows(page).first).to_contain_text(WHY)
     rows(page).first.locator("> details > summary").click()
@@ -82,14 +76,14 @@ def test_a_fact_is_told_found_seen_injected_corrected_and_the_correction_taken_b
     page.get_by_role("button", name="Update", exact=True).click()
     expect(page.locator(".outcome")).to_contain_text("Updated.")
     expect(page.get_by_role("heading", level=1)).to_contain_text("taken out")
-    assert "CockroachDB" in injected_block(empty, question(empty, "Which database has the booking service?"))
+    assert "CockroachDB" in injected_block(daemon, question(daemon, "Which database has the booking service?"))
 
     page.get_by_role("button", name="Undo the last change").click()
     expect(page.locator(".outcome")).to_contain_text("Undone.")
     expect(page.get_by_role("heading", level=1)).to_contain_text("live")
     expect(page.locator("ol.log > li")).to_have_count(3)  # told, taken out by the Update, brought back
     expect(page.locator("ol.log")).to_contain_text("we moved")
-    block = injected_block(empty, question(empty, "Which database did the booking service get?"))
+    block = injected_block(daemon, question(daemon, "Which database did the booking service get?"))
     assert POSTGRES in block and "CockroachDB" not in block
 
 
@@ -110,15 +104,10 @@ def test_a_chunk_is_marked_helpful_unhelpful_and_taken_out(told: DaemonProcess, 
         expect(history).to_have_count(entries)
         expect(history.first).to_contain_text(f"why {name}")
     expect(page.get_by_role("button", name="Helpful", exact=True)).to_have_count(0)  # what is out cannot be rated
-    assert "inodes" not in " ".join(entry["content"] for entry in export_live(told))
+    assert "inodes" not in " ".join(live(told))
     page.get_by_role("button", name="Undo the last change").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("live")
-    assert "inodes" in " ".join(entry["content"] for entry in export_live(told))
-
-
-def export_live(daemon: DaemonProcess) -> list[dict[str, Any]]:
-    lines = ask(f"{daemon.own_url}/memd/export?live=1").body.splitlines()
-    return [json.loads(line) for line in lines]
+    assert "inodes" in " ".join(live(told))
 
 
 # -- turns ------------------------------------------------------------------------------------------------------------
@@ -138,7 +127,7 @@ def test_a_turn_tells_its_scores_what_was_left_out_its_timings_and_what_it_would
     expect(page.get_by_text("the same.").or_(page.get_by_text("Nothing would change."))).to_be_visible()
     taken_out = ask(
         f"{told.own_url}/memd/corrections",
-        {"topic_id": "bikes", "chunk_ids": [chunk_id(told, "PostgreSQL+because")], "action": "Update"},
+        {"topic_id": "bikes", "chunk_ids": [chunk_with(told, "PostgreSQL+because")["uuid"]], "action": "Update"},
     )
     assert taken_out.status == 200
     again.click()
@@ -146,13 +135,13 @@ def test_a_turn_tells_its_scores_what_was_left_out_its_timings_and_what_it_would
 
 
 def test_the_steps_of_a_tool_loop_are_a_number_beside_their_turn_until_they_are_asked_for(
-    empty: DaemonProcess, open_page: OpenPage
+    daemon: DaemonProcess, open_page: OpenPage
 ) -> None:
     task = "Read every log in turn and say which one has the error."
     history: list[dict[str, Any]] = [user(task)]
-    page = open_page(empty)
+    page = open_page(daemon)
     for number in range(4):
-        empty.chat(history, memory_in={"topic_id": "bikes"})
+        daemon.chat(history, memory_in={"topic_id": "bikes"})
         call = {"id": f"c{number}", "type": "function", "function": {"name": "read", "arguments": "{}"}}
         history += [
             {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -166,11 +155,6 @@ def test_the_steps_of_a_tool_loop_are_a_number_beside_their_turn_until_they_are_
     expect(rows(page)).to_have_count(4)
     page.get_by_role("button", name="Hide tool steps").click()
     expect(rows(page)).to_have_count(1)
-
-
-def chunk_id(daemon: DaemonProcess, words: str) -> str:
-    [found] = ask(f"{daemon.own_url}/memd/chunks?contains={words}").json["chunks"]
-    return str(found["uuid"])
 
 
 def test_older_turns_and_older_entries_come_on_request(told: DaemonProcess, open_page: OpenPage) -> None:
@@ -314,9 +298,9 @@ def test_what_cannot_be_shown_is_said_where_it_was_to_be(told: DaemonProcess, op
     page = open_page(told, "#/chunk/bikes/ffffffffffff", expected=("404",))
     expect(page.get_by_role("alert")).to_contain_text("no chunk has the id")
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
-    page.evaluate("location.hash = '#/turns/00000000000000000000'")
+    go(page, "turns/00000000000000000000")
     expect(page.get_by_role("alert")).to_contain_text("there is no receipt of turn")
-    page.evaluate("location.hash = '#/no such view'")
+    go(page, "no such view")
     expect(rows(page)).to_have_count(3)
 
 
@@ -331,14 +315,12 @@ def test_with_a_token_the_page_asks_for_it_once_and_keeps_it_in_the_tab(
     dialog = page.get_by_role("dialog")
     held: list[Route] = []
     page.route("**/memd/health*", lambda route: route.continue_() if held else held.append(route))
-    dialog.get_by_label("Token").fill("wrong")
-    dialog.get_by_role("button", name="Open").click()
+    give_token(page, "wrong")
     expect(dialog).to_contain_text("This token is wrong")
     page.keyboard.press("Escape")
     expect(dialog).to_be_visible()  # there is nothing to see without it
     wait_until(lambda: page.evaluate("1") == 1 and held != [], lambda: "the health was not asked for")
-    dialog.get_by_label("Token").fill("a secret of some length")
-    dialog.get_by_role("button", name="Open").click()
+    give_token(page, "a secret of some length")
     expect(dialog).to_be_hidden()
     with page.expect_response(lambda answer: "/memd/health" in answer.url and answer.status == 200):
         held[0].continue_()  # a refusal of the wrong one that comes after the right one does not ask again
@@ -350,32 +332,32 @@ def test_with_a_token_the_page_asks_for_it_once_and_keeps_it_in_the_tab(
 
 
 def test_nothing_that_is_remembered_is_executed_and_what_is_hidden_is_made_visible(
-    empty: DaemonProcess, open_page: OpenPage
+    daemon: DaemonProcess, open_page: OpenPage
 ) -> None:
-    empty.tell(*HOSTILE, topic="bikes")
-    turn_id = question(empty, "What is it with the harbour? <b onclick=alert(6)>Tell me.</b>")
-    empty.receipt(turn_id)
+    daemon.tell(*HOSTILE, topic="bikes")
+    turn_id = question(daemon, "What is it with the harbour? <b onclick=alert(6)>Tell me.</b>")
+    daemon.receipt(turn_id)
     reason = "<svg onload=alert(7)> \u202ereason"
-    for entry in empty.export()[:5]:
+    for entry in daemon.export()[:5]:
         correction = {"topic_id": "bikes", "chunk_ids": [entry["uuid"]], "action": "Helpful", "reason": reason}
-        assert ask(f"{empty.own_url}/memd/corrections", correction).status == 200
-    page = open_page(empty, f"#/turns/{turn_id}")
+        assert ask(f"{daemon.own_url}/memd/corrections", correction).status == 200
+    page = open_page(daemon, f"#/turns/{turn_id}")
     expect(page.locator("pre")).to_contain_text("the frame of the harbour")
-    for view in ("timeline", "search?q=harbour", "search?words=harbour", f"chunk/bikes/{empty.export()[0]['uuid']}"):
-        page.evaluate("hash => { location.hash = hash }", f"#/{view}")
+    for view in ("timeline", "search?q=harbour", "search?words=harbour", f"chunk/bikes/{daemon.export()[0]['uuid']}"):
+        go(page, view)
         expect(page.locator(f"main .{view.split('/')[0].split('?')[0]}")).to_contain_text("harbour")
         expect(page.locator("main:visible").locator("script, img, iframe, style, [onclick], [onload]")).to_have_count(0)
         assert "taken over" not in page.title()
-    page.evaluate("location.hash = '#/timeline'")
+    go(page, "timeline")
     expect(page.get_by_text("U+202E").first).to_be_visible()
     expect(page.get_by_text("U+200B").first).to_be_visible()
     assert "\u202e" not in page.inner_text("main")
 
 
 def test_should_the_page_ever_put_text_in_as_markup_the_browser_refuses_to_run_it(
-    empty: DaemonProcess, open_page: OpenPage
+    daemon: DaemonProcess, open_page: OpenPage
 ) -> None:
-    page = open_page(empty, expected=("Content Security Policy", "404"))
+    page = open_page(daemon, expected=("Content Security Policy", "404"))
     expect(page.get_by_text("No turn yet.")).to_be_visible()
     page.evaluate("document.body.append(Object.assign(document.createElement('p'), {id: 'planted'}))")
     blocked = page.evaluate(
@@ -390,19 +372,19 @@ def test_should_the_page_ever_put_text_in_as_markup_the_browser_refuses_to_run_i
     assert page.title() == "Turns · memd"
 
 
-def test_the_page_and_its_files_forbid_everything_from_elsewhere(empty: DaemonProcess) -> None:
-    answer = ask(f"{empty.own_url}/memd/")
+def test_the_page_and_its_files_forbid_everything_from_elsewhere(daemon: DaemonProcess) -> None:
+    answer = ask(f"{daemon.own_url}/memd/")
     assert answer.status == 200 and answer.headers["Content-Type"] == "text/html; charset=utf-8"
     policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
     files = re.findall(r'(?:src|href)="([^"#]+)"', answer.body.decode())
     assert set(files) == {"data:,", "page.css", "page.js"}
-    script = ask(f"{empty.own_url}/memd/page.js")
+    script = ask(f"{daemon.own_url}/memd/page.js")
     assert script.headers["Content-Type"].startswith("text/javascript") and script.headers["ETag"]
-    again = ask(f"{empty.own_url}/memd/page.js", headers={"If-None-Match": script.headers["ETag"]})
+    again = ask(f"{daemon.own_url}/memd/page.js", headers={"If-None-Match": script.headers["ETag"]})
     assert again.status == 304
-    assert ask(f"{empty.own_url}/memd/", headers={"Host": "memd.example.com"}).status == 403
-    assert ask(f"{empty.own_url}/memd/..%2f..%2fpyproject.toml").status == 404
+    assert ask(f"{daemon.own_url}/memd/", headers={"Host": "memd.example.com"}).status == 403
+    assert ask(f"{daemon.own_url}/memd/..%2f..%2fpyproject.toml").status == 404
 
 
 # -- for everybody ----------------------------------------------------------------------------------------------------
@@ -452,10 +434,10 @@ def test_at_a_phone_s_width_nothing_is_cut_off_and_every_target_is_large_enough(
         f"turns/{turn_id}",
         "search?q=word",
         "search?from=2020-01-01",
-        f"chunk/bikes/{chunk_id(told, 'inodes')}",
+        f"chunk/bikes/{chunk_with(told, 'inodes')['uuid']}",
     )
     for view in views:
-        page.evaluate("hash => { location.hash = hash }", f"#/{view}")
+        go(page, view)
         expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")
         expect(page.locator("main h1")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], view
@@ -473,8 +455,8 @@ def test_at_a_phone_s_width_nothing_is_cut_off_and_every_target_is_large_enough(
     assert page.evaluate("document.querySelector('header').offsetHeight") <= 110
 
 
-def test_a_note_is_put_down_and_its_chunk_says_where_it_is_from(empty: DaemonProcess, open_page: OpenPage) -> None:
-    page = open_page(empty, "#/note")
+def test_a_note_is_put_down_and_its_chunk_says_where_it_is_from(daemon: DaemonProcess, open_page: OpenPage) -> None:
+    page = open_page(daemon, "#/note")
     page.get_by_label("What is to be remembered").fill(POSTGRES)
     page.get_by_label("Title").fill("Databases")
     page.get_by_label("Tags").fill("db, decisions")

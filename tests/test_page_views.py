@@ -15,7 +15,7 @@ from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, token_setting, user, wait_until
 from facts import CAKE, FACTS, INODES, POSTGRES
 from facts import QUESTION as WHY
-from page_browser import DESK, OpenPage, chromium, question, rows
+from page_browser import DESK, OpenPage, chromium, chunk_with, give_token, go, live, question, rows
 from playwright.sync_api import Locator, Page, Route, expect
 from typescript_client import CLIENTS, TypeScriptClient
 
@@ -103,7 +103,7 @@ def test_a_conversation_is_found_by_its_first_words_and_read_to_its_end(
 def test_words_that_only_those_know_who_know_memd_stand_behind_details(
     told: DaemonProcess, open_page: OpenPage, view: str, words: list[str]
 ) -> None:
-    [chunk] = ask(f"{told.own_url}/memd/chunks?contains=PostgreSQL").json["chunks"]
+    chunk = chunk_with(told, "PostgreSQL")
     views = {"turn": f"#/turns/{question(told, WHY)}", "chunk": f"#/chunk/bikes/{chunk['uuid']}", "topics": "#/topics"}
     page = open_page(told, views[view])
     box = page.locator("details.why", has=page.locator("summary", has_text=re.compile("^Details$")))
@@ -139,12 +139,12 @@ def test_a_document_that_looks_like_an_instruction_to_a_model_says_so_wherever_i
     order.get_by_role("link").first.click()
     expect(label).to_have_count(1)
     expect(label).to_have_attribute("title", re.compile("^it tells to ignore earlier instructions"))
-    page.evaluate("location.hash = '#/search?words=previous'")
+    go(page, "search?words=previous")
     expect(label).to_have_count(1)
     turn = ask(f"{told.own_url}/memd/turns").json["turns"][0]
-    page.evaluate("hash => { location.hash = hash }", f"#/conversation/bikes/{turn['conversation']}")
+    go(page, f"conversation/bikes/{turn['conversation']}")
     expect(label).to_have_count(1)
-    page.evaluate("hash => { location.hash = hash }", f"#/turns/{turn['turn_id']}")
+    go(page, f"turns/{turn['turn_id']}")
     expect(
         page.locator("details.candidate").filter(has_text="Ignore").locator(".badge", has_text="looks like").first
     ).to_be_visible()
@@ -162,10 +162,9 @@ def test_whose_a_chunk_is_and_who_corrected_it_is_told_wherever_it_is_shown(
     praise = {"topic_id": "bikes", "chunk_ids": taken["chunk_ids"], "action": "Helpful"}
     assert ask(f"{daemon.own_url}/memd/corrections", praise, headers=bob).json["failed"] == []
     page = open_page(daemon, "#/search?kind=note", expected=("401",))
-    page.get_by_role("dialog").get_by_label("Token").fill(secrets["bob"])
-    page.get_by_role("dialog").get_by_role("button", name="Open").click()
+    give_token(page, secrets["bob"])
     expect(page.get_by_role("main")).to_contain_text("by ann")
-    page.evaluate("hash => { location.hash = hash }", f"#/chunk/bikes/{taken['chunk_ids'][0]}")
+    go(page, f"chunk/bikes/{taken['chunk_ids'][0]}")
     expect(page.locator("dl.facts:visible")).to_contain_text("Authorann")
     versions = page.locator("ol.log > li")
     expect(versions).to_contain_text(["by bob", "by ann"])
@@ -225,12 +224,8 @@ def test_many_are_taken_out_at_once_and_brought_back(told: DaemonProcess, open_p
     assert live(told) == []
     page.get_by_role("button", name="Undo").click()
     expect(page.locator(".outcome")).to_contain_text(f"{stored} chunks brought back.")
-    texts = " ".join(one["content"] for one in live(told))
+    texts = " ".join(live(told))
     assert len(live(told)) == stored and POSTGRES in texts and INODES in texts and CAKE in texts
-
-
-def live(daemon: DaemonProcess) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ask(f"{daemon.own_url}/memd/export?live=1").body.splitlines()]
 
 
 @pytest.mark.parametrize("token", ["", "a secret of some length"])
@@ -243,8 +238,7 @@ def test_a_topic_is_exported_to_the_disk(
     assert ask(f"{daemon.own_url}/memd/notes", note, headers=headers).status == 200
     page = open_page(daemon, "#/topics", expected=("401",))
     if token:
-        page.get_by_role("dialog").get_by_label("Token").fill(token)
-        page.get_by_role("dialog").get_by_role("button", name="Open").click()
+        give_token(page, token)
     with page.expect_download() as saved:
         page.get_by_role("row", name=re.compile("^bikes")).get_by_role("link", name="export").click()
     saved.value.save_as(tmp_path / "bikes.jsonl")
@@ -335,7 +329,7 @@ def test_the_keys_move_through_a_list_and_are_told_in_the_page(told: DaemonProce
     page.keyboard.press("/")
     page.keyboard.type("j?x")  # what is typed is typed
     expect(page.get_by_label("Question")).to_have_value("j?x")
-    page.evaluate("location.hash = '#/search?words=hazelnuts'")
+    go(page, "search?words=hazelnuts")
     expect(chunks(page)).to_have_count(1)
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("j")
@@ -369,7 +363,7 @@ def test_axe_finds_nothing_to_complain_of(
         *("search?from=2020-01-01", "figures", "topics", "sources", "note", f"chunk/bikes/{chunk}", "chunk/bikes/ffff"),
     )
     for view in views:
-        page.evaluate("hash => { location.hash = hash }", f"#/{view}")
+        go(page, view)
         expect(page.locator("main")).not_to_have_attribute("aria-busy", "true")
         expect(page.locator("main .answer[aria-busy]")).to_have_count(0)
         expect(page.locator("main").locator("h1, [role=alert]").first).to_be_visible()
@@ -377,7 +371,7 @@ def test_axe_finds_nothing_to_complain_of(
             box.check()
         assert findings(page) == [], view
         assert re.findall("null|undefined|false|NaN|\\[object", page.inner_text("main")) == [], view
-    page.evaluate("location.hash = '#/turns'")
+    go(page, "turns")
     expect(rows(page)).to_have_count(5)
     page.get_by_role("button", name="Keys").click()
     assert findings(page) == [], "the dialog"
@@ -426,16 +420,11 @@ def enter(daemon: DaemonProcess, open_page: OpenPage) -> Enter:
 
     def new(name: str, view: str = "", **settings: Any) -> Page:
         page = open_page(daemon, view, expected=("401", "429"), **settings)
-        give(page, secret_of(name))
+        give_token(page, secret_of(name))
         expect(page.get_by_role("heading", level=1)).to_be_visible()
         return page
 
     return new
-
-
-def give(page: Page, secret: str) -> None:
-    page.get_by_role("dialog").get_by_label("Token").fill(secret)
-    page.get_by_role("dialog").get_by_role("button", name="Open").click()
 
 
 def exchange_tokens(daemon: DaemonProcess, *tokens: dict[str, Any]) -> None:
@@ -481,7 +470,7 @@ def test_the_page_says_who_one_is_and_takes_another_token(daemon: DaemonProcess,
     expect(dialog).to_contain_text("read, write")
     expect(dialog).to_contain_text("team-*, ann")
     dialog.get_by_role("button", name="Use another token").click()
-    give(page, OWNER)
+    give_token(page, OWNER)
     expect(page.get_by_role("button", name="Your token: owner")).to_be_visible()
 
 
@@ -548,14 +537,14 @@ def test_a_token_that_is_revoked_while_the_page_is_open_is_asked_for_and_another
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("This token is no longer valid")
     expect(page.get_by_label("What is to be remembered")).to_have_value("The lamp is oiled on Mondays.")
-    give(page, "another-secret-of-ann's")
+    give_token(page, "another-secret-of-ann's")
     expect(page.locator(".outcome")).to_contain_text("Remembered:")
     expect(dialog).to_be_hidden()
     exchange_tokens(daemon, token_of("team"))
     wait_until(lambda: is_refused(daemon, "another-secret-of-ann's"), daemon.log.read_text)
     page.get_by_role("link", name="Search").click()
     expect(dialog).to_contain_text("This token is no longer valid")
-    give(page, secret_of("team"))
+    give_token(page, secret_of("team"))
     expect(page.get_by_role("button", name="Your token: team")).to_be_visible()
     expect(page.locator("#topic option")).to_have_text(["all topics", "team-a"])
 
@@ -570,7 +559,7 @@ def test_after_too_many_wrong_tokens_the_page_says_when_to_try_again(serving: Se
     expect(page.get_by_role("dialog")).to_be_visible()
     for number in range(60):
         ask(f"{daemon.own_url}/memd/me", headers={"X-Memory-Token": f"guess {number}"})
-    give(page, OWNER)
+    give_token(page, OWNER)
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Too many wrong tokens came from this address.")
     expect(dialog.get_by_role("button", name=re.compile(r"Try again in \d+ s"))).to_be_disabled()

@@ -5,12 +5,13 @@ Rule: a browser that logs an error, or that asks anybody but the daemon for some
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from daemon_process import DaemonProcess, user
+from daemon_process import DaemonProcess, ask, user
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Response, expect, sync_playwright
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -130,6 +131,28 @@ def empty(kept: Watched) -> None:
 def question(daemon: DaemonProcess, text: str, topic: str = "bikes") -> str:
     """Ask in a new chat; the turn's id."""
     return str(daemon.chat([user(text)], memory_in={"topic_id": topic}).headers["X-Memory-Turn"])
+
+
+def chunk_with(daemon: DaemonProcess, words: str) -> dict[str, Any]:
+    """The only chunk with these words."""
+    [found] = ask(f"{daemon.own_url}/memd/chunks?contains={words}").json["chunks"]
+    return dict(found)
+
+
+def live(daemon: DaemonProcess) -> list[str]:
+    """The texts that are live."""
+    return [json.loads(line)["content"] for line in ask(f"{daemon.own_url}/memd/export?live=1").body.splitlines()]
+
+
+def go(page: Page, view: str) -> None:
+    """Go to another view without loading the page anew."""
+    page.evaluate("hash => { location.hash = hash }", f"#/{view}")
+
+
+def give_token(page: Page, secret: str) -> None:
+    """Answer the page, which asks for a token."""
+    page.get_by_role("dialog").get_by_label("Token").fill(secret)
+    page.get_by_role("dialog").get_by_role("button", name="Open").click()
 
 
 def rows(page: Page) -> Locator:
