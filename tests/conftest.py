@@ -6,6 +6,7 @@ a process is marked so: its fixtures mark it, or the test does, or it fails.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -171,6 +172,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         _running.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Work in an empty folder: a command reads the `config.yaml` that it stands beside, and a checkout has one."""
+    with contextlib.chdir(tmp_path_factory.mktemp("elsewhere")):
+        yield
 
 
 @pytest.fixture(scope="session")
