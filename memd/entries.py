@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 import numpy as np
@@ -32,6 +32,8 @@ PUBLIC_ID_DIGITS_MIN = 4
 CHUNK_ID_PATTERN = re.compile(rf"\[?(?:mem:)?((?:[0-9a-f]-?){{{PUBLIC_ID_DIGITS_MIN},32}})\]?", re.IGNORECASE)
 """A chunk's id, however it is written: `a3f9`, `mem:a3f9`, `[mem:a3f9]`; more digits of its uuid, dashes between."""
 NAME_CHARACTERS_MAX = 64
+CALLER = "assistant"
+"""The role that calls tools."""
 SHOWN_MAX = 64
 """Chunks that are noted as shown to one message; a full block has about thirty."""
 AHEAD_US = 1_000_000
@@ -77,6 +79,8 @@ class Speaker(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The stretch goes on with a message that an earlier chunk begins, so that no role is written in front of it."""
     name: str = ""
     """The client's own name for who speaks, such as one of several users; see `speaker_name`."""
+    call: str = ""
+    """Of a tool's result whose call is in an earlier chunk: the beginning of that call, on one line."""
 
 
 class Section(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -176,10 +180,21 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def displayed(self) -> str:
-        """The content as people and models read it: every message opened by its role."""
-        if self.speakers is UNSET:
-            return self.content
-        return text_with_roles(self.content, self.speakers)
+        """The content as people and models read it: every message opened by its role, a result behind its call."""
+        return self.content if self.speakers is UNSET else text_with_roles(self.content, self.speakers)
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The calls that its results answer and that are in earlier chunks."""
+        return tuple(one.call for one in self.speakers or () if one.call)
+
+    @property
+    def without_calls(self) -> Self:
+        """The same without these."""
+        if not self.calls:
+            return self
+        speakers = tuple(msgspec.structs.replace(one, call="") for one in self.speakers or ())
+        return msgspec.structs.replace(self, speakers=speakers)
 
     @property
     def spoken(self) -> str:
@@ -203,8 +218,8 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def indexed_text(self) -> str:
-        """The text whose words are indexed."""
-        return "\n".join([*self.above, self.content])
+        """The text whose words are indexed: with the calls, which say what its results are of."""
+        return "\n".join([*self.calls, *self.above, self.content])
 
     @property
     def named_text(self) -> str:
@@ -295,12 +310,13 @@ def role_opening(role: str, name: str = "") -> str:
 
 
 def text_with_roles(content: str, speakers: Sequence[Speaker]) -> str:
-    """`content` with the role in front of every message that begins in it."""
+    """`content` with the role in front of every message that begins in it, and of every result behind its call."""
     parts = []
     done = 0
     for speaker in speakers:
-        if not speaker.continues:
-            parts += [content[done : speaker.offset], role_opening(speaker.role, speaker.name)]
+        if speaker.call or not speaker.continues:
+            call = f"{role_opening(CALLER)}{speaker.call}\n" if speaker.call else ""
+            parts += [content[done : speaker.offset], call, role_opening(speaker.role, speaker.name)]
             done = speaker.offset
     return "".join([*parts, content[done:]])
 

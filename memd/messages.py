@@ -110,6 +110,11 @@ LEADING_ROLES = frozenset({"system", "developer"})
 RESULT_ROLES = frozenset({"tool", "function"})
 """Roles of a tool's result; `function` is the older name."""
 
+CALL_CHARACTERS_MAX = 200
+"""Of a call, in front of what an earlier chunk has the beginning of."""
+CUT = " …]"
+"""The end of a line that has not all of a call."""
+
 BLOCK_OPENING = "[memory]"
 BLOCK_CLOSING = "[/memory]"
 CHUNK_MARKER = "[mem:"
@@ -129,6 +134,15 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
     def form(self) -> tuple[str, ...]:
         """The part that is hashed: a call that has an id is known by that, any other by its arguments."""
         return (self.name, "", self.id) if self.id else (self.name, canonical_arguments(self.arguments))
+
+    @property
+    def line(self) -> str:
+        """Its beginning on one line, with which the later chunks of its result open."""
+        line = " ".join(str(self).split())
+        return line if len(line) <= CALL_CHARACTERS_MAX else line[: CALL_CHARACTERS_MAX - len(CUT)] + CUT
+
+    def __str__(self) -> str:
+        return f"[call {self.name} {self.arguments}]"
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -250,7 +264,7 @@ def leading_count(messages: Sequence[Message]) -> int:
 def stored_text(message: Message) -> str:
     """The message as a chunk has it: what was said, verbatim, and tool calls spelled out."""
     parts = [message.said] if message.said else []
-    parts += [f"[call {call.name} {call.arguments}]" for call in message.tool_calls]
+    parts += map(str, message.tool_calls)
     if message.interrupted:
         parts.append("[interrupted]")
     return "\n".join(parts)

@@ -360,6 +360,22 @@ def test_other_chunks_that_repeat_the_words_are_named(daemon: DaemonProcess, ups
     assert f"chunk {answer} in topic default stays: it has 'under the third granite step' too" in planned
 
 
+def test_chunks_of_a_result_that_repeat_an_erased_call_are_named(daemon: DaemonProcess) -> None:
+    call = {"name": "write", "arguments": json.dumps({"text": SECRET})}
+    made = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": call}]}
+    lines = "\n".join(f"Line {number} of the ferry's timetable is as it was before." for number in range(40))
+    daemon.chat([user("Write it."), made, {"role": "tool", "tool_call_id": "c", "content": lines}])
+    daemon.wait_stored("Line 39")
+    first, *others = [one["uuid"].replace("-", "")[:8] for one in daemon.export() if "Line" in one["content"]]
+    planned = daemon.run("erase", "--chunk", first, "--dry-run").stdout
+    assert len(others) > 3
+    assert all(f"chunk {one} in topic default stays: it has '" in planned for one in others)
+    assert (
+        daemon.run("erase", *(part for one in [first, *others] for part in ("--chunk", one)), "--yes").returncode == 0
+    )
+    assert found_in(daemon.data_dir) == []
+
+
 # Chats go on, answers are made anew, texts wait, the daemon is killed, and meanwhile chunks are erased
 
 

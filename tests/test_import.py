@@ -147,15 +147,19 @@ def test_what_was_said_comes_back_with_its_speakers(tmp_path: Path, embedder: Em
     uuid = "0f" * 16
     old = {**line, "uuid": uuid, "id": uuid[:4], "content": "user: Which port?\nassistant: 8765."}
     del old["speakers"]
-    lines = [line, old]
+    result = {**line, "uuid": "1f" * 16, "id": "1f1f", "roles": ["tool"], "content": "it is alice", "digests": []}
+    result["speakers"] = [{"offset": 0, "role": "tool", "continues": True, "call": "[call read access.yaml]"}]
+    lines = [line, old, result]
     memd(new, "import", written(tmp_path / "lines.jsonl", lines))
     assert without_new(exported(new)) == without_new(lines)
     without_speakers = {name: value for name, value in line.items() if name != "speakers"}
     for again in (lines, [without_speakers]):
         assert "; 0 entries imported" in memd(new, "import", written(tmp_path / "again.jsonl", again)).stdout
     snapshot = opened(new, embedder).topic("default").snapshot()
-    vectors = [snapshot.read(hit.place).vector for hit in search(snapshot, embedder.embed_query("Which port?"), 2)]
-    assert vectors == [embedder.embed(text).tobytes() for text in ("Which port?\n8765.", line["content"])]
+    vectors = [snapshot.read(hit.place).vector for hit in search(snapshot, embedder.embed_query("Which port?"), 3)]
+    embedded = ("Which port?\n8765.", line["content"], "it is alice")
+    assert vectors[0] == embedder.embed(embedded[0]).tobytes()
+    assert set(vectors) == {embedder.embed(text).tobytes() for text in embedded}
 
 
 def events_of(folder: Path, topic: str) -> list[dict[str, Any]]:

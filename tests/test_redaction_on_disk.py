@@ -270,6 +270,11 @@ def talk(daemon: DaemonProcess) -> list[dict[str, Any]]:
             {**user("Deploy it please."), "name": IN_NAME},
             {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]},
             {"role": "tool", "tool_call_id": "c1", "content": f'{{"ok": true, "log": "posted as {IN_RESULT}\\n"}}'},
+            {
+                "role": "tool",
+                "tool_call_id": "c1",
+                "content": "\n".join(f"ferry {number} left" for number in range(99)),
+            },
         ]
     )
     exchanges += [

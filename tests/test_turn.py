@@ -253,6 +253,55 @@ async def test_a_name_is_stored_shown_and_exported_with_the_role(client: Client)
     assert lines[0]["speakers"][0] == {"offset": 0, "role": "user", "name": "ann"}
 
 
+# A tool's result, of which no piece is shown without its call
+
+
+def loop(question: str, results: dict[str, str]) -> list[dict[str, Any]]:
+    """A question, calls that read files, and what stands in them."""
+    made = [
+        {"id": path, "type": "function", "function": {"name": "read", "arguments": json.dumps({"path": path})}}
+        for path in results
+    ]
+    told = [{"role": "tool", "tool_call_id": path, "content": text} for path, text in results.items()]
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": None, "tool_calls": made}, *told]
+
+
+def long_text(subject: str) -> str:
+    lines = (f"Row {number} of the {subject}: nothing to report, {1000 + 7 * number} hours." for number in range(20))
+    return "\n".join(lines) + f"\nThe lamp of the {subject} burns rapeseed oil."
+
+
+@pytest.mark.parametrize("window", [2_048, 32_768])
+async def test_each_chunk_of_a_long_result_is_found_and_shown_with_its_call(tmp_path: Path, window: int) -> None:
+    results = {"docs/pier-17.txt": long_text("watch"), "docs/quay-4.txt": long_text("store")}
+    async with daemon_in_process(tmp_path, window=window) as client:
+        await client.chat(loop("Read both.", results))
+        chunks = await client.displayed()
+        for path, text in results.items():
+            call = f'[call read {{"path": "{path}"}}]\n'
+            own = [one for one in chunks if any(line in one for line in text.splitlines())]
+            assert len(own) > 3 and all(one.count(call) == 1 for one in own)
+            assert [one for one in own if one.startswith(f"assistant: {call}tool: ")]
+        prompt = await client.chat([{"role": "user", "content": "What does docs/quay-4.txt say that the lamp burns?"}])
+        block, _, _ = json.loads(prompt)[-1]["content"].partition("[/memory]")
+        shown = next(one for one in block.split("[mem:") if "store burns rapeseed oil" in one)
+        opened = '] assistant: [call read {"path": "docs/quay-4.txt"}]\ntool: '
+        assert (opened in shown) == (window > 4_096), "where the block has room for it, and in no chunk's place"
+        lines = export(client.daemon.config.data_dir, client.daemon.store.files, topic_id="default", live_only=True)
+        joined = "".join(line["content"] for line in lines if "tool" in line["roles"])
+        assert all(text in joined for text in results.values()), "word for word, without the calls"
+
+
+async def test_what_a_result_shares_with_that_of_another_call_is_stored_once(client: Client) -> None:
+    history = loop("Read it.", {"pier.txt": long_text("watch")})
+    await client.chat(history)
+    before = await client.displayed()
+    again = loop("And its copy.", {"copy.txt": "Found.\n" + long_text("watch")})
+    await client.chat([*history, {"role": "assistant", "content": "Done."}, *again])
+    after = await client.displayed()
+    assert len(before) > 3 and len(after) - len(before) < len(before)
+
+
 @pytest.mark.parametrize(
     ("name", "opening"),
     [

@@ -1,8 +1,9 @@
 """Cuts a stretch of conversation into the chunks that are stored and recalled.
 
 Rule: verbatim, and the same text is always cut the same way: the chunks of a message, put together, are its stored
-text. Messages meet with a newline inside a chunk, and `speakers` says whose text lies where. Limits count the text as
-it is shown, with the roles that are written in front of messages.
+text. Messages meet with a newline inside a chunk, and `speakers` says whose text lies where, and which call a result
+answers whose chunk does not have it. Limits count the text as it is shown, with the roles that are written in front of
+messages and without such calls.
 
 A chunk ends with the first piece with which it has `min_tokens`, but not between a call and the beginning of its
 result: one that does not fit behind its call is cut there, for questions name the one and want the other. Setting
@@ -34,6 +35,7 @@ from msgspec import UNSET, UnsetType
 
 from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX, Draft, Speaker, role_opening
+from memd.messages import CUT
 from memd.settings.model import ChunkingSettings
 
 JOINT = "\n"
@@ -58,6 +60,8 @@ class Utterance(msgspec.Struct, frozen=True):
     author: str | UnsetType = UNSET
     calls: bool = False
     """It calls a tool, and what follows is the result: no chunk ends between the two where both fit."""
+    call: str = ""
+    """Of a result: the beginning of the call that it answers, on one line (`ToolCall.line`)."""
 
     @property
     def opening(self) -> str:
@@ -201,9 +205,10 @@ def _chunk(group: Sequence[_Piece], messages: Sequence[Utterance]) -> Draft:
     for position, piece in enumerate(group):
         parts.append(JOINT if piece.opening is not None and position > 0 else "")
         length += len(parts[-1])
-        role, name = messages[piece.message].role, messages[piece.message].name
-        if role is not None and (piece.opening is not None or position == 0):
-            speakers.append(Speaker(length, role, piece.opening is None, name))
+        one = messages[piece.message]
+        if one.role is not None and (piece.opening is not None or position == 0):
+            is_behind = bool(one.call) and one.call.removesuffix(CUT) in " ".join("".join(parts).split())
+            speakers.append(Speaker(length, one.role, piece.opening is None, one.name, "" if is_behind else one.call))
         parts.append(piece.text)
         length += len(piece.text)
     told = [messages[number] for number in dict.fromkeys(piece.message for piece in group)]

@@ -126,7 +126,7 @@ def digests_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> set[bytes]:
 def texts_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
     """Yield all texts that these chunks ever had, and the reasons that were given for their corrections."""
     for entry in _entries_of(snapshot, uuids):
-        yield from (text for text in (entry.content, entry.reason) if text)
+        yield from (text for text in (entry.content, *entry.calls, entry.reason) if text)
 
 
 class Repeating(NamedTuple):
@@ -142,7 +142,7 @@ def repeating(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collecti
     overlap, found = Overlap(texts), dict[bytes, Repeating]()
     for snapshot in snapshots:
         for entry in _entries_with(snapshot, status=0):
-            if entry.uuid not in but and (words := overlap.shared(entry.content)):
+            if entry.uuid not in but and (words := overlap.shared("\n".join([*entry.calls, entry.content]))):
                 found[entry.uuid] = Repeating(entry.uuid, snapshot.topic_id, words)
     return sorted(found.values(), key=lambda one: sum(map(len, one.words)), reverse=True)
 

@@ -34,7 +34,7 @@ from memd.entries import ChunkState, Draft, Entry, Section, speaker_name
 from memd.ingest.chunking import Utterance, split
 from memd.ingest.readers.text import GivenDocument
 from memd.ingest.redaction import NO_REDACTION, Redactor
-from memd.messages import Message, stored_text
+from memd.messages import RESULT_ROLES, Message, stored_text
 from memd.notes import Note
 from memd.settings.model import ChunkingSettings
 from memd.store.snapshot import alike_since, live_copy
@@ -296,14 +296,18 @@ def unstored_runs(
         if asked is not None and asked.opens_turn and asked.said.strip() and not topic.is_taken_out(digest):
             wanted.add(position)
             authors[position] = answer.author
-    utterances = {}
+    utterances, calls = {}, dict[str, str]()
     for position, (digest, message) in enumerate(messages):
-        if message is None or position not in wanted:
+        if message is None or not (position in wanted or message.tool_calls):
             continue
         kept = redactor.kept(message)
+        calls |= {call.id: call.line for call in kept.tool_calls}
+        if position not in wanted:
+            continue
         shown = () if kept.shown is UNSET else kept.shown
         name = speaker_name(kept.name)
-        told = name, shown, kept.said_at, authors[position], bool(kept.tool_calls)
+        call = calls.get(kept.tool_call_id, "") if kept.role in RESULT_ROLES else ""
+        told = name, shown, kept.said_at, authors[position], bool(kept.tool_calls), call
         utterances[position] = Utterance(stored_text(kept), kept.role, digest, *told)
     starts = [*compaction.part_starts(message for _, message in messages)]
     starts += [position for position in utterances if authors.get(position - 1, authors[position]) != authors[position]]

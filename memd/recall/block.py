@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from msgspec import UNSET
 
-from memd.entries import WRITTEN_ROLES, Entry, role_opening, speaker_name
+from memd.entries import CALLER, WRITTEN_ROLES, Entry, role_opening, speaker_name
 from memd.messages import BLOCK_CLOSING, BLOCK_OPENING, CHUNK_MARKER, NO_BLOCK, Block, BlockChunk
 from memd.principals import OWNER_NAME
 from memd.recall.days import day_words
@@ -56,8 +56,14 @@ def shown_text(entry: Entry, reader: str = "") -> str:
         shown = f"({without_control(f'by {speaker_name(by)}')}) {shown}"
     for speaker, end in zip(entry.speakers, ends[1:], strict=True):
         shown += "\n" if shown and not shown.endswith("\n") else ""
+        shown += call_line(speaker.call, by) if speaker.call else ""
         shown += _opening(speaker.role, speaker.name, by) + neutralised(entry.content[speaker.offset : end])
     return shown
+
+
+def call_line(call: str, by: str = "") -> str:
+    """Return the line of a call in front of its result."""
+    return f"{_opening(CALLER, '', by)}{neutralised(call)}\n"
 
 
 @lru_cache(maxsize=64)
@@ -107,8 +113,8 @@ def chunk_line(chunk_id: str, text: str) -> str:
 
 
 def line_of(entry: Entry) -> str:
-    """Return the whole line of a chunk under its own id, as it is counted: with the author's name."""
-    return chunk_line(entry.public_id, shown_text(entry)) + "\n"
+    """Return the whole line of a chunk under its own id, as it is counted: with the author's name, without calls."""
+    return chunk_line(entry.public_id, shown_text(entry.without_calls)) + "\n"
 
 
 def heading(at_us: int | None) -> str:

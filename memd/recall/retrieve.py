@@ -394,7 +394,7 @@ class Retriever:
         while True:
             worth = competes & strong
             places = (worth & ~earlier).nonzero()[0]
-            injected, day_tokens = self._chosen(places, costs, field.said_at[rows], left, budget)
+            injected, day_tokens, spare = self._chosen(places, costs, field.said_at[rows], left, budget)
             if not visible:
                 break
             read = field.entries(rows[injected])
@@ -413,18 +413,21 @@ class Retriever:
         candidates = self._candidates(
             field, scores, rows[listed], costs[listed], [verdicts[one] for one in why[listed].tolist()]
         )
-        shown = [one for one in candidates if one.verdict is Verdict.INJECTED]
-        shown.sort(key=lambda one: (one.entry.said, one.entry.origin_id, one.entry.uuid))
+        listing = [one for one in candidates if one.verdict is Verdict.INJECTED]
+        listing.sort(key=lambda one: (one.entry.said, one.entry.origin_id, one.entry.uuid))
+        shown, call_tokens = self._with_calls(listing, spare, budget)
+        raw_tokens += call_tokens
         wanted = int(costs[worth].sum()) + budget.drifted(frame)
         count = int(worth.sum())
         return Filling(
-            tuple(candidates), tuple(shown), raw_tokens if shown else 0, wanted / max(1, room) if count else 0.0, count
+            tuple(candidates), shown, raw_tokens if shown else 0, wanted / max(1, room) if count else 0.0, count
         )
 
     def _chosen(
         self, places: Rows, costs: Rows, said: NDArray[np.uint64], left: int, budget: Budget
-    ) -> tuple[list[int], int]:
-        """The places, best first, of which the lines fit into what is left, and the raw tokens of their days' lines."""
+    ) -> tuple[list[int], int, int]:
+        """The places, best first, of which the lines fit into what is left, the raw tokens of their days' lines, and
+        what is left then."""
         chosen, days, day_tokens = list[int](), {""}, 0
         for place, cost, said_at in zip(places.tolist(), costs[places].tolist(), said[places].tolist(), strict=True):
             if left < LINE_TOKENS_MIN or len(chosen) == (self._settings.top_k or LISTED):
@@ -437,7 +440,18 @@ class Retriever:
                 chosen.append(place)
                 days.add(day)
                 left, day_tokens = left - cost, day_tokens + more
-        return chosen, day_tokens
+        return chosen, day_tokens, left
+
+    def _with_calls(self, shown: Sequence[Candidate], left: int, budget: Budget) -> tuple[tuple[Candidate, ...], int]:
+        """The chunks with the calls that their results answer, as far as these fit into what is left, and the raw
+        tokens of these: no chunk gives way to another one's call."""
+        kept, tokens = list[Candidate](), 0
+        for one in shown:
+            more = sum(self._tokens_of(block.call_line(call)) for call in one.entry.calls)
+            is_whole = budget.drifted(tokens + more) <= left
+            tokens += more if is_whole else 0
+            kept.append(one if is_whole else msgspec.structs.replace(one, entry=one.entry.without_calls))
+        return tuple(kept), tokens
 
     def _candidates(
         self, field: Field, scores: Scores, rows: Rows, costs: Rows, verdicts: Sequence[Verdict]
