@@ -197,7 +197,13 @@ def test_the_container_is_built_from_all_that_an_installation_needs() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("typed", "completed"), [("memd ver", "verify"), ("memd check --li", "--live"), ("memd encrypt rek", "rekey")]
+    ("typed", "completed"),
+    [
+        ("memd ver", "verify"),
+        ("memd check --li", "--live"),
+        ("memd encrypt rek", "rekey"),
+        ("memd doctor --vers", "--version"),
+    ],
 )
 def test_bash_completes_commands_and_flags(typed: str, completed: str, tmp_path: Path) -> None:
     program = tmp_path / "memd"

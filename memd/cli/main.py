@@ -117,7 +117,7 @@ class AllCommands(CommandGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """See CommandGroup; it knows the names that other programs have for a command, too."""
-        if args[0] in OTHERS_CALL_IT:
+        if args[0] in OTHERS_CALL_IT and not ctx.resilient_parsing:
             raise BadQuestion(f"there is no command {args[0]!r}; it is called {OTHERS_CALL_IT[args[0]]} here")
         return super().resolve_command(ctx, args)
 
