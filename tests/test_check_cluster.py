@@ -124,6 +124,15 @@ def test_a_user_who_may_only_read_is_told(settings: dict[str, Any], tmp_path: Pa
     assert checked(settings, tmp_path)[0][1] == "ok"
 
 
+def test_a_database_of_a_server_in_the_c_locale_serves(postgres: PostgresServer, tmp_path: Path) -> None:
+    url = postgres.database(encoding="SQL_ASCII")
+    for _ in range(2):
+        with closing(SharedLog(url)) as kept:
+            kept.connect()
+    found = checked({"cluster": {"database": url}}, tmp_path)
+    assert any(mark == "warning" and "its encoding is SQL_ASCII" in words for _, mark, words in found), found
+
+
 def test_nothing_stays_set_on_a_connection_that_a_pooler_gives_to_others(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,11 +77,11 @@ class PostgresServer:
         """`folder`: of another socket that leads to it."""
         return f"postgresql://memd@/{database}?host={folder or self._socket}&port=5432&sslmode=disable"
 
-    def database(self, name: str = "") -> str:
+    def database(self, name: str = "", *, encoding: str = "UTF8") -> str:
         """The URL of a new database."""
         name = name or f"made_{next(_numbers)}"
         with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}'")
         return self.url(name)
 
     def start(self) -> None:

@@ -58,7 +58,7 @@ from memd.store.layout import ADDRESS_NAME, BUCKET_NAME, LOCK_NAME, TopicLayout,
 from memd.store.lexical.postings import GrowingColumns, main_language
 from memd.store.log.recovery import read_log_file, torn_files
 from memd.store.shared.books import TokenList
-from memd.store.shared.postgres import READ_ONLY, SCHEMA_VERSION, SharedLog, remedy_of, words_of
+from memd.store.shared.postgres import AS_TEXT, READ_ONLY, SCHEMA_VERSION, SharedLog, remedy_of, words_of
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.export import active_bytes
 from memd.store.tools.verify import verify
@@ -577,7 +577,7 @@ def _server(database: str, place: str) -> DatabaseServer:
     from psycopg.rows import dict_row
 
     try:
-        with psycopg.connect(database, connect_timeout=5, prepare_threshold=None) as connection:
+        with psycopg.connect(database, connect_timeout=5, prepare_threshold=None, **AS_TEXT) as connection:
             connection.execute("SET LOCAL statement_timeout = 5000")  # a pooler may give the connection to others
             began = time.time()
             row = connection.cursor(row_factory=dict_row).execute(_SETTINGS).fetchone()

@@ -62,6 +62,8 @@ PAGE_ROWS = 256
 """Of one stream in one answer: 10 MB of a log in which each group has 20 chunks."""
 _PAGE_TOPICS = 10_000
 
+AS_TEXT = {"client_encoding": "UTF8"}
+"""Of any connection: out of a database in SQL_ASCII, as a server in the C locale makes it, text would come as bytes."""
 SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE memd_shared (version int NOT NULL, cluster text NOT NULL, key text NOT NULL);
@@ -372,7 +374,7 @@ class SharedLog:
         import psycopg
 
         # Nothing that a pooler before the server (PgBouncer) does not pass on: no options or prepares.
-        settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True}
+        settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True, **AS_TEXT}
         made = self._connector.submit(self._kind.connect, self._url, **settings)
         try:
             return made.result(until - time.monotonic())
