@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -613,6 +614,24 @@ def test_a_file_that_is_begun_while_the_one_before_is_rewritten_is_another_one(t
     kept = [f"user: {word(number)}" for number in range(60) if number != 7]
     assert live_contents(open_store(None, tmp_path, segment_entries_max=50).topic("talk")) == kept
     assert traces(on_disk(tmp_path), 7) == []
+
+
+def test_an_append_that_fills_a_segment_does_not_wait_for_an_erasure(tmp_path: Path) -> None:
+    disk, waited = AppendingDisk(), list[bool]()
+    topic = filled(open_store(disk, tmp_path, segment_entries_max=5), 12)
+
+    def append() -> None:
+        drafts = [told(number) for number in range(12, 17)]
+        appending = threading.Thread(target=topic.append, args=[drafts], daemon=True)
+        appending.start()
+        appending.join(60)
+        waited.append(appending.is_alive())
+
+    disk.meanwhile.append(append)
+    assert topic.erase({uuid_of(3)}, MARK, Wiper(disk)) == 1
+    assert waited == [False]
+    assert topic.unsealed() == [], "it is sealed behind the erasure"
+    assert len(live_contents(topic)) == 16
 
 
 def test_while_a_merged_index_is_overwritten_all_else_that_it_had_is_found(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import time
 from bisect import bisect_left
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -282,10 +282,11 @@ class TopicLog:
 
     def _seal_full(self) -> None:
         """Read the contents of full segments from disk from the next snapshot on: 50 ms for each. One whose columns
-        cannot be written stays as it is, until a later append or start succeeds."""
-        if not self.unsealed():
+        cannot be written, or that is filled during an erasure, stays as it is until a later append or start."""
+        if not self.unsealed() or not self._sealing.acquire(blocking=False):
             return
-        with self._sealing, suppress(StoreError):
+        with ExitStack() as ending, suppress(StoreError):
+            ending.callback(self._sealing.release)
             for number in self.unsealed():
                 growing = self._snapshot.views[number].segment
                 assert isinstance(growing, GrowingSegment), "an unsealed segment"
@@ -446,6 +447,7 @@ class TopicLog:
                 full = [number for number, view in views.items() if holds(view.rows, uuids)]
                 count += self._erase_in_full(full, uuids, mark, wiper) if full else 0
         ENTRIES_READ.clear()
+        self._seal_full()
         return count
 
     def retire(self) -> None:
