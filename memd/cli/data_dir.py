@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from memd.admin import status
+from memd.admin import reads, status
 from memd.admin.oauth.ledger import GrantFile, SharedGrants
 from memd.admin.oauth.protocol import LedgerState
+from memd.admin.routing import route_of
 from memd.cli import flags
 from memd.cli.flags import FOUND_SOMETHING
-from memd.cli.operations import Lines, json_flag, progress, show, table
+from memd.cli.operations import Lines, json_flag, options_of, progress, show, table
 from memd.cli.running import THE_RIGHT_ONE, RunningDaemon, command_act, note_restored
 from memd.embedding.loading import MULTILINGUAL, load_embedder
 from memd.errors import BadQuestion, ConfigError, EmbeddingError, StoreError, WrongKey
@@ -96,8 +97,7 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
 
 @click.command()
 @flags.with_settings()
-@click.option("--topic", help="Only this topic.")
-@click.option("--live", is_flag=True, help="Only the present state of chunks: no superseded and no deprecated entries.")
+@options_of(route_of(reads.export).query)
 @click.option("--as", "form", type=flags.OneOf(list(FORMS)), help="Write conversations, as other programs read them.")
 @click.option("--output", metavar="FILE", default="-", help="Write to this file instead of stdout.")
 def export(config: Config, topic: str | None, live: bool, form: str | None, output: str) -> int:
