@@ -151,7 +151,7 @@ async def body_parts(request: web.BaseRequest, idle_seconds: float) -> AsyncIter
     """
     clock = asyncio.get_running_loop().time
     waited, size = 0.0, 0
-    while True:
+    while not request.content.is_eof():
         left = idle_seconds + size / BODY_BYTES_PER_SECOND_MIN - waited
         began = clock()
         try:
@@ -165,9 +165,10 @@ async def body_parts(request: web.BaseRequest, idle_seconds: float) -> AsyncIter
             if request.transport is not None:
                 request.transport.abort()
             raise
-        if not part:
-            return
-        yield part
+        if part:
+            yield part
+    if rest := request.content.read_nowait():
+        yield rest
 
 
 log = logging.getLogger("memd")
@@ -405,7 +406,7 @@ class WrongTokens:
             return None
         return await self.catch_up(topics)
 
-    def refusal(self, request: web.BaseRequest, api_of: Callable[[], Api] = lambda: CHAT) -> web.Response | None:
+    def refusal(self, request: web.BaseRequest, api: Api = CHAT) -> web.Response | None:
         """Let a request in that shows a token, where one is needed: None; any other gets this refusal."""
         principals = self.principals
         is_known = let_in(request, principals) is not None
@@ -415,18 +416,18 @@ class WrongTokens:
         if is_known:
             right = [secret for secret in shown if is_spent and principals.find(secret) is not None]
             if right and all(len(secret) < UNGUESSABLE_CHARACTERS for secret in right):
-                return self._too_many(request.remote, api_of())
+                return self._too_many(request.remote, api)
             is_in_address = any(principals.find(value) is not None for value in request.query.values())
-            return error_response(400, TOKEN_IN_ADDRESS, "invalid_request_error", api_of()) if is_in_address else None
+            return error_response(400, TOKEN_IN_ADDRESS, "invalid_request_error", api) if is_in_address else None
         self.note(request.remote)
         if not shown and any(name.lower() in _TOKEN_NAMES for name in request.query):
-            return error_response(401, TOKEN_IN_ADDRESS, "authentication_error", api_of())
+            return error_response(401, TOKEN_IN_ADDRESS, "authentication_error", api)
         if shown and is_spent:
-            return self._too_many(request.remote, api_of())
+            return self._too_many(request.remote, api)
         if shown:
             self._count(request.remote)
         wrong = "this token is none that memd knows, or was taken back" if shown else "no token was shown"
-        return error_response(401, f"memd: {wrong}; {SHOW_ONE}", "authentication_error", api_of())
+        return error_response(401, f"memd: {wrong}; {SHOW_ONE}", "authentication_error", api)
 
     def look_up(self, remote: str | None, secret: str) -> Principal | None:
         """The principal whose token a person typed in; None: nobody's, or one too many that could be guessed."""
@@ -449,6 +450,8 @@ class WrongTokens:
 
     def wait_seconds(self, remote: str | None) -> float:
         """How long an address has to wait before its next attempt counts; 0: not at all."""
+        if not self._tried:
+            return 0.0
         return max(0.0, (self._level(_network(remote)) - (ATTEMPTS_MAX - 1)) * ATTEMPT_SECONDS)
 
     def _count(self, remote: str | None) -> None:
@@ -461,7 +464,7 @@ class WrongTokens:
 
     def _is_spent(self, remote: str | None) -> bool:
         """Whether an address has to wait, and no secret of it that could be guessed is looked at."""
-        return bool(self._tried) and self.wait_seconds(remote) > 0
+        return self.wait_seconds(remote) > 0
 
     def _too_many(self, remote: str | None, api: Api) -> web.Response:
         seconds = max(1, math.ceil(self.wait_seconds(remote)))

@@ -35,6 +35,7 @@ from typing import Any
 import msgspec
 import uvloop
 from aiohttp import HttpVersion11, web
+from aiohttp.web_urldispatcher import _default_expect_handler
 
 from memd import __version__
 from memd.access import OWN_HEADERS, WrongTokens
@@ -345,12 +346,9 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     tending += await _share_rights(daemon, wrong_tokens)
     tending.append(tasks.spawn(daemon.retention.eraser.tend(), "unfinished erasures"))
     router = _router(daemon, own_routes, wrong_tokens)
-    grace_seconds = config.shutdown.grace_seconds
-    runners = [_runner(answer, daemon.metrics, grace_seconds) for answer in (router.route, own_routes.answer)]
-    for runner in runners:
-        await runner.setup()
-    built = [runner.server for runner in runners if runner.server is not None]
-    served = list(zip(built, (listeners.model, listeners.own), strict=True))
+    keep_header_bytes()
+    servers = [_server(answer, daemon.metrics) for answer in (router.route, own_routes.answer)]
+    served = list(zip(servers, (listeners.model, listeners.own), strict=True))
     house = await listen(served, config.limits, tls)
     tending.append(tasks.spawn(daemon.sources.tend(), "sources"))  # it may ask this daemon's routes
     files, data_dir = daemon.store.files, config.data_dir
@@ -369,7 +367,10 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         daemon.archiver.indexer.stop()
         daemon.upstream.stop()
         daemon.events.end()
-        await asyncio.gather(*(runner.cleanup() for runner in runners))
+        await asyncio.sleep(0)  # what has come is answered
+        for server in servers:
+            server.pre_shutdown()
+        await asyncio.gather(*(server.shutdown(config.shutdown.grace_seconds) for server in servers))
         for task in tending:
             task.cancel()
         await tasks.finish(timeout_seconds=config.shutdown.grace_seconds)
@@ -518,9 +519,10 @@ async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[async
     return [daemon.tasks.spawn(daemon.retention.eraser.tend_others(), "erasures of others")]
 
 
-def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRunner:
-    @web.middleware  # a route of aiohttp's takes no target without a slash: `http://host`, `*`, that of CONNECT
-    async def handle(request: web.Request, handler: Answer) -> web.StreamResponse:
+def _server(answer: Answer, metrics: Metrics) -> web.Server:
+    async def handle(request: Any) -> web.StreamResponse:
+        if "Expect" in request.headers:
+            await _default_expect_handler(request)
         code = "5xx"
         try:
             response = await answer(request)
@@ -529,19 +531,20 @@ def _runner(answer: Answer, metrics: Metrics, grace_seconds: float) -> web.AppRu
         finally:
             metrics.responses.add(code)
 
-    async def prepare(request: web.Request, response: web.StreamResponse) -> None:
+    made = partial(_Request, loop=asyncio.get_running_loop())
+    return web.Server(handle, request_factory=made, handler_cancellation=True)
+
+
+class _Request(web.Request):
+    """A request of a client; aiohttp asks it for the last changes to the head of its answer."""
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
         if isinstance(response, Relayed):
             response.remove_added_headers()
         else:
             response.headers.update(OWN_HEADERS)
-        if request.version < HttpVersion11 and response.content_length is None:
+        if self.version < HttpVersion11 and response.content_length is None:
             response.force_close()  # nothing else tells such a client where the body ends
-
-    keep_header_bytes()
-    application = web.Application(middlewares=[handle])
-    application.on_response_prepare.append(prepare)
-    application.router.add_route("*", "/{path:.*}", answer)  # else aiohttp makes an error of 404 for each request first
-    return web.AppRunner(application, handle_signals=False, handler_cancellation=True, shutdown_timeout=grace_seconds)
 
 
 def _cache_bytes(reader: RequestReader, counter: TokenCounter) -> int:

@@ -109,10 +109,11 @@ class Router:
         path_topic = None
         if found := _PATH_TOPIC.fullmatch(target):
             path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")
-        shape = api_of("POST", _path(target)) or CHAT  # of memd's own errors
+        named = api_of(_path(target))
+        shape, api = named or CHAT, named if request.method == "POST" else None  # the shape of memd's own errors
         if inquiry := await self._wrong_tokens.make_sure(request, [path_topic or DEFAULT_TOPIC_ID]):
             request[INQUIRY] = inquiry
-        if refusal := self._wrong_tokens.refusal(request, lambda: shape):
+        if refusal := self._wrong_tokens.refusal(request, shape):
             return refusal
         access.prove(request)
         shows_own = self._principals.is_open and self._pool.shows_credentials(request.headers)
@@ -125,10 +126,9 @@ class Router:
             return refusal
         if found := _V1_TOO_OFTEN.match(target):
             target = target[found.end() :]
-        api = api_of(request.method, _path(target))
         if path_topic is not None and TOPIC_ID_PATTERN.fullmatch(path_topic) is None:
             message = f"memd: {path_topic[:140]!r} is not a topic name: {TOPIC_ID_RULE}"
-            return access.error_response(400, message, "invalid_request_error", api or CHAT)
+            return access.error_response(400, message, "invalid_request_error", shape)
         call = Call(request, api, target, path_topic)
         with recorded(self._pool.metrics, request, "" if api is None else api.name) as record:
             try:
@@ -136,9 +136,9 @@ class Router:
                     response = await self._answer_model(call, take)
             except TooManyBodies as error:
                 log.warning("a request was refused", extra={"error": error})
-                response = _with_headers(access.too_many_bodies(error, api or CHAT), record)
+                response = _with_headers(access.too_many_bodies(error, shape), record)
             except (aiohttp.ClientError, TimeoutError) as error:
-                response = self._unanswered(request, error, api or CHAT, record)
+                response = self._unanswered(request, error, shape, record)
             record.http_status = response.status
             return response
 

@@ -125,10 +125,11 @@ class Topic:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Keep the topic open while the block runs."""
+        self._holders += 1
         try:
-            with self.held():
-                yield
+            yield
         finally:
+            self._holders -= 1
             self._used_at = time.monotonic()
 
     @contextmanager

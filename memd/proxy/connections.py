@@ -248,7 +248,7 @@ class Connection(ProvableConnection):
         for place in range(len(self._messages) - count, len(self._messages)):
             message, self._body = self._messages[place]
             if isinstance(message, RawRequestMessage):
-                size = len(message.path) + sum(len(name) + len(value) + 4 for name, value in message.raw_headers)
+                size = len(message.path) + sum([len(name) + len(value) + 4 for name, value in message.raw_headers])
                 if size > self._header_bytes_max:
                     while len(self._messages) > place:
                         self._messages.pop()

@@ -70,10 +70,10 @@ class Corrector:
     async def correct(self, received: Received) -> CorrectionResult:
         """Apply the corrections and take the notes, unless the same request did before."""
         memory_in = received.request.memory_in or MemoryIn()
-        doing = self._done(received, memory_in)
-        if not (memory_in.corrections or memory_in.notes):
-            return await doing
-        return await asyncio.shield(self._tasks.spawn(doing, "correct"))  # to its end, though the client may leave
+        if not (memory_in.corrections or memory_in.notes or received.request.goes_on_with):
+            return CorrectionResult()
+        doing = self._tasks.spawn(self._done(received, memory_in), "correct")
+        return await asyncio.shield(doing)  # to its end, though the client may leave
 
     async def _done(self, received: Received, memory_in: MemoryIn) -> CorrectionResult:
         with received.topic.used():

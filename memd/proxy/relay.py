@@ -32,7 +32,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import aiohttp
@@ -69,15 +69,15 @@ def keep_header_bytes() -> None:
 
 def serialized(status_line: str, headers: CIMultiDict[str]) -> bytes:
     """A head as bytes. Raises ValueError: there is a control character in it, with which a header could end early."""
-    lines = [status_line, *(f"{name}: {value}" for name, value in headers.items())]
-    if any(map(_CONTROL.search, lines)):
+    lines = [status_line, *[f"{name}: {value}" for name, value in headers.items()]]
+    if _CONTROL.search("".join(lines)):
         raise ValueError("a control character in a header")
     return "\r\n".join([*lines, "", ""]).encode(errors="surrogateescape")
 
 
-def decoded(raw_headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[str, str]]:
+def decoded(raw_headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     """Headers as text, with their names spelled as on the wire."""
-    return ((name.decode("latin-1"), value.decode(errors="surrogateescape")) for name, value in raw_headers)
+    return [(name.decode("latin-1"), value.decode(errors="surrogateescape")) for name, value in raw_headers]
 
 
 def printable(text: str) -> str:

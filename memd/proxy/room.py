@@ -17,7 +17,7 @@ from memd.conversation.events import Removed, Returned
 from memd.conversation.tokens import ATTACHMENT_TOKENS, Drift, TokenCounter
 from memd.ingest.archiver import Archiver
 from memd.proxy.receive import Received
-from memd.proxy.upstream.windows import LengthRefusal, Sent
+from memd.proxy.upstream.windows import LengthRefusal, ModelWindow, Sent
 from memd.settings.model import BufferSettings, InjectionSettings
 
 HARD_ROUNDS_MAX = 4
@@ -72,9 +72,10 @@ class RoomMaker:
         """Let earlier blocks and the oldest turns leave until the prompt fits. May be called again for a request.
         Raises MemdError: what leaves could not be written."""
         conversation = received.prompt.conversation
-        limits = await self._limits(received)
+        window = await received.assignment.server.window(received.request.model, received.asked.credentials)
+        limits = self._limits(received, window)
         await self._used_tokens(received, limits, limits.hard)  # may tell what system prompt and tools really take
-        limits = await self._limits(received)
+        limits = self._limits(received, window)
         self._bring_back(received, limits)
         await self._limit_instructions(received, limits.window)
         is_short = await self._let_blocks_leave(received, limits)
@@ -114,9 +115,8 @@ class RoomMaker:
             prompt.conversation.counted = Counted(request.model, raw, least, attachments)
         return True
 
-    async def _limits(self, received: Received) -> compaction.Thresholds:
+    def _limits(self, received: Received, known: ModelWindow) -> compaction.Thresholds:
         request = received.request
-        known = await received.assignment.server.window(request.model, received.asked.credentials)
         return compaction.thresholds(
             self._buffer,
             self._injection,

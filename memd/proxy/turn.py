@@ -128,6 +128,7 @@ class TurnRunner:
             finally:  # also after a cancellation: what was said is remembered, without keeping anybody waiting
                 received.assignment.release()
                 turn = received, forwarding.prepared, forwarding.answered
+                _note(record, *turn)
                 remembering = steps.rememberer.remember(*turn, record.spans_ms, holding.pop_all())
                 self._tasks.spawn(remembering, "remember")
 
@@ -262,7 +263,6 @@ class Forwarding:
             aiohttp.ClientError, TimeoutError: no answer came.
         """
         received = self._received
-        self._note(record, self.prepared.shown)
         with self._answers:
             accepted = partial(self._accepted, interim_to(client))
             offered = self._offered = await self._assignment.taken(accepted, self._fit_again)
@@ -270,7 +270,6 @@ class Forwarding:
             if shown is not offered.shown:
                 offered = self._offered = msgspec.structs.replace(offered, shown=shown)
             answer = offered.answer
-            self._note(record, offered.shown)
             record.server = self._assignment.shown
             self._relay = ModelRelay(
                 received.asked.api,
@@ -407,12 +406,13 @@ class Forwarding:
         fields = {"turn": self._received.asked.turn_id, "http_status": refused.status, "error": reason}
         log.warning("a refused prompt was sent again and not answered: its refusal is passed on", extra=fields)
 
-    def _note(self, record: RequestRecord, shown: SettledPrompt) -> None:
-        record.note_status(self._received.asked.mode, shown.status)
-        own = "" if self._received.asked.who.author else next(self._received.prompt.user_texts(), "")
-        record.asked = own
-        record.is_kept = self._received.is_traced and not shown.status.startswith("degraded")
-        record.candidates = self.prepared.recalled.candidate_count
-        record.spans_ms.update(self.prepared.recalled.spans_ms)
-        record.injected, record.injected_tokens = len(shown.chunks), shown.block_tokens
-        record.left_out, record.replaced = self._received.prompt.left_out(), self._received.prompt.replaced()
+
+def _note(record: RequestRecord, received: Received, prepared: Prepared, answered: Answered) -> None:
+    asked, prompt, shown = received.asked, received.prompt, answered.shown
+    record.note_status(asked.mode, shown.status)
+    record.asked = "" if asked.who.author else next(prompt.user_texts(), "")
+    record.is_kept = received.is_traced and not shown.status.startswith("degraded")
+    record.candidates = prepared.recalled.candidate_count
+    record.spans_ms.update(prepared.recalled.spans_ms)
+    record.injected, record.injected_tokens = len(shown.chunks), shown.block_tokens
+    record.left_out, record.replaced = prompt.left_out(), prompt.replaced()

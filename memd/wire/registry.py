@@ -15,8 +15,7 @@ APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC, OLLAMA)
 """No `path` ends like another, and each `name` is unique."""
 
 
-def api_of(method: str, path: str) -> Api | None:
-    """Return the API of a request to `path` (without its query); None if it is a request without memory. Slashes at its
-    end do not count: HTTP libraries add one where a base URL and a path are joined."""
-    path = path.rstrip("/")
-    return next((api for api in APIS if method == "POST" and path.endswith(api.path)), None)
+def api_of(path: str) -> Api | None:
+    """Return the API to which `path` (without its query) belongs, where a POST to it has memory; None if there is none.
+    Slashes at its end do not count: HTTP libraries add one where a base URL and a path are joined."""
+    return next((api for api in APIS if path.rstrip("/").endswith(api.path)), None)

@@ -231,7 +231,7 @@ def _requests(file: Path) -> Iterator[ModelRequest]:
             body = told.get("body", told)
             # By its shape where the recording does not have its path.
             guessed = "/responses" if "input" in body else "/messages" if "system" in body else "/chat/completions"
-            if (api := api_of("POST", told.get("path", guessed).partition("?")[0])) is not None:
+            if (api := api_of(told.get("path", guessed).partition("?")[0])) is not None:
                 yield read_request(api, msgspec.json.encode(body))
         except (ValueError, BadRequestBody, AttributeError, KeyError, TypeError, RecursionError) as error:
             said = f"{file}, line {number} is no recorded request ({error}); give each a line: the body as JSON"

@@ -95,7 +95,8 @@ async def asked(config: Config, *, is_served: bool = False, served: int | None =
         if isinstance(own.value, dict) and "data_dir" in own.value:
             said = f"{url} is not a model server but memd: requests would go round in circles"
             return unusable(failed(said, SERVER_ITSELF), is_memd=True)
-        facts = await upstream.refresh(wait=True)
+        await upstream.refresh(wait=True)
+        facts = upstream.facts
         models = await upstream.ask("GET", "/v1/models", None, headers)
         if not (models.status == 200 and isinstance(models.value, dict)):
             # A request without messages is refused, but not as one for an address that is not there.

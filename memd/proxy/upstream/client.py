@@ -263,10 +263,8 @@ class Upstream(UpstreamSession):
             headers = CIMultiDict(headers, Authorization=self._authorization or "")
         return await super().send(method, path_and_query, headers, body, on_interim)
 
-    async def refresh(
-        self, *, wait: bool, model: str = "", credentials: CIMultiDict[str] | None = None
-    ) -> UpstreamFacts:
-        """Return the known facts. Old ones start a new probe; it is waited for if `wait`, or if nothing is known. Where
+    async def refresh(self, *, wait: bool, model: str = "", credentials: CIMultiDict[str] | None = None) -> None:
+        """Start a new probe where what is known is old; it is waited for if `wait`, or if nothing is known. Where
         models differ, the one that a request names is asked for, with its credentials."""
         deadline = time.monotonic() + ASK_SECONDS
         while True:
@@ -275,15 +273,15 @@ class Upstream(UpstreamSession):
             running = self._asking or self._probe_if_due(asked_for, asked_at, is_unknown, credentials)
             must_know = is_unknown and (asked_at is None or not self._is_settled) and not self._facts.is_slow
             if running is None or not (wait or must_know):
-                return self.facts
+                return
             try:
                 async with time_of_others(max(0.0, deadline - time.monotonic())):
                     await asyncio.wait({running})
             except TimeoutError:
                 self._facts = msgspec.structs.replace(self._facts, is_slow=True)
-                return self.facts
+                return
             if asked_at is not None or asked_for in self._asked_at:
-                return self.facts  # else the probe under way was for another model
+                return  # else the probe under way was for another model
 
     async def window(self, model: str, credentials: CIMultiDict[str]) -> ModelWindow:
         """The window of a request's model; see `refresh`."""

@@ -335,7 +335,8 @@ class KnownWindows:
 
     def __init__(self, configured: str | int | Mapping[str, int]) -> None:
         """`configured`: the setting `upstream.window`."""
-        self._configured = configured
+        self._configured = configured if isinstance(configured, int) else None
+        self._configured_of = configured if isinstance(configured, Mapping) else {}
         self._told: dict[str, ModelWindow] = {}
         self._seen: Latest[str, _Seen] = Latest(MODELS_MAX)
 
@@ -351,7 +352,7 @@ class KnownWindows:
 
     def is_told_for_all(self) -> bool:
         """Whether one window holds for every model name."""
-        return "" in self._told or isinstance(self._configured, int)
+        return "" in self._told or self._configured is not None
 
     def told(self, windows: Windows) -> None:
         """Take in an answer of the server; a window that changed makes what it accepted and refused out of date."""
@@ -396,10 +397,8 @@ class KnownWindows:
     def _promised(self, model: str) -> ModelWindow:
         """The window by the settings, else by what the server told."""
         told = self._told.get(model) or self._told.get("") or ModelWindow()
-        configured = self._configured.get(model) if isinstance(self._configured, Mapping) else self._configured
-        if isinstance(configured, int):
-            return ModelWindow(configured, told.counts_reply, "upstream.window")
-        return told
+        configured = self._configured_of.get(model, self._configured)
+        return told if configured is None else ModelWindow(configured, told.counts_reply, "upstream.window")
 
     def _floor(self, model: str, refusal: LengthRefusal) -> int:
         """The least window that is likely after what was promised; settings and lists may promise too much."""
