@@ -45,7 +45,7 @@ from multidict import CIMultiDict, MultiMapping
 from memd.access import headers_with_token, is_from_foreign_page, is_let_in_still, without_secrets
 from memd.errors import UpstreamError
 from memd.principals import Principals
-from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED
+from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED, REFUSALS
 from memd.proxy.upstream.connection import Interim, UpstreamConnection
 from memd.proxy.upstream.pool import Assignment
 from memd.proxy.upstream.windows import BODY_BYTES_MAX
@@ -170,7 +170,7 @@ class Passing:
         self._needed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, parts: AsyncIterator[bytes]) -> None:
-        """Pass on `parts`, which read the answer. Raises BrokenAnswer: as they do."""
+        """Pass on `parts`, which read the answer, to their end. Raises BrokenAnswer: as they do."""
         if not self._answer.content.total_bytes and not self._answer.content.is_eof():
             await self._response.write(b"")  # the head goes alone, as it came
         async for part in parts:
@@ -292,22 +292,6 @@ def interim_to(request: web.BaseRequest) -> Interim:
         request.transport.write(serialized(f"HTTP/1.1 {status} {printable(reason)}", headers))
 
     return pass_on
-
-
-async def read_refusal(answer: aiohttp.ClientResponse) -> tuple[bytes, bytes]:
-    """The beginning of an error's body, as it came and as text, enough to understand it; empty if it is a stream."""
-    if media_type_of(answer) == "text/event-stream":
-        return b"", b""
-    body = b""
-    try:
-        while len(body) <= BODY_BYTES_MAX and (part := await answer.content.readany()):
-            body += part
-    except (aiohttp.ClientError, TimeoutError):
-        pass  # whoever reads on is told again
-    try:
-        return body, b"".join(unpacked_parts(body, codings_of(answer.headers), BODY_BYTES_MAX))
-    except (BadCoding, TooLarge):
-        return body, b""
 
 
 def media_type_of(answer: aiohttp.ClientResponse) -> str:
@@ -520,24 +504,18 @@ WAIT_SECONDS = 5.0
 (LM Studio: 2 s for 31,000 tokens), and the client can do nothing with the head alone."""
 
 
-class Beginning(msgspec.Struct, frozen=True):
-    """The part of an answer's body that was read."""
-
-    read: bytes = b""
-    error: bytes = b""
-    """The JSON of an error that came in place of a reply; empty if there is none."""
-
-
-async def read_beginning(answer: aiohttp.ClientResponse) -> Beginning:
-    """Read the first event of a stream, or a JSON body; more than `BODY_BYTES_MAX` is no error."""
-    media_type = media_type_of(answer)
-    streams = media_type == "text/event-stream"
-    if codings_of(answer.headers) or not (streams or media_type == "application/json"):
-        return Beginning()
+async def read_beginning(answer: aiohttp.ClientResponse) -> tuple[bytes, bytes]:
+    """Read the first event of a stream, a JSON body or a refusal, as it comes; with the text of an error that came in
+    place of a reply, empty if there is none. More than `BODY_BYTES_MAX` is no error."""
+    media_type, codings = media_type_of(answer), codings_of(answer.headers)
+    is_refusal, streams = answer.status in REFUSALS, media_type == "text/event-stream"
+    is_told = not streams if is_refusal else not codings and (streams or media_type == "application/json")
+    if not is_told or not (is_refusal or answer.status == 200):
+        return b"", b""
     parser, event, read = SseParser(BODY_BYTES_MAX), None, b""
     until = time.monotonic() + WAIT_SECONDS
     try:
-        while event is None and len(read) < BODY_BYTES_MAX:
+        while event is None and len(read) <= BODY_BYTES_MAX:
             reading = answer.content.readany()
             seconds = max(0.0, until - time.monotonic()) if streams else None
             part = await asyncio.wait_for(reading, seconds)
@@ -547,8 +525,13 @@ async def read_beginning(answer: aiohttp.ClientResponse) -> Beginning:
             event = next((one for one in parser.feed(part) if one.data), None) if streams else None
     except (aiohttp.ClientError, TimeoutError):
         pass  # it goes on, or whoever reads on is told again
+    if is_refusal:
+        try:
+            return read, b"".join(unpacked_parts(read, codings, BODY_BYTES_MAX))
+        except (BadCoding, TooLarge):
+            return read, b""
     data = read if not streams else b"" if event is None else event.data
-    return Beginning(read, data if _is_error(data) else b"")
+    return read, data if _is_error(data) else b""
 
 
 def _is_error(data: bytes) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import ExitStack, suppress
-from functools import partial
 
 import aiohttp
 import msgspec
@@ -27,7 +26,7 @@ from memd.proxy.correct import CorrectionResult, Corrector
 from memd.proxy.memory import Memory, Prepared, SettledPrompt, forget_blocks, without_blocks
 from memd.proxy.reading import BAD_MEMORY_IN, BAD_TOPIC, Asked, Plain
 from memd.proxy.receive import Received, Receiver
-from memd.proxy.relay import BROKEN, NO_REPLY, Beginning, ModelRelay, interim_to, read_beginning, read_refusal, relay
+from memd.proxy.relay import BROKEN, NO_REPLY, ModelRelay, interim_to, read_beginning, relay
 from memd.proxy.remember import JOURNAL_SECONDS_MAX, Answered, Rememberer
 from memd.proxy.room import RoomMaker
 from memd.proxy.upstream.client import REFUSALS
@@ -57,15 +56,6 @@ class Offered(msgspec.Struct, frozen=True):
     """The beginning of the answer's body: that has been read."""
     error: bytes = b""
     """The error that came in place of a reply; empty if there is none."""
-
-    @property
-    def status(self) -> int:
-        """The status of the answer."""
-        return self.answer.status
-
-    def close(self) -> None:
-        """Give the answer up."""
-        self.answer.close()
 
 
 class Steps(msgspec.Struct, frozen=True):
@@ -252,7 +242,7 @@ class Forwarding:
             shown=self.prepared.shown if offered is None else offered.shown,
             has_memory=offered is not None and offered.has_memory,
             reply=NO_REPLY if self._relay is None else self._relay.reply,
-            http_status=None if offered is None else offered.status,
+            http_status=None if offered is None else offered.answer.status,
             kept=self._kept,
         )
 
@@ -264,12 +254,18 @@ class Forwarding:
         """
         received = self._received
         with self._answers:
-            accepted = partial(self._accepted, interim_to(client))
-            offered = self._offered = await self._assignment.taken(accepted, self._fit_again)
+            accepted = list[Offered]()
+            on_interim = interim_to(client)
+
+            async def offer() -> aiohttp.ClientResponse:
+                accepted.append(await self._accepted(on_interim))
+                return accepted[-1].answer
+
+            answer = await self._assignment.taken(offer, self._fit_again)
+            offered = self._offered = next(one for one in accepted if one.answer is answer)
             shown = await self._rememberer.as_saved(received, offered.shown, self._saving)
             if shown is not offered.shown:
                 offered = self._offered = msgspec.structs.replace(offered, shown=shown)
-            answer = offered.answer
             record.server = self._assignment.shown
             self._relay = ModelRelay(
                 received.asked.api,
@@ -294,7 +290,7 @@ class Forwarding:
 
     def _note_outcome(self, offered: Offered, reply: Reply) -> None:
         """Learn from what came of the prompt: the size of one that was taken, a refusal that came late in a stream."""
-        if offered.status != 200:
+        if offered.answer.status != 200:
             return
         if reply.error is None:
             if reply.message is not None and reply.usage is not None:
@@ -347,9 +343,9 @@ class Forwarding:
             return first
         if self._learned(second):
             self._log_refusal(second, "passed on to the client")
-            second.close()
+            second.answer.close()
             return first
-        first.close()
+        first.answer.close()
         return second
 
     def _learned(self, offered: Offered) -> bool:
@@ -364,24 +360,24 @@ class Forwarding:
 
     def _log_refusal(self, offered: Offered, then: str) -> None:
         window = self._assignment.server.windows.of(self._received.request.model).tokens
-        fields = {"turn": self._received.asked.turn_id, "window": window, "http_status": offered.status}
+        fields = {"turn": self._received.asked.turn_id, "window": window, "http_status": offered.answer.status}
         log.warning("the upstream refused a prompt as too long", extra={**fields, "then": then})
 
     async def _offer(self, on_interim: Interim) -> Offered:
         """Offer the prompt, and where it is refused for its memory without that."""
         asked, shown = self._received.asked, self.prepared.shown
         offered = await self._attempt(shown, on_interim)
-        if not (shown.chunks and offered.status in REFUSALS and may_be_for_memory(offered.error)):
+        if not (shown.chunks and offered.answer.status in REFUSALS and may_be_for_memory(offered.error)):
             return offered
-        fields = {"turn": asked.turn_id, "http_status": offered.status}
+        fields = {"turn": asked.turn_id, "http_status": offered.answer.status}
         log.warning("the upstream refused a prompt with memory", extra=fields)
         try:
             without = await self._attempt(without_blocks(shown), on_interim, with_memory=False)
         except NO_ANSWER as error:
             self._log_unanswered(offered, error)
             return offered
-        offered.close()
-        if without.status not in REFUSALS:  # else it was not memory that it did not like
+        offered.answer.close()
+        if without.answer.status not in REFUSALS:  # else it was not memory that it did not like
             forget_blocks(self._received)
         return without
 
@@ -392,18 +388,16 @@ class Forwarding:
         headers["Accept-Encoding"] = "identity"  # packed all the same, a stream gets no `memory_out`
         answer = await self._assignment.ask("POST", asked.target, headers, body, on_interim)
         self._answers.callback(answer.close)
-        if answer.status in REFUSALS:
-            return Offered(shown, with_memory, answer, *await read_refusal(answer))
-        beginning = await read_beginning(answer) if answer.status == 200 else Beginning()
+        beginning = await read_beginning(answer)
         broken = answer.content.exception()
-        if isinstance(broken, aiohttp.ClientError) and not self._assignment.is_last:
+        if isinstance(broken, aiohttp.ClientError) and not (answer.status in REFUSALS or self._assignment.is_last):
             self._assignment.failed(broken)
             raise broken  # nothing of it has reached the client
-        return Offered(shown, with_memory, answer, beginning.read, beginning.error)
+        return Offered(shown, with_memory, answer, *beginning)
 
     def _log_unanswered(self, refused: Offered, error: BaseException) -> None:
         reason = self._assignment.server.reason_of(error)
-        fields = {"turn": self._received.asked.turn_id, "http_status": refused.status, "error": reason}
+        fields = {"turn": self._received.asked.turn_id, "http_status": refused.answer.status, "error": reason}
         log.warning("a refused prompt was sent again and not answered: its refusal is passed on", extra=fields)
 
 

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Itera
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -165,20 +165,6 @@ class Silent(aiohttp.ClientError):
     """A server that had taken a request says nothing any more, on any connection."""
 
 
-class OfferedAnswer(Protocol):
-    """An answer to one attempt."""
-
-    @property
-    def status(self) -> int:
-        """Its status."""
-
-    def close(self) -> None:
-        """Give it up."""
-
-
-Taken = TypeVar("Taken", bound=OfferedAnswer)
-
-
 class Assignment(AbstractContextManager["Assignment"]):
     """The server that one request goes to, and those that are left if it does not answer."""
 
@@ -294,15 +280,15 @@ class Assignment(AbstractContextManager["Assignment"]):
 
     async def taken(
         self,
-        offer: Callable[[], Awaitable[Taken]],
+        offer: Callable[[], Awaitable[aiohttp.ClientResponse]],
         on_moved: Callable[[], Awaitable[None]] | None = None,
         *,
         may_repeat: bool = True,
-    ) -> Taken:
+    ) -> aiohttp.ClientResponse:
         """Offer a request to one server after another until one takes it; if none does, the first answer counts.
         `on_moved` is awaited before it is offered to another one. Raises aiohttp.ClientError, TimeoutError: no answer
         came."""
-        first: Taken | None = None
+        first: aiohttp.ClientResponse | None = None
         try:
             while True:
                 try:
