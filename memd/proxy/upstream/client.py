@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterable, Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -23,7 +23,7 @@ import msgspec
 from multidict import CIMultiDict
 
 from memd.caching import Latest
-from memd.proxy.upstream.connection import Interim, UpstreamSession, time_of_others
+from memd.proxy.upstream.connection import UpstreamSession, time_of_others
 from memd.proxy.upstream.windows import MODELS_MAX, KnownWindows, ModelWindow, ask_windows, is_router, models_of
 from memd.settings.model import Config, base_of
 from memd.telemetry.tasks import Tasks
@@ -202,7 +202,6 @@ class Upstream(UpstreamSession):
         self.models: frozenset[str] = frozenset()
         """The models that it lists, as clients call them; empty if that is not known."""
         self._on_away: Callable[[str], None] | None = None
-        self._authorization = config.upstream.authorization
         self._facts = UpstreamFacts()
         self._latest_model = ""  # the one that a request named last
         self._warned: set[str] = set()  # the models of which the log has said that their window is not known
@@ -215,7 +214,8 @@ class Upstream(UpstreamSession):
         self._asked_with = 0  # the hash of the credentials that the last probe carried
         self._is_settled = False  # whether the last probe was answered
         self._asking: asyncio.Task[None] | None = None
-        super().__init__(self.url, config.limits.header_bytes_max, self._asked_at.clear)  # it may come back as another
+        authorization, header_bytes_max = config.upstream.authorization, config.limits.header_bytes_max
+        super().__init__(self.url, authorization, header_bytes_max, self._asked_at.clear)  # it may come back as another
 
     @property
     def facts(self) -> UpstreamFacts:
@@ -245,23 +245,6 @@ class Upstream(UpstreamSession):
         """Start a probe if what is known is old; nobody waits for it."""
         if self._asking is None and not self.health.is_out:
             self._probe_if_due("", self._asked_at.get(""), False, None)
-
-    def shows_credentials(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request with these headers is sent with the user and password of `upstream.url`."""
-        return self._authorization is not None and "Authorization" not in headers
-
-    async def send(
-        self,
-        method: str,
-        path_and_query: str,
-        headers: CIMultiDict[str],
-        body: bytes | AsyncIterable[bytes] | None,
-        on_interim: Interim | None = None,
-    ) -> aiohttp.ClientResponse:
-        """See `UpstreamSession.send`; with the user and password of `upstream.url`."""
-        if self.shows_credentials(headers):
-            headers = CIMultiDict(headers, Authorization=self._authorization or "")
-        return await super().send(method, path_and_query, headers, body, on_interim)
 
     async def refresh(self, *, wait: bool, model: str = "", credentials: CIMultiDict[str] | None = None) -> None:
         """Start a new probe where what is known is old; it is waited for if `wait`, or if nothing is known. Where

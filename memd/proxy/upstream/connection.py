@@ -230,9 +230,13 @@ WRITTEN_AT_ONCE_BYTES = 2 << 20
 class UpstreamSession:
     """Requests to one server: nothing in them is added or changed, and their answers may have headers as large."""
 
-    def __init__(self, base: str, header_bytes_max: int, on_lost: Callable[[], None]) -> None:
-        """`on_lost`: called when a connection is lost."""
+    def __init__(
+        self, base: str, authorization: str | None, header_bytes_max: int, on_lost: Callable[[], None]
+    ) -> None:
+        """`authorization`: shown with each request that has none of its own. `on_lost`: called when a connection is
+        lost."""
         self._base = urlsplit(base)
+        self.authorization = authorization
         self._header_bytes_max = header_bytes_max
         self._on_lost = on_lost
         self._connector = UpstreamConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
@@ -273,6 +277,8 @@ class UpstreamSession:
         """
         # The target as it is: all of it counts as path, or an empty query would be lost.
         base, wants_new, large = self._base, False, b""
+        if self.authorization is not None and "Authorization" not in headers:
+            headers = CIMultiDict(headers, Authorization=self.authorization)
         url = URL.build(scheme=base.scheme, authority=base.netloc, path=base.path + path_and_query, encoded=True)
         if isinstance(body, bytes) and len(body) > WRITTEN_AT_ONCE_BYTES:
             headers, large = headers.copy(), body

@@ -321,7 +321,7 @@ class UpstreamPool:
         each = (msgspec.structs.replace(config, upstream=one) for one in config.upstream.each())
         self.servers = tuple(Upstream(one, tasks) for one in each)
         self.has_several = len(self.servers) > 1
-        self._have_credentials = any(server.shows_credentials({}) for server in self.servers)
+        self._have_credentials = any(server.authorization is not None for server in self.servers)
         self.metrics = metrics
         self.affinity = Affinity()
         self._tasks = tasks
