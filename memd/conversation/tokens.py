@@ -139,7 +139,8 @@ class TokenCounter:
 
     def messages(self, messages: Sequence[Message], content_digests: Sequence[bytes]) -> list[int]:
         """See `message`; the sequences run in parallel."""
-        return list(map(self.message, messages, content_digests))
+        each = zip(messages, content_digests, self.known(messages, content_digests), strict=True)
+        return [self.message(one, digest) if known is None else known for one, digest, known in each]
 
 
 class Drift:

@@ -284,7 +284,7 @@ async def running(
 
         programs = programs_of(config.ingest)
         speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
-        reader = RequestReader(config, watch.principals, redactor, speech)
+        reader = RequestReader(config, watch.principals, redactor, speech, counter)
         eraser = Eraser(store, topics, archiver.indexer, events, partial(receipts.blanked, config.data_dir))
         addresses = addresses_of(config, listeners)
         daemon = Daemon(

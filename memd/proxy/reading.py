@@ -24,6 +24,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from memd.access import Take, forwarding_header, is_from_foreign_page, principal_of
+from memd.conversation.tokens import TokenCounter
 from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, checked_topic_id
 from memd.errors import BadRequestBody, BadTopicId
 from memd.ingest.redaction import Redactor
@@ -111,8 +112,8 @@ BAD_TOPIC = "bad-topic"
 """The status of a request whose header names a topic that cannot be."""
 NO_TOPIC_NOTE = "What it names is no topic; X-Memory-Problem of its response said why."
 """No erasure of a topic reaches such a receipt, so it repeats nothing of the request."""
-READ_AT_ONCE_BYTES = 64 * 1024
-"""A body that is read on the event loop; one of nothing but small tool calls takes 10 ms."""
+READ_AT_ONCE_BYTES = 32 * 1024
+"""A body that is read, and its tokens counted, on the event loop; one of nothing but small tool calls takes 10 ms."""
 UNREADABLE_BODY = "degraded:unreadable"
 """The status of a request whose body memd cannot read."""
 SESSION_CHARACTERS_MAX = 256
@@ -237,8 +238,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class RequestReader:
     """Reads requests; keeps parsed messages, because clients send their history again and again."""
 
-    def __init__(self, config: Config, principals: Principals, redactor: Redactor, speech: Speech) -> None:
+    def __init__(
+        self, config: Config, principals: Principals, redactor: Redactor, speech: Speech, counter: TokenCounter
+    ) -> None:
         """`speech`: finds what was said in a message."""
+        self._counter = counter
         self._principals = principals
         self._history = config.conversation.history
         self._topic_headers = [name for name in (TOPIC_HEADER, config.topics.header) if name]
@@ -347,8 +351,9 @@ class RequestReader:
         return asked
 
     def _parsed(self, api: Api, body: bytes) -> tuple[ModelRequest, bool]:
-        """A request, and whether it is one that a program makes for itself."""
+        """A request, of whose messages the tokens are counted, and whether a program makes it for itself."""
         request = self._side_requests.by_its_speaker(read_request(api, body, self._cache))
+        self._counter.messages(request.messages[request.read_before :], request.digests[request.read_before :])
         return request, self._side_requests.includes(request)
 
     def hints(self, call: Call, body: bytes | None) -> Hints:

@@ -5,7 +5,6 @@ Rule: `readonly` leaves no trace: the conversation that such a request gets is a
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from memd.clock import steady_now
 from memd.conversation.conversation import History, TurnKey
 from memd.conversation.events import ConversationEvent, apply
 from memd.conversation.hot_buffer import Arrival
-from memd.conversation.matching import LAST_EXCHANGE
 from memd.conversation.tokens import TokenCounter
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
@@ -26,13 +24,6 @@ from memd.proxy.prompt import Prompt
 from memd.proxy.reading import Asked
 from memd.proxy.upstream.pool import Assignment, Hints, UpstreamPool, trail_of
 from memd.wire.api import ModelRequest, without_own_blocks
-
-PREPARED_AT_ONCE_CHARACTERS = 20_000
-"""Text that is counted on the event loop: about a millisecond, hardly more than a switch of threads costs."""
-PREPARED_AT_ONCE_MESSAGES = 2_000
-"""Or calls of one message."""
-CALL_CHARACTERS = 50
-"""A tool call counts as so much text beside its arguments."""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,10 +102,7 @@ class Receiver:
         """Find or open the conversation, and append what is new in it; `inquiry`: see `Topic.follow`. Raises MemdError:
         a topic cannot be opened."""
         at, now = time.time_ns() // 1000, steady_now()
-        if self._is_short(asked.request):
-            request, stored_as = self._prepared(asked.request, topic)
-        else:
-            request, stored_as = await asyncio.to_thread(self._prepared, asked.request, topic)
+        request = without_own_blocks(asked.request, topic.buffer.placed.__contains__, self._speech)
         asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
         messages, digests = request.messages[lead:], request.digests[lead:]
@@ -124,7 +112,7 @@ class Receiver:
             self._counter.messages,
             asked.session,
             asked.has_only_new,
-            partial(_stored_as, topic, messages, digests) if stored_as is None else lambda: stored_as,
+            partial(_stored_as, topic, messages, digests),
         )
         if asked.mode == "full":
             arrival = topic.buffer.receive(history, now, at, asked.who.author)
@@ -157,33 +145,6 @@ class Receiver:
             needs_block=not prompt.is_step and not repeats,
             is_step=prompt.has_results,
         )
-
-    def _is_short(self, request: ModelRequest) -> bool:
-        """Whether there is so little in a request that was not counted before that it is prepared on the event loop."""
-        messages, digests = request.messages[request.read_before :], request.digests[request.read_before :]
-        many = PREPARED_AT_ONCE_MESSAGES
-        if len(messages) > many or any(len(message.tool_calls) > many for message in messages):
-            return False
-        left = PREPARED_AT_ONCE_CHARACTERS
-        for message, known in zip(messages, self._counter.known(messages, digests), strict=True):
-            if known is None:
-                left -= len(message.text) + CALL_CHARACTERS * len(message.tool_calls)
-                left -= sum([len(call.arguments) for call in message.tool_calls])
-        return left >= 0
-
-    def _prepared(self, request: ModelRequest, topic: Topic) -> tuple[ModelRequest, list[bytes] | None]:
-        """The request as it was said, its raw tokens counted; with what `_stored_as` tells of it where more than an
-        exchange is new here."""
-        request = without_own_blocks(request, topic.buffer.placed.__contains__, self._speech)
-        messages, digests = request.messages, request.digests
-        known = self._counter.known(messages[request.read_before :], digests[request.read_before :])
-        for place, count in enumerate(known, request.read_before):
-            if count is None:
-                self._counter.message(messages[place], digests[place])
-        if known.count(None) <= LAST_EXCHANGE:
-            return request, None
-        lead = leading_count(messages)
-        return request, _stored_as(topic, messages[lead:], digests[lead:])
 
 
 def _hints(asked: Asked, arrival: Arrival) -> Hints:
