@@ -107,11 +107,9 @@ class Prompt:
         self._placed: tuple[tuple[int, tuple[tuple[bytes, Block], ...]], list[tuple[int, Block]]] = (-1, ()), []
         self.turn_position = next(filter(self._opens_turn, reversed(self._visible())), None)
         """Where the open turn begins; None if no user message is visible."""
-
-    @property
-    def turn_digest(self) -> bytes | None:
+        opened = None if self.turn_position is None else self.conversation.messages[self.turn_position]
+        self.turn_digest = None if opened is None else opened.digest
         """The digest of the user message that opened the turn."""
-        return None if self.turn_position is None else self.conversation.messages[self.turn_position].digest
 
     def return_position(self, *, whole_max: float, part_max: float) -> int | None:
         """See `compaction.return_position`; None where the request is no branch, or does not have the whole history."""
