@@ -70,9 +70,9 @@ from memd.proxy.memory import Memory
 from memd.proxy.reading import RequestReader
 from memd.proxy.receive import Receiver
 from memd.proxy.relay import Relayed, keep_header_bytes
-from memd.proxy.remember import Promise, Rememberer
+from memd.proxy.remember import Rememberer
 from memd.proxy.room import RoomMaker
-from memd.proxy.turn import Steps, TurnRunner
+from memd.proxy.turn import TurnRunner
 from memd.proxy.upstream.client import ASK_SECONDS, NO_TEMPLATE, Upstream, window_unknown
 from memd.proxy.upstream.llama_child import llama_child
 from memd.proxy.upstream.pool import UpstreamPool
@@ -565,20 +565,22 @@ async def _exposition(daemon: Daemon, accept: str) -> tuple[bytes, str]:
 
 
 def _router(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) -> Router:
-    config, counter, archiver, metrics = daemon.config, daemon.counter, daemon.archiver, daemon.metrics
-    retry_seconds = config.injection.freeze_seconds
-    promise: Promise = "synced" if config.buffer.journal_fsync == "always" else "soon"
-    promise = promise if daemon.store.kept is None else "shared"
+    config, counter, archiver, tasks = daemon.config, daemon.counter, daemon.archiver, daemon.tasks
+    retry_seconds, is_shared = config.injection.freeze_seconds, daemon.store.kept is not None
+    is_synced = is_shared or config.buffer.journal_fsync == "always"
     global_topics = config.retrieval.global_topics
-    steps = Steps(
+    turns = TurnRunner(
         Receiver(daemon.topics, daemon.upstream, counter, daemon.speech, retry_seconds, global_topics),
-        Corrector(daemon.topics, daemon.encoder, archiver, daemon.tasks, metrics, retry_seconds),
+        Corrector(daemon.topics, daemon.encoder, archiver, tasks, retry_seconds),
         RoomMaker(config.buffer, config.injection, counter, archiver),
         Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter, daemon.redactor),
-        Rememberer(counter, archiver, daemon.receipts, daemon.speech, daemon.tasks, promise),
+        Rememberer(counter, archiver, daemon.receipts, daemon.speech, tasks, is_synced, is_shared),
+        daemon.topics,
+        daemon.upstream,
+        config.limits.capture_bytes_max,
+        daemon.encoder.priority,
+        tasks,
     )
-    capture_bytes_max, priority = config.limits.capture_bytes_max, daemon.encoder.priority
-    turns = TurnRunner(steps, daemon.topics, daemon.upstream, capture_bytes_max, priority, daemon.tasks)
     return Router(daemon, own_routes.answer_at_model, wrong_tokens, daemon.upstream, daemon.reader, turns)
 
 

@@ -26,7 +26,6 @@ from memd.notes import Note
 from memd.proxy.receive import Received
 from memd.recall import corrections
 from memd.store.store import Snapshot
-from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 from memd.wire.sideband import MemoryIn, NoteOut
 from memd.wording import tallied
@@ -53,26 +52,22 @@ class CorrectionResult(msgspec.Struct, frozen=True):
     """Why nothing of them was done; empty where something was."""
 
 
-class Corrector:
+class Corrector(msgspec.Struct, frozen=True):
     """Applies the corrections of requests."""
 
-    def __init__(
-        self, topics: Topics, encoder: Encoder, archiver: Archiver, tasks: Tasks, metrics: Metrics, retry_seconds: float
-    ) -> None:
-        """`retry_seconds`: how long the same request again counts as a retry."""
-        self._topics = topics
-        self._encoder = encoder
-        self._archiver = archiver
-        self._tasks = tasks
-        self._metrics = metrics
-        self._retry_us = int(retry_seconds * 1e6)
+    topics: Topics
+    encoder: Encoder
+    archiver: Archiver
+    tasks: Tasks
+    retry_seconds: float
+    """How long the same request again counts as a retry."""
 
     async def correct(self, received: Received) -> CorrectionResult:
         """Apply the corrections and take the notes, unless the same request did before."""
         memory_in = received.request.memory_in or MemoryIn()
         if not (memory_in.corrections or memory_in.notes or received.request.goes_on_with):
             return CorrectionResult()
-        doing = self._tasks.spawn(self._done(received, memory_in), "correct")
+        doing = self.tasks.spawn(self._done(received, memory_in), "correct")
         return await asyncio.shield(doing)  # to its end, though the client may leave
 
     async def _done(self, received: Received, memory_in: MemoryIn) -> CorrectionResult:
@@ -102,7 +97,7 @@ class Corrector:
         told = []
         for note in notes:
             try:
-                taken = await take_note(received.topic, note, self._archiver, received.asked.who.author)
+                taken = await take_note(received.topic, note, self.archiver, received.asked.who.author)
                 told.append(NoteOut(taken.chunk_ids, taken.duplicate, taken.error))
             except BadNote:
                 told.append(NoteOut(error=AHEAD))
@@ -124,7 +119,7 @@ class Corrector:
             return CorrectionResult(await self._apply(topic, asked, mark, _resolving(received), who.author))
         except MemdError as error:
             failed = _named(asked)
-            self._metrics.count_corrections(asked, len(failed))
+            self.tasks.metrics.count_corrections(asked, len(failed))
             if isinstance(error, ErasedForGood):
                 return CorrectionResult(failed)
             log.error("corrections were not applied", extra=received.log_fields(error))
@@ -144,21 +139,21 @@ class Corrector:
                 own=snapshot,
                 resolve=shown.get,
                 snapshot_of=self._snapshot_of,
-                encoder=self._encoder,
+                encoder=self.encoder,
                 append=append,
                 asked_by=mark,
                 by=by,
             )
-            self._metrics.count_corrections(asked, len(applied.failed))
+            self.tasks.metrics.count_corrections(asked, len(applied.failed))
             return applied.failed
 
         def was_done(entries: Sequence[Entry]) -> FailedIds:
             changed = {entry.uuid for entry in entries}
             return tuple(one for one in named if one not in shown or shown[one].uuid not in changed)
 
-        since_us = time.time_ns() // 1000 - self._retry_us
+        since_us = time.time_ns() // 1000 - int(self.retry_seconds * 1e6)
         uuids = {chunk.uuid for chunk in shown.values()}
-        return await self._archiver.change_once(topic, mark, uuids, work, was_done, since_us)
+        return await self.archiver.change_once(topic, mark, uuids, work, was_done, since_us)
 
     async def _store_pending(self, topic: Topic, shown: Iterable[BlockChunk]) -> None:
         """Store the chunks that were shown before they were in a log: only what is there can be corrected."""
@@ -168,14 +163,14 @@ class Corrector:
             if source is None or any(one.snapshot().knows(chunk.uuid) for one in logs):
                 continue
             with source.used():
-                await self._archiver.store_named(source, [chunk.uuid])
+                await self.archiver.store_named(source, [chunk.uuid])
 
     async def _snapshot_of(self, topic_id: str) -> Snapshot | None:
         topic = await self._readable(topic_id)
         return None if topic is None else topic.log.snapshot()
 
     async def _readable(self, topic_id: str) -> Topic | None:
-        return next(iter(await self._topics.readable([topic_id])), None)
+        return next(iter(await self.topics.readable([topic_id])), None)
 
 
 def _named(asked: Iterable[Correction]) -> FailedIds:

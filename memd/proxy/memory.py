@@ -100,25 +100,17 @@ class Prepared(msgspec.Struct, frozen=True):
     """Raw tokens that left the prompt for it."""
 
 
-class Memory:
+class Memory(msgspec.Struct, frozen=True):
     """Recalls a turn's block and settles the prompt."""
 
-    def __init__(
-        self,
-        settings: InjectionSettings,
-        timeout_seconds: float,
-        retriever: Retriever,
-        counter: TokenCounter,
-        redactor: Redactor,
-    ) -> None:
-        """`timeout_seconds`: the longest that a request waits for recall."""
-        self._dates = settings.dates == "day"
-        self._pressure_ratio = settings.pressure_ratio
-        self._timeout_seconds = timeout_seconds
-        self._retriever = retriever
-        self._counter = counter
-        self._redactor = redactor
-        self._recalling: dict[tuple[str, str, bytes], asyncio.Event] = {}
+    settings: InjectionSettings
+    timeout_seconds: float
+    """The longest that a request waits for recall."""
+    retriever: Retriever
+    counter: TokenCounter
+    redactor: Redactor
+    recalling: dict[tuple[str, str, bytes], asyncio.Event] = {}
+    """Set when the block of a turn is there, by topic, conversation and the turn's digest."""
 
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
         """Compute this turn's block, unless it has one: steps and retries of the turn show the same block again."""
@@ -126,7 +118,7 @@ class Memory:
         if turn is None or not room.fits or room.block <= 0 or received.request.goes_on_with:
             return Recalled()  # in the last case the upstream would keep it, and all of an answer's blocks together
         key = received.topic.id, prompt.conversation.id, turn
-        if other := self._recalling.get(key):  # the same request at the same moment: both show one block
+        if other := self.recalling.get(key):  # the same request at the same moment: both show one block
             await other.wait()
             if prompt.has_block:
                 return Recalled()
@@ -134,13 +126,13 @@ class Memory:
             return Recalled()
         if prompt.has_block:  # asked again much later: recalled afresh
             remove_blocks(received, [turn])
-        done = self._recalling[key] = asyncio.Event()
+        done = self.recalling[key] = asyncio.Event()
         try:
             return await self._recall(received, turn, room)
         finally:
             done.set()
-            if self._recalling.get(key) is done:
-                del self._recalling[key]
+            if self.recalling.get(key) is done:
+                del self.recalling[key]
 
     async def _recall(self, received: Received, turn: bytes, room: PromptRoom) -> Recalled:
         prompt = received.prompt
@@ -190,7 +182,7 @@ class Memory:
     def _pressure(self, fill_ratio: float) -> tuple[Signal, ...]:
         if fill_ratio > 1:
             return (Signal(type="context_overflow", fill_ratio=round(fill_ratio, 3)),)
-        if fill_ratio >= self._pressure_ratio:
+        if fill_ratio >= self.settings.pressure_ratio:
             return (Signal(type="context_pressure", fill_ratio=round(fill_ratio, 3)),)
         return ()
 
@@ -199,12 +191,12 @@ class Memory:
         question = asked.question or ""
         if not (question or asked.step):
             return Recalled(), NO_BLOCK
-        drift = self._counter.drift.factor(received.request.model)
+        drift = self.counter.drift.factor(received.request.model)
         earlier = received.prompt.chunks()
-        retrieved = await self._retriever.retrieve(
+        retrieved = await self.retriever.retrieve(
             question,
             [topic.log for topic in (received.topic, *received.related)],
-            Budget(asked.budget_tokens, drift, asked.room_tokens, self._timeout_seconds),
+            Budget(asked.budget_tokens, drift, asked.room_tokens, self.timeout_seconds),
             Filters(
                 visible_digests=received.prompt.visible_digests(),
                 shown_uuids={chunk.uuid for chunk in earlier},
@@ -216,13 +208,13 @@ class Memory:
             [(one.entry, one.topic_id) for one in retrieved.shown],
             own_topic_id=received.topic.id,
             header=retrieved.header,
-            dates=self._dates,
+            dates=self.settings.dates == "day",
             taken={chunk.shown_id for chunk in earlier},
             tokens=retrieved.raw_tokens,
-            reader=self._redactor.identifier(received.asked.who.author),
+            reader=self.redactor.identifier(received.asked.who.author),
         )
         if placed.chunks and (reader := received.asked.who.author):  # the owner's chunks were counted without a name
-            placed = msgspec.structs.replace(placed, tokens=self._counter.count(placed.text), reader=reader)
+            placed = msgspec.structs.replace(placed, tokens=self.counter.count(placed.text), reader=reader)
         fields = {**received.log_fields(), "question": Content(question), "block": Content(placed.text)}
         log.debug("recalled", extra=fields)
         recalled = msgspec.structs.replace(

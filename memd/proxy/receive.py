@@ -76,64 +76,56 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
         return {"turn": self.asked.turn_id, "topic": self.topic.id, "error": error}
 
 
-class Receiver:
+class Receiver(msgspec.Struct, frozen=True):
     """Places requests in their conversations."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        pool: UpstreamPool,
-        counter: TokenCounter,
-        speech: Speech,
-        retry_seconds: float,
-        global_topics: tuple[str, ...],
-    ) -> None:
-        """`retry_seconds`: how long the same request again counts as a retry. `global_topics`: related to each."""
-        self._speech = speech
-        self._topics = topics
-        self._pool = pool
-        self._counter = counter
-        self._retry_seconds = retry_seconds
-        self._global_topics = global_topics
+    topics: Topics
+    pool: UpstreamPool
+    counter: TokenCounter
+    speech: Speech
+    retry_seconds: float
+    """How long the same request again counts as a retry."""
+    global_topics: tuple[str, ...]
+    """Related to each."""
 
     def read_by(self, asked: Asked) -> list[str]:
         """The topics that a request may read: its own, and the related ones, each once."""
         named = () if asked.request.memory_in is None else asked.request.memory_in.related_topic_ids
-        ids = dict.fromkeys((asked.topic_id, *named, *self._global_topics))
+        ids = dict.fromkeys((asked.topic_id, *named, *self.global_topics))
         return [topic_id for topic_id in ids if topic_id == asked.topic_id or asked.who.may("read", topic_id)]
 
     async def receive(self, asked: Asked, topic: Topic, inquiry: Inquiry | None) -> Received:
         """Find or open the conversation, and append what is new in it; `inquiry`: see `Topic.follow`. Raises MemdError:
         a topic cannot be opened."""
         at, now = time.time_ns() // 1000, steady_now()
-        request = without_own_blocks(asked.request, topic.buffer.placed.__contains__, self._speech)
+        request = without_own_blocks(asked.request, topic.buffer.placed.__contains__, self.speech)
         asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
         messages, digests = request.messages[lead:], request.digests[lead:]
         stored_as = partial(_stored_as, topic, messages, digests)
         if len(request.messages) - request.read_before > LOOKED_UP_AT_ONCE:
             stored_as = partial(list[bytes], await asyncio.to_thread(stored_as))
-        history = History(messages, digests, self._counter.messages, asked.session, asked.has_only_new, stored_as)
+        history = History(messages, digests, self.counter.messages, asked.session, asked.has_only_new, stored_as)
         if asked.mode == "full":
             arrival = topic.buffer.receive(history, now, at, asked.who.author)
         else:
             arrival = topic.buffer.glance(history)
         if asked.mode == "full" and arrival.leaves_unstored:
             await topic.make_durable()
-        standing_tokens = sum(self._counter.messages(request.messages[:lead], request.digests[:lead]))
-        standing_tokens += self._counter.estimate_again(request.standing_text)
+        standing_tokens = sum(self.counter.messages(request.messages[:lead], request.digests[:lead]))
+        standing_tokens += self.counter.estimate_again(request.standing_text)
         prompt = Prompt(asked, arrival, lead, standing_tokens)
         key, is_retry = None, False
         if asked.mode == "full":
             memory_in = hashlib.blake2b(msgspec.msgpack.encode(request.memory_in), digest_size=16).digest()
             key = TurnKey(prompt.last_digest, memory_in)
-            is_retry = topic.buffer.note_arrival(prompt.conversation, key, now, self._retry_seconds)
+            is_retry = topic.buffer.note_arrival(prompt.conversation, key, now, self.retry_seconds)
         # The others as if they were not there.
-        related = tuple(await self._topics.readable(self.read_by(asked)[1:], inquiry))
+        related = tuple(await self.topics.readable(self.read_by(asked)[1:], inquiry))
         repeats = is_retry and prompt.has_block and _still_counts(prompt.turn_block, (topic, *related))
         return Received(
             asked=asked,
-            assignment=self._pool.assign(partial(_hints, asked, arrival)),
+            assignment=self.pool.assign(partial(_hints, asked, arrival)),
             topic=topic,
             related=related,
             is_fresh=all(one.is_fresh for one in related),

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -53,31 +53,19 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     """The conversation that has the reply already."""
 
 
-Promise = Literal["soon", "synced", "shared"]
-"""When what was said is durable: soon after the answer; when it ends, on the disk; or where other daemons find it, that
-may be asked next and know nothing else."""
-
-
-class Rememberer:
+class Rememberer(msgspec.Struct, frozen=True):
     """Keeps a turn's reply and receipt, and starts compaction."""
 
-    def __init__(
-        self,
-        counter: TokenCounter,
-        archiver: Archiver,
-        receipts: Receipts,
-        speech: Speech,
-        tasks: Tasks,
-        promise: Promise,
-    ) -> None:
-        """`speech`: finds what was said in a reply."""
-        self._speech = speech
-        self._is_synced = promise != "soon"
-        self.is_shared = promise == "shared"
-        self._counter = counter
-        self._archiver = archiver
-        self.receipts = receipts
-        self._tasks = tasks
+    counter: TokenCounter
+    archiver: Archiver
+    receipts: Receipts
+    speech: Speech
+    """Finds what was said in a reply."""
+    tasks: Tasks
+    is_synced: bool
+    """What was said is on the disk when the answer ends."""
+    is_shared: bool
+    """It is where other daemons find it, that may be asked next and know nothing else."""
 
     async def remember(
         self,
@@ -95,7 +83,7 @@ class Rememberer:
                 log.exception("a turn has no receipt", extra={"topic": received.topic.id})
                 receipt = None
             # In a task of its own, started first, so that receipts keep the order of turns.
-            kept = None if receipt is None else self._tasks.spawn(self.receipts.keep(receipt), "receipt")
+            kept = None if receipt is None else self.tasks.spawn(self.receipts.keep(receipt), "receipt")
             await self._remember_reply(received, prepared.room, answered)
             if kept is not None:
                 await kept
@@ -103,7 +91,7 @@ class Rememberer:
     def is_promised(self, received: Received) -> bool:
         """Whether the reply must be in the journal before the answer ends: with `journal_fsync: always`, and where the
         client does not keep it itself."""
-        return received.is_traced and (self._is_synced or received.asked.is_thin)
+        return received.is_traced and (self.is_synced or received.asked.is_thin)
 
     async def as_saved(self, received: Received, shown: SettledPrompt, saving: asyncio.Task[bool]) -> SettledPrompt:
         """Wait until what was asked is durable, where another daemon may be asked next; else it is not promised."""
@@ -129,11 +117,11 @@ class Rememberer:
         """Write the reply into the journal, to the disk itself where that is asked for; a failure is tried again. A
         database that is silent holds up the end of an answer no longer than a disk, if the client keeps the reply."""
         topic = received.topic
-        work = topic.make_durable() if self._is_synced else topic.save()
+        work = topic.make_durable() if self.is_synced else topic.save()
         if not self.is_shared or received.asked.is_thin:
             await work
         else:
-            await asyncio.wait([self._tasks.spawn(work, "journal")], timeout=JOURNAL_SECONDS_MAX)
+            await asyncio.wait([self.tasks.spawn(work, "journal")], timeout=JOURNAL_SECONDS_MAX)
 
     def keep_reply(self, received: Received, shown: SettledPrompt, reply: Reply) -> Conversation:
         """Put the reply into the buffer, once; returns the conversation that it is in."""
@@ -142,16 +130,16 @@ class Rememberer:
         arrival = received.arrival if last is None else buffer.rejoined(received.arrival, last)
         if reply.message is None or arrival is None or not buffer.is_open(arrival.conversation):
             return conversation
-        message = self._speech.heard(self._speech.heard_alone(reply.message, buffer.placed.__contains__))
+        message = self.speech.heard(self.speech.heard_alone(reply.message, buffer.placed.__contains__))
         uuids = tuple([chunk.uuid for chunk in shown.chunks[:SHOWN_MAX]])
         [message] = stamped([message], time.time_ns() // 1000, received.asked.who.author)
         message = msgspec.structs.replace(message, shown=uuids or UNSET)
-        tokens = self._counter.message(message, message.content_digest)
+        tokens = self.counter.message(message, message.content_digest)
         return buffer.reply(arrival, message, tokens, steady_now())
 
     async def _remember_reply(self, received: Received, room: PromptRoom, answered: Answered) -> None:
         prompt, topic, reply = received.prompt, received.topic, answered.reply
-        drift, model = self._counter.drift, received.request.model
+        drift, model = self.counter.drift, received.request.model
         shown = answered.shown
         if reply.usage is not None and shown.prompt_tokens:
             counted = Counted(model, shown.prompt_tokens, reply.usage.prompt_tokens, shown.attachments)
@@ -159,17 +147,17 @@ class Rememberer:
         if not received.is_traced:
             return
         conversation = answered.kept or self.keep_reply(received, answered.shown, reply)
-        self._archiver.cut_later(topic)
-        await topic.save(sync=self._is_synced)
+        self.archiver.cut_later(topic)
+        await topic.save(sync=self.is_synced)
         visible = conversation.visible_tokens()  # without blocks: those of earlier turns leave before history does
         if drift.drifted(model, visible) > room.thresholds.soft:
-            self._archiver.compact_later(topic, conversation)
+            self.archiver.compact_later(topic, conversation)
 
     def _told(self, reply: Reply) -> dict[str, Any]:
         """The members of a receipt that come from the reply."""
         told: dict[str, Any] = {} if reply.usage is None else msgspec.structs.asdict(reply.usage)
         if reply.message is not None:
-            message = self._speech.heard(reply.message)
+            message = self.speech.heard(reply.message)
             told["reply"], told["calls"] = message.said, tuple(call.name for call in message.tool_calls)
         return {**told, "interrupted": reply.message is not None and reply.message.interrupted, "error": reply.error}
 
@@ -182,7 +170,7 @@ class Rememberer:
         block = prompt.turn_block if shown.chunks else None
 
         def drifted(raw_tokens: int) -> int:
-            return self._counter.drift.drifted(model, raw_tokens)
+            return self.counter.drift.drifted(model, raw_tokens)
 
         timings_ms = {**spans_ms, "memory": sum(spans_ms.get(step, 0.0) for step in MEMORY_STEPS)}
         receipt = Receipt(

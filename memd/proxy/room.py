@@ -7,7 +7,7 @@ which order). A prompt that still does not fit is sent without memory.
 from __future__ import annotations
 
 import math
-import weakref
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -55,18 +55,15 @@ class PromptRoom(msgspec.Struct, frozen=True):
     """The block has less than `SHORT_SHARE` of what it may take beside less: what is not read yet may not leave."""
 
 
-class RoomMaker:
+class RoomMaker(msgspec.Struct, frozen=True):
     """Makes room before recall, so that what has just left the prompt can be recalled into it."""
 
-    def __init__(
-        self, buffer: BufferSettings, injection: InjectionSettings, counter: TokenCounter, archiver: Archiver
-    ) -> None:
-        self._buffer = buffer
-        self._injection = injection
-        self._counter = counter
-        self._archiver = archiver
-        self._left_out: weakref.WeakKeyDictionary[Conversation, int] = weakref.WeakKeyDictionary()
-        """The mark of each conversation when its prompt was last made."""
+    buffer: BufferSettings
+    injection: InjectionSettings
+    counter: TokenCounter
+    archiver: Archiver
+    left_out: WeakKeyDictionary[Conversation, int] = msgspec.field(default_factory=WeakKeyDictionary)
+    """The mark of each conversation when its prompt was last made."""
 
     async def make_room(self, received: Received) -> PromptRoom:
         """Let earlier blocks and the oldest turns leave until the prompt fits. May be called again for a request.
@@ -89,18 +86,18 @@ class RoomMaker:
         if used > limits.room:
             remove_blocks(received, list(conversation.blocks))
             used = await self._used_tokens(received, limits, limits.room)
-        self._left_out[conversation] = conversation.left_out
+        self.left_out[conversation] = conversation.left_out
         free = limits.room - used + (self._current_tokens(received) if received.needs_block else 0)
         most = limits.injection
         if conversation.left_out_count() or conversation.lines:
-            three = self._counter.drift.drifted(received.request.model, THREE_CHUNKS_TOKENS)
+            three = self.counter.drift.drifted(received.request.model, THREE_CHUNKS_TOKENS)
             most = min(most, max(limits.room // BLOCK_SHARE, min(three, limits.room // THREE_CHUNKS_SHARE)))
         return PromptRoom(limits, max(0, min(most, free)), fits or free >= 0, free < SHORT_SHARE * most)
 
     def learn(self, received: Received, refusal: LengthRefusal) -> bool:
         """Learn from the upstream's refusal of the prompt as it is now; then room can be made again. False if the
         refusal is not believed (`KnownWindows.refused`)."""
-        drift, request, prompt = self._counter.drift, received.request, received.prompt
+        drift, request, prompt = self.counter.drift, received.request, received.prompt
         raw = prompt.tokens()
         doubt = COUNT_DOUBT if drift.is_known(request.model) else COUNT_MARGIN_UNKNOWN
         attachments = prompt.attachments()
@@ -118,8 +115,8 @@ class RoomMaker:
     def _limits(self, received: Received, known: ModelWindow) -> compaction.Thresholds:
         request = received.request
         return compaction.thresholds(
-            self._buffer,
-            self._injection,
+            self.buffer,
+            self.injection,
             window=request.window or known.tokens,
             counts_reply=known.counts_reply,
             max_tokens=request.max_tokens,
@@ -133,8 +130,8 @@ class RoomMaker:
         earlier = compaction.earlier_blocks(conversation, prompt.turn_digest)
         if not earlier:
             return False
-        moved = conversation.left_out > self._left_out.get(conversation, conversation.left_out)
-        tokens = self._counter.drift.drifted(received.request.model, sum(earlier.values()))
+        moved = conversation.left_out > self.left_out.get(conversation, conversation.left_out)
+        tokens = self.counter.drift.drifted(received.request.model, sum(earlier.values()))
         current = self._current_tokens(received)
         text = await self._used_tokens(received, limits, limits.room) - tokens - current
         if not moved and compaction.keeps_earlier_blocks(limits, text=text, earlier=tokens, current=current):
@@ -147,19 +144,19 @@ class RoomMaker:
         prompt, model = received.prompt, received.request.model
         counted = prompt.conversation.counted
         if counted is None or counted.model != model or counted.raw_tokens <= 0 or counted.attachments:
-            return self._counter.drift.drifted(model, prompt.standing_tokens)
+            return self.counter.drift.drifted(model, prompt.standing_tokens)
         return math.ceil(prompt.standing_tokens * counted.prompt_tokens / counted.raw_tokens)
 
     def _current_tokens(self, received: Received) -> int:
         """Model tokens of the block that this turn has already."""
         prompt = received.prompt
         block = prompt.turn_block
-        return 0 if block is None else self._counter.drift.drifted(received.request.model, block.tokens)
+        return 0 if block is None else self.counter.drift.drifted(received.request.model, block.tokens)
 
     def _bring_back(self, received: Received, limits: compaction.Thresholds) -> None:
         """Show what another branch left out and this prompt has room for: all of it, or as much as compaction leaves.
         Only where a branch begins: else the beginning of the prompt would move whenever an estimate changes."""
-        prompt, factor = received.prompt, self._counter.drift.factor(received.request.model)
+        prompt, factor = received.prompt, self.counter.drift.factor(received.request.model)
         position = prompt.return_position(whole_max=limits.soft / factor, part_max=limits.hard / 2 / factor)
         if position is None:
             return
@@ -186,14 +183,14 @@ class RoomMaker:
         if window_tokens is None or not received.is_traced:
             return
         share = window_tokens // INSTRUCTIONS_SHARE_MAX
-        raw = int(share / self._counter.drift.factor(received.request.model))
+        raw = int(share / self.counter.drift.factor(received.request.model))
         surplus = compaction.surplus_instructions(received.prompt.conversation, raw)
         if surplus:
-            await self._archiver.let_instructions_go(received.topic, received.prompt.conversation, surplus)
+            await self.archiver.let_instructions_go(received.topic, received.prompt.conversation, surplus)
 
     async def _used_tokens(self, received: Received, limits: compaction.Thresholds, hard: int) -> int:
         """Model tokens of the buffer's part of the prompt: estimated, near `hard` counted by the upstream."""
-        drift, model, prompt = self._counter.drift, received.request.model, received.prompt
+        drift, model, prompt = self.counter.drift, received.request.model, received.prompt
         standing = limits.standing
         estimate, uncounted = self._estimate(received)
         margin = COUNT_MARGIN if drift.is_known(model) else COUNT_MARGIN_UNKNOWN
@@ -211,19 +208,19 @@ class RoomMaker:
         """The model's tokens of the prompt, and how many of them are estimated rather than counted."""
         prompt, model = received.prompt, received.request.model
         now = Counted(model, prompt.tokens(), 0, prompt.attachments())
-        return _estimate(prompt.conversation.counted, now, self._counter.drift.factor(model))
+        return _estimate(prompt.conversation.counted, now, self.counter.drift.factor(model))
 
     async def _take_oldest(self, received: Received, excess: int, *, forced: bool = False) -> bool:
         """Compact so that at least `excess` model tokens leave; False if nothing may leave."""
         conversation = received.prompt.conversation
-        per_raw = self._counter.drift.factor(received.request.model)
+        per_raw = self.counter.drift.factor(received.request.model)
         if received.prompt.attachments():  # ours are the same for each image
             per_raw = max(per_raw, self._estimate(received)[0] / max(1, received.prompt.tokens()))
         raw = int(excess / per_raw) + 1
         if received.is_traced:
-            return await self._archiver.compact(received.topic, conversation, raw, forced=forced)
+            return await self.archiver.compact(received.topic, conversation, raw, forced=forced)
         # A detached copy, for which nothing may be written: only what is in the log already may leave.
-        return self._archiver.compact_copy(received.topic, conversation, raw)
+        return self.archiver.compact_copy(received.topic, conversation, raw)
 
 
 def _estimate(counted: Counted | None, now: Counted, factor: float) -> tuple[int, int]:

@@ -58,35 +58,20 @@ class Offered(msgspec.Struct, frozen=True):
     """The error that came in place of a reply; empty if there is none."""
 
 
-class Steps(msgspec.Struct, frozen=True):
-    """The steps of a turn in their order; each is a module beside this one."""
+class TurnRunner(msgspec.Struct, frozen=True):
+    """Runs turns, by steps of which each is a module beside this one."""
 
     receiver: Receiver
     corrector: Corrector
     room_maker: RoomMaker
     memory: Memory
     rememberer: Rememberer
-
-
-class TurnRunner:
-    """Runs turns."""
-
-    def __init__(
-        self,
-        steps: Steps,
-        topics: Topics,
-        pool: UpstreamPool,
-        capture_bytes_max: int,
-        priority: Priority,
-        tasks: Tasks,
-    ) -> None:
-        """`priority`: held while a prompt is made; what is stored and indexed meanwhile gives way."""
-        self.steps = steps
-        self.capture_bytes_max = capture_bytes_max
-        self._topics = topics
-        self._pool = pool
-        self._priority = priority
-        self._tasks = tasks
+    topics: Topics
+    pool: UpstreamPool
+    capture_bytes_max: int
+    priority: Priority
+    """Held while a prompt is made; what is stored and indexed meanwhile gives way."""
+    tasks: Tasks
 
     async def answer(self, client: web.Request, asked: Asked) -> web.StreamResponse:
         """Answer one request: the whole life of a turn.
@@ -94,20 +79,20 @@ class TurnRunner:
         Find its conversation → apply its corrections → make room, recall and inject → forward, stream back and capture
         → put the reply into the buffer.
         """
-        steps, record = self.steps, record_of(client)
-        inquiry = self._topics.ask(steps.receiver.read_by(asked), client.get(INQUIRY))
+        record = record_of(client)
+        inquiry = self.topics.ask(self.receiver.read_by(asked), client.get(INQUIRY))
         with ExitStack() as holding:
-            holding.enter_context(steps.rememberer.receipts.awaited(asked.turn_id))
+            holding.enter_context(self.rememberer.receipts.awaited(asked.turn_id))
             try:
-                if asked.mode == "readonly" and await self._topics.existing(asked.topic_id, inquiry) is None:
+                if asked.mode == "readonly" and await self.topics.existing(asked.topic_id, inquiry) is None:
                     return await self.without_memory(client, asked.without_memory("none"))  # no trace
-                topic = await self._topics.get(asked.topic_id, inquiry)
+                topic = await self.topics.get(asked.topic_id, inquiry)
                 received = await self._received(asked, topic, inquiry, holding)
                 record.end_step("receive")
-                saving = self._saving(topic) if steps.rememberer.is_shared else None  # the answer waits for it
-                corrected = await steps.corrector.correct(received)
+                saving = self._saving(topic) if self.rememberer.is_shared else None  # the answer waits for it
+                corrected = await self.corrector.correct(received)
                 record.end_step("correct")
-                with self._priority.held():  # not before: a correction may wait for something to be stored
+                with self.priority.held():  # not before: a correction may wait for something to be stored
                     prepared = await self._prepare(received, corrected, record)
                 saving = saving or self._saving(topic)
             except Exception as error:
@@ -119,8 +104,8 @@ class TurnRunner:
                 received.assignment.release()
                 turn = received, forwarding.prepared, forwarding.answered
                 _note(record, *turn)
-                remembering = steps.rememberer.remember(*turn, record.spans_ms, holding.pop_all())
-                self._tasks.spawn(remembering, "remember")
+                remembering = self.rememberer.remember(*turn, record.spans_ms, holding.pop_all())
+                self.tasks.spawn(remembering, "remember")
 
     async def without_memory(self, client: web.Request, plain: Plain) -> web.StreamResponse:
         """Forward a request that memory has no part in."""
@@ -130,7 +115,7 @@ class TurnRunner:
         if plain.is_refused:
             headers = headers.copy()
             headers["Accept-Encoding"] = "identity"
-        with self._pool.assign(plain.hints) as assignment:
+        with self.pool.assign(plain.hints) as assignment:
             status = None
             try:
                 async with await assignment.send("POST", plain.target, headers, plain.body, on_interim) as answer:
@@ -142,7 +127,7 @@ class TurnRunner:
             finally:
                 if plain.receipt is not None:
                     receipt = msgspec.structs.replace(plain.receipt, http_status=status)
-                    self._tasks.spawn(self.steps.rememberer.receipts.keep(receipt), "receipt")
+                    self.tasks.spawn(self.rememberer.receipts.keep(receipt), "receipt")
 
     async def prepare_again(self, received: Received, corrected: CorrectionResult) -> Prepared | None:
         """Make a prompt shorter that was refused; None if nothing more of it may leave."""
@@ -156,14 +141,14 @@ class TurnRunner:
 
     def _saving(self, topic: Topic) -> asyncio.Task[bool]:
         """Begin to write what was asked into the journal."""
-        return self._tasks.spawn(self.steps.rememberer.save_asked(topic), "journal")
+        return self.tasks.spawn(self.rememberer.save_asked(topic), "journal")
 
     async def _received(self, asked: Asked, topic: Topic, inquiry: Inquiry | None, holding: ExitStack) -> Received:
         """Find the conversation; `holding` gives back what the turn holds until all of it is remembered."""
         holding.enter_context(topic.used())
         topic.used_by = asked.who.author
-        with self._priority.held():
-            received = await self.steps.receiver.receive(asked, topic, inquiry)
+        with self.priority.held():
+            received = await self.receiver.receive(asked, topic, inquiry)
         holding.callback(received.assignment.release)
         holding.enter_context(topic.buffer.awaited(received.prompt.conversation))
         return received
@@ -185,14 +170,14 @@ class TurnRunner:
         """Make room, and then recall: what leaves the prompt now can be recalled into it."""
         conversation = received.prompt.conversation
         before = compaction.shown_of(conversation)
-        room = await self.steps.room_maker.make_room(received)
+        room = await self.room_maker.make_room(received)
         left = compaction.left_since(before, conversation)
         if left:
             log.info("left the prompt", extra={**received.log_fields(), **msgspec.structs.asdict(left)})
         if record is not None:
             record.end_step("room")
-        recalled = await self.steps.memory.recall(received, room)
-        shown = self.steps.memory.settle(received, corrected, recalled)
+        recalled = await self.memory.recall(received, room)
+        shown = self.memory.settle(received, corrected, recalled)
         if record is not None:
             record.end_step("recall")
         return Prepared(room, recalled, shown, left.tokens)
@@ -204,7 +189,7 @@ class TurnRunner:
             return
         # A bug in memory must not cost the user an answer: say it loudly and go on without.
         log.error("memory failed unexpectedly, the request goes on without it", extra=fields, exc_info=error)
-        self._pool.metrics.errors.add("memory")
+        self.pool.metrics.errors.add("memory")
 
 
 class Forwarding:
@@ -220,7 +205,7 @@ class Forwarding:
     ) -> None:
         """`saving`: what was asked is being written into the journal."""
         self._turns = turns
-        self._rememberer = turns.steps.rememberer
+        self._rememberer = turns.rememberer
         self._received = received
         self._assignment = received.assignment
         self._corrected = corrected
@@ -353,7 +338,7 @@ class Forwarding:
         refusal = refusal_for_length(offered.error)
         if refusal is None:
             return False
-        believed = self._turns.steps.room_maker.learn(self._received, refusal)
+        believed = self._turns.room_maker.learn(self._received, refusal)
         if not believed:
             self._log_refusal(offered, "not believed: the prompt is too short for that")
         return believed
