@@ -143,78 +143,68 @@ async def parts_of(answer: aiohttp.ClientResponse, record: RequestRecord, read: 
         yield part
 
 
-class Passing:
+class Passing(msgspec.Struct, eq=False):
     """Passes the body of one answer on until it ends."""
 
-    def __init__(
-        self,
-        request: web.BaseRequest,
-        response: web.StreamResponse,
-        answer: aiohttp.ClientResponse,
-        *,
-        look: Callable[[bytes], bytes] = bytes,
-        is_due: Callable[[], bool] = bool,
-        pause: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """
-        Args:
-            response: prepared.
-            look: is given each part and returns the bytes to send in its place.
-            is_due: whether to `pause` before the bytes that `look` returned last are sent.
-        """
-        self._client: Any = request.protocol
-        self._response = response
-        self._answer = answer
-        self._look, self._is_due, self._pause = look, is_due, pause
-        self._left = b""
-        self._needed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    client: Any
+    """The protocol of its connection."""
+    response: web.StreamResponse
+    """Prepared."""
+    answer: aiohttp.ClientResponse
+    look: Callable[[bytes], bytes] = bytes
+    """Is given each part and returns the bytes to send in its place."""
+    is_due: Callable[[], bool] = bool
+    """Whether to `pause` before the bytes that `look` returned last are sent."""
+    pause: Callable[[], Awaitable[None]] | None = None
+    left: bytes = b""
+    needed: asyncio.Future[None] = msgspec.field(default_factory=asyncio.Future)
 
     async def run(self, parts: AsyncIterator[bytes]) -> None:
         """Pass on `parts`, which read the answer, to their end. Raises BrokenAnswer: as they do."""
-        if not self._answer.content.total_bytes and not self._answer.content.is_eof():
-            await self._response.write(b"")  # the head goes alone, as it came
+        if not self.answer.content.total_bytes and not self.answer.content.is_eof():
+            await self.response.write(b"")  # the head goes alone, as it came
         async for part in parts:
-            passed = self._look(part)
+            passed = self.look(part)
             while True:
-                if self._pause is not None and self._is_due():
-                    await self._pause()
-                await self._response.write(passed)
+                if self.pause is not None and self.is_due():
+                    await self.pause()
+                await self.response.write(passed)
                 if not passed:
                     break
                 passed = await self._pass_directly()
 
     async def _pass_directly(self) -> bytes:
         """Pass on what comes while this waits; returns what `look` returned last, if it has not been sent."""
-        connection, content = self._answer.connection, self._answer.content
+        connection, content = self.answer.connection, self.answer.content
         upstream = None if connection is None else connection.protocol
-        is_chunked = self._response.headers.get("Transfer-Encoding") == "chunked"
+        is_chunked = self.response.headers.get("Transfer-Encoding") == "chunked"
         if not is_chunked or not isinstance(upstream, UpstreamConnection) or content.is_eof() or content.exception():
             return b""
-        self._left, self._needed = b"", asyncio.get_running_loop().create_future()
+        self.left, self.needed = b"", asyncio.get_running_loop().create_future()
         upstream.on_received = self._received
         self._received()  # what came meanwhile
         try:
-            await self._needed
+            await self.needed
         finally:
             if upstream.on_received == self._received:  # not if another request has the connection by now
                 upstream.on_received = None
-        return self._left
+        return self.left
 
     def _received(self) -> None:
         """Pass on what came, unless the task is needed for it."""
-        content = self._answer.content
-        while not self._needed.done():
-            transport = self._client.transport
-            is_stopped = self._client.writing_paused or transport is None or transport.is_closing()
+        content = self.answer.content
+        while not self.needed.done():
+            transport = self.client.transport
+            is_stopped = self.client.writing_paused or transport is None or transport.is_closing()
             if is_stopped or content.is_eof() or content.exception() is not None:
-                self._needed.set_result(None)
+                self.needed.set_result(None)
                 return
             if not (part := content.read_nowait()):
                 return
-            passed = self._look(part)
-            if self._is_due():
-                self._left = passed
-                self._needed.set_result(None)
+            passed = self.look(part)
+            if self.is_due():
+                self.left = passed
+                self.needed.set_result(None)
             elif passed:
                 transport.write(b"%x\r\n%b\r\n" % (len(passed), passed))
 
@@ -265,7 +255,7 @@ async def relay(
     streams = bool(extra) and media_type_of(answer) in STREAM_TYPES
     response = prepared(answer, [*extra, *(_unbuffered(answer) if streams else ())], body_changes=False)
     await response.prepare(request)
-    passing = Passing(request, response, answer)
+    passing = Passing(request.protocol, response, answer)
     return await _pass_on(passing, request, response, parts_of(answer, record_of(request)))
 
 
@@ -299,38 +289,28 @@ def media_type_of(answer: aiohttp.ClientResponse) -> str:
     return answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-class ModelRelay:
+class ModelRelay(msgspec.Struct, eq=False):
     """Streams a model's answer back, adds `memory_out`, and captures the reply; `reply` may be asked at any time."""
 
-    def __init__(
-        self,
-        api: Api,
-        request: web.Request,
-        answer: aiohttp.ClientResponse,
-        bytes_max: int,
-        *,
-        read: bytes = b"",
-        wants_stream: bool = False,
-    ) -> None:
-        """`bytes_max`: the most that is held of an answer. `read`: the beginning of its body, if that has been read."""
-        self._read = read
-        self._wants_stream = wants_stream
-        self._keep: Callable[[Reply], Awaitable[None]] | None = None
-        self._api = api
-        self._request = request
-        self._answer = answer
-        self._bytes_max = bytes_max
-        self._stream: ReplyStream | None = None
-        self._whole: Reply | None = None
-        self._broken = False
-        self._codings = codings_of(answer.headers)
+    api: Api
+    request: web.Request
+    answer: aiohttp.ClientResponse
+    bytes_max: int
+    """The most that is held of an answer."""
+    wants_stream: bool = False
+    read: bytes = b""
+    """The beginning of its body, if that has been read."""
+    keep: Callable[[Reply], Awaitable[None]] | None = None
+    stream: ReplyStream | None = None
+    whole: Reply | None = None
+    is_broken: bool = False
 
     @property
     def reply(self) -> Reply:
         """The reply as far as it came; marked interrupted unless the upstream finished it."""
-        if self._stream is not None:
-            return self._stream.reply(interrupted=self._broken or not self._stream.finished)
-        return self._whole or NO_REPLY
+        if self.stream is not None:
+            return self.stream.reply(interrupted=self.is_broken or not self.stream.finished)
+        return self.whole or NO_REPLY
 
     async def run(
         self,
@@ -340,43 +320,38 @@ class ModelRelay:
     ) -> web.StreamResponse:
         """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off. `keep`: awaited
         with the whole reply before the end of it goes to the client."""
-        self._keep = keep
+        self.keep = keep
         if self._streams():
             return await self._run_stream(out, extra)
         return await self._run_json(out, extra)
 
     def _streams(self) -> bool:
         """Whether the answer is a stream: it says so, or one was asked for and it is nothing else that is known."""
-        media_type = media_type_of(self._answer)
+        media_type = media_type_of(self.answer)
         is_json = media_type == "application/json" or media_type.endswith("+json")
-        return media_type == self._api.stream_type or (self._wants_stream and not is_json)
+        return media_type == self.api.stream_type or (self.wants_stream and not is_json)
 
     def _parts(self) -> AsyncIterator[bytes]:
-        return parts_of(self._answer, record_of(self._request), self._read)
+        return parts_of(self.answer, record_of(self.request), self.read)
 
     async def _run_stream(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
-        stream = self._stream = self._api.new_stream(
-            self._bytes_max,
+        stream = self.stream = self.api.new_stream(
+            self.bytes_max,
             out,
-            codings=self._codings,  # although `identity` was asked for
-            reads_late=self._keep is None,
+            codings=codings_of(self.answer.headers),  # although `identity` was asked for
+            reads_late=self.keep is None,
         )
-        response = prepared(self._answer, [*extra, *_unbuffered(self._answer)], body_changes=out is not None)
-        await response.prepare(self._request)
-        passing = Passing(
-            self._request,
-            response,
-            self._answer,
-            look=stream.feed,
-            is_due=lambda: self._keep is not None and stream.finished,
-            pause=self._keep_reply,
-        )
+        response = prepared(self.answer, [*extra, *_unbuffered(self.answer)], body_changes=out is not None)
+        await response.prepare(self.request)
+        passing = Passing(self.request.protocol, response, self.answer, stream.feed)
+        if self.keep is not None:
+            passing.is_due, passing.pause = lambda: self.keep is not None and stream.finished, self._keep_reply
         try:
             await passing.run(self._parts())
         except BrokenAnswer as error:
-            self._broken = True
+            self.is_broken = True
             await _write_held(response, stream)
-            break_off(self._request, error)
+            break_off(self.request, error)
             return response
         await self._keep_reply()
         await _write_held(response, stream)
@@ -385,28 +360,28 @@ class ModelRelay:
 
     async def read_on(self) -> None:
         """Read what has passed of a stream, in steps that hold up nobody."""
-        if self._stream is None:
+        if self.stream is None:
             return
-        while self._stream.read():  # noqa: ASYNC110 - in between others go on
+        while self.stream.read():  # noqa: ASYNC110 - in between others go on
             await asyncio.sleep(0)
-        if self._stream.problem is not None:
-            self._tell_unread(self._stream.problem)
+        if self.stream.problem is not None:
+            self._tell_unread(self.stream.problem)
 
     def _tell_unread(self, error: Exception) -> None:
-        fields = {"turn": record_of(self._request).id or None, "problem": error}
+        fields = {"turn": record_of(self.request).id or None, "problem": error}
         log.warning("an answer is not remembered: memd cannot read it", extra=fields)
 
     async def _keep_reply(self) -> None:
-        keep, self._keep = self._keep, None
+        keep, self.keep = self.keep, None
         if keep is not None:
             await keep(self.reply)
 
     async def _unpacked(self, body: bytes) -> bytes | None:
         """The body of a whole answer without its content codings; None if it cannot be read."""
-        if not self._codings:
+        if not (codings := codings_of(self.answer.headers)):
             return body
         try:
-            return b"".join(await asyncio.to_thread(list, unpacked_parts(body, self._codings, self._bytes_max)))
+            return b"".join(await asyncio.to_thread(list, unpacked_parts(body, codings, self.bytes_max)))
         except (BadCoding, TooLarge) as error:
             self._tell_unread(error)
             return None
@@ -414,24 +389,24 @@ class ModelRelay:
     async def _run_json(self, out: MemoryOut | None, extra: list[tuple[str, str]]) -> web.StreamResponse:
         parts, read = self._parts(), bytearray()
         try:
-            while len(read) <= self._bytes_max and (part := await anext(parts, b"")):
+            while len(read) <= self.bytes_max and (part := await anext(parts, b"")):
                 read += part
         except BrokenAnswer as error:
-            response = await self._begun(read, prepared(self._answer, extra, body_changes=True))
-            break_off(self._request, error)
+            response = await self._begun(read, prepared(self.answer, extra, body_changes=True))
+            break_off(self.request, error)
             return response
-        if len(read) > self._bytes_max:  # not held whole, so nothing can be added to it or remembered of it
-            log.warning("an answer is too large to be remembered", extra={"turn": record_of(self._request).id or None})
-            response = await self._begun(read, prepared(self._answer, extra, body_changes=False))
-            passing = Passing(self._request, response, self._answer)
-            return await _pass_on(passing, self._request, response, parts)
+        if len(read) > self.bytes_max:  # not held whole, so nothing can be added to it or remembered of it
+            log.warning("an answer is too large to be remembered", extra={"turn": record_of(self.request).id or None})
+            response = await self._begun(read, prepared(self.answer, extra, body_changes=False))
+            passing = Passing(self.request.protocol, response, self.answer)
+            return await _pass_on(passing, self.request, response, parts)
         body, as_came = bytes(read), True
-        if self._answer.status == 200 and (plain := await self._unpacked(body)) is not None:
-            self._whole = self._api.parse_reply(plain)
+        if self.answer.status == 200 and (plain := await self._unpacked(body)) is not None:
+            self.whole = self.api.parse_reply(plain)
             await self._keep_reply()
             if out is not None:
                 body, as_came = splice_memory_out_json(plain, out), False
-        response = prepared(self._answer, extra, body_changes=True, unpacked=not as_came)
+        response = prepared(self.answer, extra, body_changes=True, unpacked=not as_came)
         response.content_length = len(body)
         await self._begun(body, response)
         await response.write_eof()
@@ -439,7 +414,7 @@ class ModelRelay:
 
     async def _begun(self, body: bytes | bytearray, response: web.StreamResponse) -> web.StreamResponse:
         """Send the head of a response and (the beginning of) its body."""
-        await response.prepare(self._request)
+        await response.prepare(self.request)
         await response.write(body)
         return response
 

@@ -122,7 +122,7 @@ class TurnRunner(msgspec.Struct, frozen=True):
                     record_of(client).server, status = assignment.shown, answer.status
                     if not plain.is_refused or status != 200:
                         return await relay(client, answer, extra)
-                    telling = ModelRelay(plain.api, client, answer, self.capture_bytes_max, wants_stream=plain.streams)
+                    telling = ModelRelay(plain.api, client, answer, self.capture_bytes_max, plain.streams)
                     return await telling.run(plain.memory_out, extra)
             finally:
                 if plain.receipt is not None:
@@ -192,43 +192,34 @@ class TurnRunner(msgspec.Struct, frozen=True):
         self.pool.metrics.errors.add("memory")
 
 
-class Forwarding:
+class Forwarding(msgspec.Struct, eq=False):
     """One request on its way to the upstream and back. `answered` may be asked at any time."""
 
-    def __init__(
-        self,
-        turns: TurnRunner,
-        received: Received,
-        corrected: CorrectionResult,
-        prepared: Prepared,
-        saving: asyncio.Task[bool],
-    ) -> None:
-        """`saving`: what was asked is being written into the journal."""
-        self._turns = turns
-        self._rememberer = turns.rememberer
-        self._received = received
-        self._assignment = received.assignment
-        self._corrected = corrected
-        self.prepared = prepared
-        self._saving = saving
-        self._window = ModelWindow()
-        """Of the server that the prompt was offered to last, as it was known then."""
-        self._answers = ExitStack()
-        """Closes all answers that came, however it ends: one that is left open keeps its connection."""
-        self._offered: Offered | None = None
-        self._relay: ModelRelay | None = None
-        self._kept: Conversation | None = None
+    turns: TurnRunner
+    received: Received
+    corrected: CorrectionResult
+    prepared: Prepared
+    saving: asyncio.Task[bool]
+    """What was asked is being written into the journal."""
+    window: ModelWindow = ModelWindow()
+    """Of the server that the prompt was offered to last, as it was known then."""
+    answers: ExitStack = msgspec.field(default_factory=ExitStack)
+    """Closes all answers that came, however it ends: one that is left open keeps its connection."""
+    offered: Offered | None = None
+    relayed: ModelRelay | None = None
+    kept: Conversation | None = None
+    """The conversation that has the reply already."""
 
     @property
     def answered(self) -> Answered:
         """The outcome so far."""
-        offered = self._offered
+        offered = self.offered
         return Answered(
             shown=self.prepared.shown if offered is None else offered.shown,
             has_memory=offered is not None and offered.has_memory,
-            reply=NO_REPLY if self._relay is None else self._relay.reply,
+            reply=NO_REPLY if self.relayed is None else self.relayed.reply,
             http_status=None if offered is None else offered.answer.status,
-            kept=self._kept,
+            kept=self.kept,
         )
 
     async def run(self, client: web.Request, record: RequestRecord) -> web.StreamResponse:
@@ -237,8 +228,8 @@ class Forwarding:
         Raises:
             aiohttp.ClientError, TimeoutError: no answer came.
         """
-        received = self._received
-        with self._answers:
+        received = self.received
+        with self.answers:
             accepted = list[Offered]()
             on_interim = interim_to(client)
 
@@ -246,32 +237,27 @@ class Forwarding:
                 accepted.append(await self._accepted(on_interim))
                 return accepted[-1].answer
 
-            answer = await self._assignment.taken(offer, self._fit_again)
-            offered = self._offered = next(one for one in accepted if one.answer is answer)
-            shown = await self._rememberer.as_saved(received, offered.shown, self._saving)
+            answer = await received.assignment.taken(offer, self._fit_again)
+            offered = self.offered = next(one for one in accepted if one.answer is answer)
+            shown = await self.turns.rememberer.as_saved(received, offered.shown, self.saving)
             if shown is not offered.shown:
-                offered = self._offered = msgspec.structs.replace(offered, shown=shown)
-            record.server = self._assignment.shown
-            self._relay = ModelRelay(
-                received.asked.api,
-                client,
-                answer,
-                self._turns.capture_bytes_max,
-                read=offered.read,
-                wants_stream=received.request.stream,
-            )
-            keep = self._keep if self._rememberer.is_promised(received) else None
+                offered = self.offered = msgspec.structs.replace(offered, shown=shown)
+            record.server = received.assignment.shown
+            bytes_max, request = self.turns.capture_bytes_max, received.request
+            self.relayed = ModelRelay(received.asked.api, client, answer, bytes_max, request.stream, offered.read)
+            keep = self._keep if self.turns.rememberer.is_promised(received) else None
             out = offered.shown.memory_out(received) if answer.status == 200 else None
             try:
-                return await self._relay.run(out, offered.shown.headers(received, self.prepared.recalled), keep)
+                return await self.relayed.run(out, offered.shown.headers(received, self.prepared.recalled), keep)
             finally:
-                self._answers.close()
+                self.answers.close()
                 if record.outcome == BROKEN:
-                    self._assignment.failed(aiohttp.ClientPayloadError("it broke off in mid-answer"))
+                    received.assignment.failed(aiohttp.ClientPayloadError("it broke off in mid-answer"))
                 with suppress(asyncio.CancelledError):  # its client has all that it gets, and may leave at any time
-                    await self._relay.read_on()
-                record.usage = self._relay.reply.usage
-                self._note_outcome(offered, self._relay.reply)
+                    await self.relayed.read_on()
+                reply = self.relayed.reply
+                record.usage = reply.usage
+                self._note_outcome(offered, reply)
 
     def _note_outcome(self, offered: Offered, reply: Reply) -> None:
         """Learn from what came of the prompt: the size of one that was taken, a refusal that came late in a stream."""
@@ -279,30 +265,30 @@ class Forwarding:
             return
         if reply.error is None:
             if reply.message is not None and reply.usage is not None:
-                self._assignment.server.windows.accepted(self._received.request.model, reply.usage.prompt_tokens)
+                self.received.assignment.server.windows.accepted(self.received.request.model, reply.usage.prompt_tokens)
         elif not offered.error and (reply.message is None or not (reply.message.text or reply.message.tool_calls)):
             self._learned(msgspec.structs.replace(offered, error=reply.error.encode()))
 
     async def _keep(self, reply: Reply) -> None:
         """Wait until what was asked is in the journal, and keep the reply, before the client has all of it: where they
         are promised, who has an answer may rely on both. No other answer waits for a disk."""
-        await asyncio.wait([self._saving], timeout=JOURNAL_SECONDS_MAX)
+        await asyncio.wait([self.saving], timeout=JOURNAL_SECONDS_MAX)
         try:
-            self._kept = self._rememberer.keep_reply(self._received, self.answered.shown, reply)
-            await self._rememberer.save(self._received)
+            self.kept = self.turns.rememberer.keep_reply(self.received, self.answered.shown, reply)
+            await self.turns.rememberer.save(self.received)
         except Exception:  # a bug here must not cost the user the end of an answer
-            log.exception("a reply is not in the journal yet", extra=self._received.log_fields())
+            log.exception("a reply is not in the journal yet", extra=self.received.log_fields())
 
     async def _fit_again(self) -> None:
         """Make the prompt fit the window of the server that it goes to now, if that is smaller."""
-        received, former = self._received, self._window.tokens
-        now = (await self._assignment.server.window(received.request.model, received.asked.credentials)).tokens
+        received, former = self.received, self.window.tokens
+        now = (await received.assignment.server.window(received.request.model, received.asked.credentials)).tokens
         if now is not None and (former is None or now < former):
             await self._shortened()
 
     async def _shortened(self) -> bool:
         """Prepare the prompt again, shorter; False if nothing more of it may leave."""
-        shorter = await self._turns.prepare_again(self._received, self._corrected)
+        shorter = await self.turns.prepare_again(self.received, self.corrected)
         if shorter is not None:
             freed_tokens = self.prepared.freed_tokens + shorter.freed_tokens
             self.prepared = msgspec.structs.replace(shorter, freed_tokens=freed_tokens)
@@ -313,7 +299,7 @@ class Forwarding:
 
         If nothing may leave, or that is refused too or not answered, the first refusal is the answer.
         """
-        self._window = self._assignment.server.windows.of(self._received.request.model)
+        self.window = self.received.assignment.server.windows.of(self.received.request.model)
         first = await self._offer(on_interim)
         if not self._learned(first):
             return first
@@ -338,19 +324,19 @@ class Forwarding:
         refusal = refusal_for_length(offered.error)
         if refusal is None:
             return False
-        believed = self._turns.room_maker.learn(self._received, refusal)
+        believed = self.turns.room_maker.learn(self.received, refusal)
         if not believed:
             self._log_refusal(offered, "not believed: the prompt is too short for that")
         return believed
 
     def _log_refusal(self, offered: Offered, then: str) -> None:
-        window = self._assignment.server.windows.of(self._received.request.model).tokens
-        fields = {"turn": self._received.asked.turn_id, "window": window, "http_status": offered.answer.status}
+        window = self.received.assignment.server.windows.of(self.received.request.model).tokens
+        fields = {"turn": self.received.asked.turn_id, "window": window, "http_status": offered.answer.status}
         log.warning("the upstream refused a prompt as too long", extra={**fields, "then": then})
 
     async def _offer(self, on_interim: Interim) -> Offered:
         """Offer the prompt, and where it is refused for its memory without that."""
-        asked, shown = self._received.asked, self.prepared.shown
+        asked, shown = self.received.asked, self.prepared.shown
         offered = await self._attempt(shown, on_interim)
         if not (shown.chunks and offered.answer.status in REFUSALS and may_be_for_memory(offered.error)):
             return offered
@@ -363,26 +349,28 @@ class Forwarding:
             return offered
         offered.answer.close()
         if without.answer.status not in REFUSALS:  # else it was not memory that it did not like
-            forget_blocks(self._received)
+            forget_blocks(self.received)
         return without
 
     async def _attempt(self, shown: SettledPrompt, on_interim: Interim, *, with_memory: bool = True) -> Offered:
-        asked = self._received.asked
-        as_came, body = asked.sent(self._received.prompt.body(with_memory=with_memory))
+        asked = self.received.asked
+        as_came, body = asked.sent(self.received.prompt.body(with_memory=with_memory))
         headers = as_came.copy()
         headers["Accept-Encoding"] = "identity"  # packed all the same, a stream gets no `memory_out`
-        answer = await self._assignment.ask("POST", asked.target, headers, body, on_interim)
-        self._answers.callback(answer.close)
+        answer = await self.received.assignment.ask("POST", asked.target, headers, body, on_interim)
+        self.answers.callback(answer.close)
         beginning = await read_beginning(answer)
         broken = answer.content.exception()
-        if isinstance(broken, aiohttp.ClientError) and not (answer.status in REFUSALS or self._assignment.is_last):
-            self._assignment.failed(broken)
+        if isinstance(broken, aiohttp.ClientError) and not (
+            answer.status in REFUSALS or self.received.assignment.is_last
+        ):
+            self.received.assignment.failed(broken)
             raise broken  # nothing of it has reached the client
         return Offered(shown, with_memory, answer, *beginning)
 
     def _log_unanswered(self, refused: Offered, error: BaseException) -> None:
-        reason = self._assignment.server.reason_of(error)
-        fields = {"turn": self._received.asked.turn_id, "http_status": refused.answer.status, "error": reason}
+        reason = self.received.assignment.server.reason_of(error)
+        fields = {"turn": self.received.asked.turn_id, "http_status": refused.answer.status, "error": reason}
         log.warning("a refused prompt was sent again and not answered: its refusal is passed on", extra=fields)
 
 
