@@ -81,14 +81,14 @@ def _labels(searched: str) -> Iterator[str]:
 
 def instructing_chunk(chunk: ChunkState) -> tuple[str, ...]:
     """The same for what others wrote in a chunk: all of a document, the results of tools in a turn."""
+    if chunk.kind != "document" and TOOL_ROLES.isdisjoint(chunk.roles):
+        return ()
     return tuple(dict.fromkeys(chain.from_iterable(map(instructing, _foreign(chunk)))))
 
 
 def _foreign(chunk: ChunkState) -> Sequence[str]:
     if chunk.kind == "document":
         return [chunk.content]
-    if TOOL_ROLES.isdisjoint(chunk.roles):
-        return ()
     if chunk.speakers is UNSET:  # a record of an older memd: the roles are in the text
         return [chunk.content] if TOOL_ROLES.issuperset(chunk.roles) else ()
     ends = [*(speaker.offset for speaker in chunk.speakers[1:]), len(chunk.content)]
