@@ -38,7 +38,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.web_urldispatcher import _default_expect_handler
 
 from memd import __version__
-from memd.access import OWN_HEADERS, WrongTokens
+from memd.access import OWN_HEADERS, BodyRoom, WrongTokens
 from memd.admin.auditing import Auditor, note_turn, own_erasure
 from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.oauth.ledger import GrantFile, Ledger, SharedGrants
@@ -581,7 +581,8 @@ def _router(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) ->
         daemon.encoder.priority,
         tasks,
     )
-    return Router(daemon, own_routes.answer_at_model, wrong_tokens, daemon.upstream, daemon.reader, turns)
+    bodies = BodyRoom(max(config.limits.bodies_bytes_max, config.limits.body_bytes_max))
+    return Router(daemon, own_routes.answer_at_model, wrong_tokens, daemon.upstream, daemon.reader, turns, bodies)
 
 
 def _gauges(daemon: Daemon) -> Iterator[Any]:

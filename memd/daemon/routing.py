@@ -66,28 +66,18 @@ OTHER_TOPIC = (
 )
 
 
-class Router:
+class Router(msgspec.Struct, frozen=True):
     """Where each request goes."""
 
-    def __init__(
-        self,
-        parts: DaemonParts,
-        own: Callable[[web.Request, str], Awaitable[web.StreamResponse]],
-        wrong_tokens: WrongTokens,
-        pool: UpstreamPool,
-        reader: RequestReader,
-        turns: TurnRunner,
-    ) -> None:
-        """`own`: answers or leads on what is under `/memd/`; takes the target too. `wrong_tokens`: refuses requests
-        without a token that is known."""
-        self._principals, self._auditor = parts.principals, parts.auditor
-        self._limits = limits = parts.config.limits
-        self._own = own
-        self._wrong_tokens = wrong_tokens
-        self._pool = pool
-        self._reader = reader
-        self._turns = turns
-        self._bodies = BodyRoom(max(limits.bodies_bytes_max, limits.body_bytes_max))
+    parts: DaemonParts
+    own: Callable[[web.Request, str], Awaitable[web.StreamResponse]]
+    """Answers or leads on what is under `/memd/`; takes the target too."""
+    wrong_tokens: WrongTokens
+    """Refuses requests without a token that is known."""
+    pool: UpstreamPool
+    reader: RequestReader
+    turns: TurnRunner
+    bodies: BodyRoom
 
     async def route(self, request: web.Request) -> web.StreamResponse:
         """Answer any request."""
@@ -97,12 +87,12 @@ class Router:
             return web.Response(status=204, headers={"Allow": METHODS})
         target = _target_of(request)
         if f"{_path(target)}/".startswith(page.PREFIX):
-            return await self._own(request, target)
-        if not self._principals.is_open and relay.is_preflight(request):
+            return await self.own(request, target)
+        if not self.parts.principals.is_open and relay.is_preflight(request):
             return relay.preflight_answer(request)
         response = await self._answer(request, target)
         if isinstance(response, web.Response):  # what is relayed is no whole `Response`
-            relay.let_page_read(request, response, is_open=self._principals.is_open)
+            relay.let_page_read(request, response, is_open=self.parts.principals.is_open)
         return response
 
     async def _answer(self, request: web.Request, target: str) -> web.StreamResponse:
@@ -111,12 +101,12 @@ class Router:
             path_topic, target = unquote(found[1]), (found[2] or "/") + (found[3] or "")
         named = api_of(_path(target))
         shape, api = named or CHAT, named if request.method == "POST" else None  # the shape of memd's own errors
-        if inquiry := await self._wrong_tokens.make_sure(request, [path_topic or DEFAULT_TOPIC_ID]):
+        if inquiry := await self.wrong_tokens.make_sure(request, [path_topic or DEFAULT_TOPIC_ID]):
             request[INQUIRY] = inquiry
-        if refusal := self._wrong_tokens.refusal(request, shape):
+        if refusal := self.wrong_tokens.refusal(request, shape):
             return refusal
         access.prove(request)
-        shows_own = self._principals.is_open and self._pool.shows_credentials(request.headers)
+        shows_own = self.parts.principals.is_open and self.pool.shows_credentials(request.headers)
         if shows_own and access.is_from_foreign_page(request):
             return access.error_response(403, FOREIGN_PAGE, "permission_error", shape)
         codings = transfer_codings(request.headers)
@@ -130,9 +120,9 @@ class Router:
             message = f"memd: {path_topic[:140]!r} is not a topic name: {TOPIC_ID_RULE}"
             return access.error_response(400, message, "invalid_request_error", shape)
         call = Call(request, api, target, path_topic)
-        with recorded(self._pool.metrics, request, "" if api is None else api.name) as record:
+        with recorded(self.pool.metrics, request, "" if api is None else api.name) as record:
             try:
-                with self._bodies.holding() as take:
+                with self.bodies.holding() as take:
                     response = await self._answer_model(call, take)
             except TooManyBodies as error:
                 log.warning("a request was refused", extra={"error": error})
@@ -144,11 +134,11 @@ class Router:
 
     async def _answer_model(self, call: Call, take: Take) -> web.StreamResponse:
         """Pass the request through, or let memory have its part in it."""
-        request, api, limits = call.client, call.api, self._limits
+        request, api, limits = call.client, call.api, self.parts.config.limits
         if api is None:
             return await self._pass_through(call, take)
         record = record_of(request)
-        mode, status = self._reader.mode(request)
+        mode, status = self.reader.mode(request)
         record.note_status(mode, status)
         if mode == "off" and status != BAD_MODE and request.content_length is not None:
             return await self._pass_through(call, take, _headers(record))
@@ -156,7 +146,7 @@ class Router:
         if came is None:
             return self._too_large(api, record)
         if status == BAD_MODE:
-            return await self._turns.without_memory(request, self._reader.unread(call, came, NO_MODE, status))
+            return await self.turns.without_memory(request, self.reader.unread(call, came, NO_MODE, status))
         if mode == "off":  # with a length: there are servers that read nothing else
             return await self._pass_through(call, take, _headers(record), came)
         record.end_step("read")
@@ -165,22 +155,22 @@ class Router:
         try:
             if codings := codings_of(request.headers):
                 body, packed = await unpacked(came, codings, limits.body_bytes_max, take), came
-            asked = await self._reader.read(call, body, packed)
+            asked = await self.reader.read(call, body, packed)
         except TooLarge:
             return self._too_large(api, record)
         except BadCoding as error:
-            asked = self._reader.unread(call, came, error)
+            asked = self.reader.unread(call, came, error)
         except Forbidden as error:
-            self._auditor.note_refused(request, f"POST {api.name}", error.topic_id)
+            self.parts.auditor.note_refused(request, f"POST {api.name}", error.topic_id)
             refusal = access.error_response(403, f"memd: {error}; {OTHER_TOPIC}", Forbidden.kind, api)
             return _with_headers(refusal, record)
         if isinstance(asked, Plain):
-            return await self._turns.without_memory(request, asked)
+            return await self.turns.without_memory(request, asked)
         record.topic = asked.topic_id
-        return await self._turns.answer(request, asked)
+        return await self.turns.answer(request, asked)
 
     def _too_large(self, api: Api, record: RequestRecord) -> web.StreamResponse:
-        size = self._limits.body_bytes_max
+        size = self.parts.config.limits.body_bytes_max
         message = f"memd: the request body is larger than {size} bytes; raise limits.body_bytes_max if it has to be"
         return _with_headers(access.error_response(413, message, "invalid_request_error", api), record)
 
@@ -188,22 +178,22 @@ class Router:
         self, call: Call, take: Take, extra: list[tuple[str, str]] | None = None, body: bytes | None = None
     ) -> web.StreamResponse:
         request, target = call.client, call.target
-        headers = relay.forwarded_headers(request, self._principals)
-        hints = partial(self._reader.hints, call)
+        headers = relay.forwarded_headers(request, self.parts.principals)
+        hints = partial(self.reader.hints, call)
         if relay.wants_websocket(request):
-            with self._pool.assign(partial(hints, None)) as assignment:
+            with self.pool.assign(partial(hints, None)) as assignment:
                 return await relay.tunnel(request, headers, assignment, target)
-        if self._pool.has_several and request.method == "GET" and _path(target) in MODEL_LIST_PATHS:
-            listed = await self._pool.listed_models(target, headers)
+        if self.pool.has_several and request.method == "GET" and _path(target) in MODEL_LIST_PATHS:
+            listed = await self.pool.listed_models(target, headers)
             if listed is not None:
                 return web.Response(body=msgspec.json.encode(listed), content_type="application/json")
         parts: AsyncIterator[bytes] | bytes | None = body
         if body is None and request.can_read_body:
-            parts = access.body_parts(request, self._limits.idle_seconds)
+            parts = access.body_parts(request, self.parts.config.limits.idle_seconds)
             if request.content_length is not None and request.content_length <= READ_WHOLE_BYTES_MAX:
                 take(request.content_length)
                 parts = b"".join([part async for part in parts])
-        with self._pool.assign(partial(hints, parts if isinstance(parts, bytes) else None)) as assignment:
+        with self.pool.assign(partial(hints, parts if isinstance(parts, bytes) else None)) as assignment:
             return await relay.pass_through(request, headers, assignment, target, parts, extra or [])
 
     def _unanswered(
@@ -214,7 +204,7 @@ class Router:
             record.outcome = "interrupted"
             return web.Response(status=CLIENT_GONE)  # nobody reads it
         record.outcome = "unreachable"
-        first = self._pool.servers[0]
+        first = self.pool.servers[0]
         url, reason = first.url, first.reason_of(error)
         fields = {"turn": record.id or None, "url": url, "error": Content(reason) if is_unreadable(error) else reason}
         log.warning("the upstream did not answer", extra=fields)

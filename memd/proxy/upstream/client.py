@@ -39,16 +39,16 @@ ERRORS_MAX = 3
 trial one is enough: else a server that does nothing but fail gets as many each time it says that it is well."""
 
 
-class Health:
+class Health(msgspec.Struct):
     """The health of a server, by what came of the requests to it."""
 
-    def __init__(self) -> None:
-        self.reason = ""
-        """Why it is left out; empty if it is not."""
-        self.retry_at = 0.0
-        """When it is asked again."""
-        self._failures = 0
-        self._erred: set[bytes] = set()
+    reason: str = ""
+    """Why it is left out; empty if it is not."""
+    retry_at: float = 0.0
+    """When it is asked again."""
+    failures: int = 0
+    erred_by: set[bytes] = set()
+    """The conversations that it answered with errors since it answered one."""
 
     @property
     def is_out(self) -> bool:
@@ -58,25 +58,25 @@ class Health:
     @property
     def is_on_trial(self) -> bool:
         """Whether it has answered a question of memd's own since it failed, and no request yet: it gets one at once."""
-        return self._failures > 0 and not self.reason
+        return self.failures > 0 and not self.reason
 
     def answered(self) -> None:
         """A request was answered."""
-        self.reason, self._failures = "", 0
-        self._erred.clear()
+        self.reason, self.failures = "", 0
+        self.erred_by.clear()
 
     def erred(self, now: float, conversation: bytes) -> None:
         """A request was answered with an error of the server; a client that repeats one counts once."""
-        self._erred.add(conversation)
-        if len(self._erred) >= (1 if self.is_on_trial else ERRORS_MAX) and not self.is_out:
-            self.failed(now, f"it answered {counted(len(self._erred), 'conversation')} running with errors")
-            self._erred.clear()
+        self.erred_by.add(conversation)
+        if len(self.erred_by) >= (1 if self.is_on_trial else ERRORS_MAX) and not self.is_out:
+            self.failed(now, f"it answered {counted(len(self.erred_by), 'conversation')} running with errors")
+            self.erred_by.clear()
 
     def failed(self, now: float, reason: str) -> None:
         """It did not answer, or said that it cannot now."""
         self.reason = reason
-        self.retry_at = now + min(OUT_SECONDS * 2**self._failures, OUT_SECONDS_MAX)
-        self._failures = min(self._failures + 1, 16)
+        self.retry_at = now + min(OUT_SECONDS * 2**self.failures, OUT_SECONDS_MAX)
+        self.failures = min(self.failures + 1, 16)
 
     def answers_again(self) -> None:
         """A question of memd's own was answered."""
