@@ -28,7 +28,7 @@ from memd.entries import Correction
 from memd.notes import Note
 from memd.recall.explained import FoundChunk, SearchAnswer
 from memd.selection import Selection
-from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, decode_memory_in, encode_memory_out
+from memd.wire.sideband import InjectedChunk, MemoryOut, NoteOut, Signal, decode_memory_in
 
 FACT = "The release word for the lighthouse lamp is cinnamon-42."
 QUESTION = "What is the release word for the lighthouse lamp?"
@@ -96,7 +96,7 @@ def test_the_types_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
         Signal(type="memory_in_refused", reason="no action"),
     )
     whole = MemoryOut((chunk,), (*fills, *told), notes)
-    outs = [encode_memory_out(out).decode() for out in (whole, MemoryOut(()))]
+    outs = [msgspec.json.encode(out).decode() for out in (whole, MemoryOut(()))]
     lines = [f"export const out{number}: MemoryOut = {out};\n" for number, out in enumerate(outs)]
     memd_client.write("wire.ts", "import type { MemoryOut } from 'memd-client';\n" + "".join(lines))
     programs = {heading: program for heading, program in examples().items() if heading != "CommonJS"}

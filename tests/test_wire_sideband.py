@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,6 @@ from memd.wire.sideband import (
     MemoryIn,
     MemoryOut,
     decode_memory_in,
-    encode_memory_out,
     memory_headers,
     splice_memory_out_json,
 )
@@ -127,9 +127,9 @@ def test_memory_out_is_added_to_a_json_body_and_no_other_byte_changes(
     members: dict[str, Any], white_space: str, indent: int | None
 ) -> None:
     body = (json.dumps(members, indent=indent) + white_space).encode()
-    member = (b"," if members else b"") + b'"memory_out":' + encode_memory_out(OUT)
+    member = (b"," if members else b"") + b'"memory_out":' + msgspec.json.encode(OUT)
     spliced = splice_memory_out_json(body, OUT)
-    assert json.loads(spliced) == members | {"memory_out": json.loads(encode_memory_out(OUT))}
+    assert json.loads(spliced) == members | {"memory_out": json.loads(msgspec.json.encode(OUT))}
     at = spliced.rindex(member)
     assert spliced[:at] + spliced[at + len(member) :] == body
 

@@ -23,7 +23,7 @@ from memd.errors import MemdError
 from memd.messages import Message, ToolCall
 from memd.wire.content_codings import BadCoding, TooLarge, Unpacker
 from memd.wire.lenient_json import mended
-from memd.wire.sideband import MemoryOut, encode_memory_out
+from memd.wire.sideband import MemoryOut, memory_out_member
 
 EVENT_BYTES_MAX = 4 * 1024 * 1024  # a last event may repeat the whole prompt and reply (llama.cpp's __verbose)
 DONE = b"[DONE]"
@@ -282,114 +282,104 @@ UNPACKED_TIMES = 8
 """A stream that comes packed is read up to so many times what is kept of a reply: events have more than text."""
 
 
-class ReplyStream:
+class ReplyStream(msgspec.Struct, eq=False):
     """Reads one reply on its way from the upstream to the client."""
 
-    def __init__(
-        self,
-        capture: Capture,
-        out: MemoryOut | None = None,
-        *,
-        parser: SseParser | None = None,
-        codings: Sequence[str] = (),
-        bytes_max: int = CAPTURE_BYTES_MAX,
-        unread_bytes_max: int = 0,
-    ) -> None:
-        """
-        Args:
-            out: added to the stream, unless it has `codings`.
-            parser: by default that of server-sent events.
-            bytes_max: what is packed is read up to `UNPACKED_TIMES` as much.
-            unread_bytes_max: what has passed is not read before there is more of it; 0: as it passes.
-        """
-        self.problem: MemdError | None = None
-        """Why the reply could not be read any further."""
-        self._capture = capture
-        self._parser = SseParser() if parser is None else parser
-        self._member = b"" if out is None else b',"memory_out":' + encode_memory_out(out)
-        self._is_passing = out is None or bool(codings)
-        self._codings, self._unpacked_bytes_max = codings, UNPACKED_TIMES * bytes_max
-        self._unpacker: Unpacker | None = None
-        self._unread = bytearray()  # passed already
-        self._unread_bytes_max = unread_bytes_max
-        self._held = bytearray()
-        self._held_from = 0  # stream offset of the first held byte
+    capture: Capture
+    out: MemoryOut | None = None
+    """Is still to be added to the stream; one with `codings` stays as it is."""
+    parser: SseParser = msgspec.field(default_factory=SseParser)
+    codings: Sequence[str] = ()
+    bytes_max: int = CAPTURE_BYTES_MAX
+    """What is packed is read up to `UNPACKED_TIMES` as much."""
+    unread_bytes_max: int = 0
+    """What has passed is not read before there is more of it; 0: as it passes."""
+    problem: MemdError | None = None
+    """Why the reply could not be read any further."""
+    unpacker: Unpacker | None = None
+    unread: bytearray = msgspec.field(default_factory=bytearray)
+    """Passed already."""
+    held: bytearray = msgspec.field(default_factory=bytearray)
+    held_from: int = 0
+    """Offset in the stream of the first held byte."""
+
+    def __post_init__(self) -> None:
+        self.out = None if self.codings else self.out
 
     @property
     def finished(self) -> bool:
         """Whether the reply came to its end."""
         self._read_all()
-        return self._capture.finished
+        return self.capture.finished
 
     @property
     def truncated(self) -> bool:
         """Whether a bound cut the captured reply; then its digest differs from that of the client's echo."""
         self._read_all()
-        return self._capture.truncated or self._parser.skipped > 0
+        return self.capture.truncated or self.parser.skipped > 0
 
     def reply(self, interrupted: bool = False) -> Reply:
         """See `Capture.reply`."""
         self._read_all()
-        return self._capture.reply(interrupted)
+        return self.capture.reply(interrupted)
 
     def feed(self, part: bytes) -> bytes:
         """Take the next bytes of the stream; return the bytes to send to the client now."""
-        if not self._is_passing:
-            self._held += part
+        if self.out is not None:
+            self.held += part
             self._take(part)
             return self._release()
         if self.problem is None:
-            self._unread += part
-            while len(self._unread) > self._unread_bytes_max:
+            self.unread += part
+            while len(self.unread) > self.unread_bytes_max:
                 self.read()
         return part
 
     def flush(self) -> bytes:
         """Return the bytes that are still held back; call it when the stream has ended."""
-        self._is_passing = True
+        self.out = None
         return self._release()
 
     def read(self) -> bool:
         """Read some of what has passed; return whether there is more of it."""
-        size = PACKED_READ_BYTES if self._codings else READ_BYTES
-        part = bytes(self._unread[:size])
-        del self._unread[:size]
+        size = PACKED_READ_BYTES if self.codings else READ_BYTES
+        part = bytes(self.unread[:size])
+        del self.unread[:size]
         try:
-            self._unpacker = self._unpacker or Unpacker(self._codings, self._unpacked_bytes_max)
-            for piece in self._unpacker.feed(part):
+            self.unpacker = self.unpacker or Unpacker(self.codings, UNPACKED_TIMES * self.bytes_max)
+            for piece in self.unpacker.feed(part):
                 self._take(piece)
         except (BadCoding, TooLarge) as problem:
             self.problem = problem
-            self._unread.clear()
-        return bool(self._unread)
+            self.unread.clear()
+        return bool(self.unread)
 
     def _read_all(self) -> None:
-        while self._unread:
+        while self.unread:
             self.read()
 
     def _take(self, part: bytes) -> None:
-        for event in self._parser.feed(part):
-            if self._is_passing:
-                self._capture.take(event)
-            else:
-                self._splice_into(event)
+        for event in self.parser.feed(part):
+            carries_memory_out = self.capture.take(event)
+            if self.out is not None:
+                self._splice_into(event, self.out, carries_memory_out=carries_memory_out)
 
-    def _splice_into(self, event: SseEvent) -> None:
-        """Capture an event, and add `memory_out` before its closing brace if it belongs there."""
-        carries_memory_out = self._capture.take(event)
+    def _splice_into(self, event: SseEvent, out: MemoryOut, *, carries_memory_out: bool) -> None:
+        """Add `memory_out` before the closing brace of an event if it belongs there."""
         trimmed = event.data.rstrip(_WHITE_SPACE)
         if carries_memory_out and trimmed.endswith(b"}"):
-            position = event.data_end - (len(event.data) - len(trimmed)) - 1 - self._held_from
-            self._held[position:position] = self._member
-            self._is_passing = True
+            position = event.data_end - (len(event.data) - len(trimmed)) - 1 - self.held_from
+            self.held[position:position] = b"," + memory_out_member(out)
+            self.out = None
         elif not event.data.lstrip().startswith(b"{"):
-            self._is_passing = True
+            self.out = None
 
     def _release(self) -> bytes:
         """Return the held bytes that need not be held back any longer."""
-        self._is_passing = self._is_passing or self._parser.skipped > 0
-        ready = len(self._held) if self._is_passing else self._parser.held_from - self._held_from
-        released = bytes(self._held[:ready])
-        del self._held[:ready]
-        self._held_from += ready
+        if self.parser.skipped:
+            self.out = None
+        ready = len(self.held) if self.out is None else self.parser.held_from - self.held_from
+        released = bytes(self.held[:ready])
+        del self.held[:ready]
+        self.held_from += ready
         return released

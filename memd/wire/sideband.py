@@ -153,9 +153,9 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
     return MemoryIn(wire.topic_id, related, corrections, notes, chosen)
 
 
-def encode_memory_out(out: MemoryOut) -> bytes:
-    """Encode `out` as a JSON object."""
-    return msgspec.json.encode(out)
+def memory_out_member(out: MemoryOut) -> bytes:
+    """The member of a JSON object that has `out`."""
+    return b'"memory_out":' + msgspec.json.encode(out)
 
 
 def splice_memory_out_json(body: bytes, out: MemoryOut) -> bytes:
@@ -165,7 +165,7 @@ def splice_memory_out_json(body: bytes, out: MemoryOut) -> bytes:
         return body
     end = body.rindex(b"}")
     comma = b"," if members else b""
-    return b"".join((body[:end], comma, b'"memory_out":', encode_memory_out(out), body[end:]))
+    return b"".join((body[:end], comma, memory_out_member(out), body[end:]))
 
 
 def memory_headers(
