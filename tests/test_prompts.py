@@ -168,10 +168,10 @@ def test_the_blocks_of_a_topic_are_known_after_a_restart_and_in_the_end_the_olde
         buffer.record(Placed(conversation.id, b"%016d" % (number % 3), block(str(number))))
     buffer.record(Placed(conversation.id, bytes(16), NO_BLOCK))
     for one in (buffer, replayed(buffer.take_unsaved()), replayed(buffer.retelling()())):
-        assert "[memory] 0" in one.placed and f"[memory] {PLACED_KEPT - 1}" in one.placed
-        assert "" not in one.placed and "[memory] other" not in one.placed
+        assert one.has_placed("[memory] 0") and one.has_placed(f"[memory] {PLACED_KEPT - 1}")
+        assert not one.has_placed("") and not one.has_placed("[memory] other")
     buffer.record(Placed(conversation.id, b"%016d" % 0, block("another")))
-    assert "[memory] 0" not in buffer.placed and "[memory] another" in buffer.placed
+    assert not buffer.has_placed("[memory] 0") and buffer.has_placed("[memory] another")
 
 
 # A client that sends only what is new (`X-Memory-History: daemon`): memd puts the live turns in front of it

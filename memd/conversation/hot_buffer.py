@@ -19,6 +19,7 @@ from itertools import repeat
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from memd.caching import Latest
 from memd.conversation import events, matching
 from memd.conversation.compaction import is_stored_kind
 from memd.conversation.conversation import Buffered, Conversation, History, TurnKey
@@ -51,26 +52,6 @@ class Arrival(msgspec.Struct, frozen=True):
     """The longer conversation that this request is a prefix of: a retry, or abandoned once another answer comes."""
 
 
-class PlacedBlocks:
-    """The latest blocks that stood in prompts: they tell memd's own, which a client sends back, from likenesses."""
-
-    def __init__(self) -> None:
-        self._digests: OrderedDict[bytes, None] = OrderedDict()
-
-    def __contains__(self, text: str) -> bool:
-        return block_digest(text) in self._digests
-
-    def note(self, digests: Iterable[bytes]) -> None:
-        """Remember blocks; beyond `PLACED_KEPT` the oldest are forgotten."""
-        self._digests.update((digest, None) for digest in digests)
-        while len(self._digests) > PLACED_KEPT:
-            self._digests.popitem(last=False)
-
-    def as_events(self) -> list[PlacedBefore]:
-        """The journal that rebuilds it."""
-        return [PlacedBefore(list(self._digests))] if self._digests else []
-
-
 CORRECTABLE_TURNS = 64
 """Turns of its topic for which a chunk that was shown can be corrected."""
 
@@ -84,7 +65,8 @@ class HotBuffer:
         self._index = ConversationIndex()
         self._injected: list[events.Injected] = []
         self._window_turns = window_turns
-        self.placed = PlacedBlocks()
+        self._placed: Latest[bytes, None] = Latest(PLACED_KEPT)
+        """The digests of the latest blocks that stood in prompts, in the order in which they first did."""
         self.notes: dict[bytes, Note] = {}
         """Notes that are not in the log yet, by their ids."""
         self._unsaved: list[BufferEvent] = []
@@ -211,6 +193,10 @@ class HotBuffer:
         if present:
             self.record(events.Removed(conversation.id, present))
 
+    def has_placed(self, text: str) -> bool:
+        """Whether this block stood in a prompt: it tells memd's own, which a client sends back, from likenesses."""
+        return block_digest(text) in self._placed
+
     def resolve(self, shown_id: str) -> BlockChunk | None:
         """Find the most recently injected chunk that was shown under this id or has it as its full uuid."""
         digits = digits_of_id(shown_id)
@@ -311,7 +297,7 @@ class HotBuffer:
                 self._take_in(mine[name].become(one) if name in mine else one)
         for name in except_for:
             self._take_in(mine[name])
-        self._injected, self.placed, self.notes = kept._injected, kept.placed, kept.notes
+        self._injected, self._placed, self.notes = kept._injected, kept._placed, kept.notes
 
     @property
     def unsaved(self) -> Sequence[BufferEvent]:
@@ -337,7 +323,8 @@ class HotBuffer:
     def retelling(self) -> Callable[[], list[BufferEvent]]:
         """Return what makes the shortest journal of the buffer as it is now; in any thread, it may take seconds."""
         notes = [events.Noted(note_id, note) for note_id, note in self.notes.items()]
-        begun: list[BufferEvent] = [*self.placed.as_events(), *self._injected, *notes]
+        placed = [PlacedBefore(list(self._placed))] if self._placed else []
+        begun: list[BufferEvent] = [*placed, *self._injected, *notes]
         as_now = [one.copied() for one in self._conversations.values()]
         return lambda: [*begun, *events.retold(as_now)]
 
@@ -400,7 +387,8 @@ class HotBuffer:
                 for leaving in surplus(zip(authors, repeat(1), strict=False), self._window_turns):
                     del self._injected[leaving.place]
         elif isinstance(event, PlacedBefore):
-            self.placed.note(event.blocks)
+            for digest in event.blocks:
+                self._placed.setdefault(digest)
         elif isinstance(event, events.Noted):
             self.notes[event.id] = event.note
             self._touched[event.id] = None
@@ -443,7 +431,7 @@ class HotBuffer:
             self._conversations.move_to_end(conversation.id)
             self._index.note(conversation)
         elif isinstance(event, Placed) and event.block.chunks:
-            self.placed.note([block_digest(event.block.text)])
+            self._placed.setdefault(block_digest(event.block.text))
 
 
 def clashing(theirs: Iterable[BufferEvent], own: Iterable[BufferEvent]) -> set[str]:

@@ -98,7 +98,7 @@ class Receiver(msgspec.Struct, frozen=True):
         """Find or open the conversation, and append what is new in it; `inquiry`: see `Topic.follow`. Raises MemdError:
         a topic cannot be opened."""
         at, now = time.time_ns() // 1000, steady_now()
-        request = without_own_blocks(asked.request, topic.buffer.placed.__contains__, self.speech)
+        request = without_own_blocks(asked.request, topic.buffer.has_placed, self.speech)
         asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
         messages, digests = request.messages[lead:], request.digests[lead:]

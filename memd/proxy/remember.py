@@ -130,7 +130,7 @@ class Rememberer(msgspec.Struct, frozen=True):
         arrival = received.arrival if last is None else buffer.rejoined(received.arrival, last)
         if reply.message is None or arrival is None or not buffer.is_open(arrival.conversation):
             return conversation
-        message = self.speech.heard(self.speech.heard_alone(reply.message, buffer.placed.__contains__))
+        message = self.speech.heard(self.speech.heard_alone(reply.message, buffer.has_placed))
         uuids = tuple([chunk.uuid for chunk in shown.chunks[:SHOWN_MAX]])
         [message] = stamped([message], time.time_ns() // 1000, received.asked.who.author)
         message = msgspec.structs.replace(message, shown=uuids or UNSET)
