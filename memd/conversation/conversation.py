@@ -205,7 +205,7 @@ class Conversation:
     @property
     def wanted_end(self) -> int:
         """The position up to which its messages are stored."""
-        return len(self) if self.dropped_from is None else self.dropped_from
+        return len(self.messages) if self.dropped_from is None else self.dropped_from
 
     @property
     def author(self) -> str:
@@ -234,7 +234,7 @@ class Conversation:
 
     def visible_positions(self, end: int | None = None) -> list[int]:
         """The positions of the messages in the prompt, ascending, up to before `end`."""
-        behind = range(self.left_out, len(self) if end is None else end)
+        behind = range(self.left_out, len(self.messages) if end is None else end)
         return [*sorted(self.kept), *(behind if not self.gone else (p for p in behind if p not in self.gone))]
 
     def left_out_count(self, end: int | None = None) -> int:

@@ -261,7 +261,7 @@ class HotBuffer:
     @property
     def unstored_count(self) -> int:
         """The number of notes and messages that are to be stored and are not."""
-        return len(self.notes) + sum(max(0, one.wanted_end - one.stored) for one in self._conversations.values())
+        return len(self.notes) + sum([max(0, one.wanted_end - one.stored) for one in self._conversations.values()])
 
     def is_open(self, conversation: Conversation) -> bool:
         """Whether the conversation is still in the buffer: it may be closed while a request is using it."""

@@ -25,7 +25,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
 from typing import NamedTuple, TypeVar
@@ -120,6 +120,7 @@ class Archiver:
         self._turn = encoder.priority.for_background(
             lambda: StoreError("memd ends; what was being cut is in the journal")
         )  # of that thread: a book takes a minute
+        self._loading: Future[object] | None = None  # of a model that stays once it is loaded
         self._jobs = Jobs(tasks)
         self._retries = Retries(config.compaction.retry_seconds, BACKOFF_SECONDS_MAX, now)
         self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
@@ -204,10 +205,12 @@ class Archiver:
                 work = partial(topic.cutter.cut_waiting, self._turn.give_way)
                 await asyncio.get_running_loop().run_in_executor(self._cutting, work)
 
+        loading, embedder = self._loading, self._encoder.embedder
+        is_asked = loading is not None and not (loading.done() and loading.exception())
         if topic.unstored():
             self._tasks.spawn(cut(), "cutting")
-            if not self._encoder.embedder.waits:
-                self._encoder.ingestion.submit(self._encoder.embedder.embed_many, ())  # it is loaded, if it was not
+            if not (is_asked or embedder.waits):
+                self._loading = self._encoder.ingestion.submit(embedder.embed_many, ())
 
     async def append_drafts(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
         """Append what is no conversation's (a document), durably and as one group; return the entries. `make` returns
