@@ -215,6 +215,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_memory(self, status: str, problem: str = "") -> Plain:
         """The same request, to be forwarded without memory; `problem`: what is wrong with it."""
+        if problem:
+            log.warning("a request goes on without memory", extra={"turn": self.turn_id, "problem": problem})
         headers, body = self.sent(self.api.encode(self.request))
         memory_in, is_meant = self.request.memory_in, status == "none"
         if not problem and memory_in is not None and (memory_in.corrections or memory_in.notes):
@@ -340,12 +342,10 @@ class RequestReader:
             packed=packed,
         )
         if problem := request.memory_in_error or _exceeded_limit(request.memory_in):
-            log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
             return asked.without_memory(BAD_MEMORY_IN, problem)
         if is_side_request:
             return asked.without_memory("none")
         if problem := _bad_topic(asked):
-            log.warning("a request goes on without memory", extra={"turn": turn_id, "problem": problem})
             return asked.without_memory(BAD_TOPIC, problem)
         who.check("read", topic_id)
         return asked

@@ -160,7 +160,6 @@ class TurnRunner(msgspec.Struct, frozen=True):
             return await self.without_memory(client, asked.without_memory("degraded:store"))
         if asked.topic_from == "path":
             return error_response(400, f"memd: {error}", "invalid_request_error", asked.api)
-        log.warning("a request goes on without memory", extra={"turn": asked.turn_id, "problem": error})
         status = BAD_MEMORY_IN if asked.topic_from == "memory_in" else BAD_TOPIC
         return await self.without_memory(client, asked.without_memory(status, str(error)))
 
