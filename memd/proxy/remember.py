@@ -63,7 +63,7 @@ class Rememberer(msgspec.Struct, frozen=True):
     """Finds what was said in a reply."""
     tasks: Tasks
     is_synced: bool
-    """What was said is on the disk when the answer ends."""
+    """All that was said is on the disk when the answer ends."""
     is_shared: bool
     """It is where other daemons find it, that may be asked next and know nothing else."""
 

@@ -199,7 +199,7 @@ class Forwarding(msgspec.Struct, eq=False):
     corrected: CorrectionResult
     prepared: Prepared
     saving: asyncio.Task[bool]
-    """What was asked is being written into the journal."""
+    """Writes into the journal what was asked."""
     window: ModelWindow = ModelWindow()
     """Of the server that the prompt was offered to last, as it was known then."""
     answers: ExitStack = msgspec.field(default_factory=ExitStack)

@@ -291,9 +291,9 @@ class ReplyStream(msgspec.Struct, eq=False):
     parser: SseParser = msgspec.field(default_factory=SseParser)
     codings: Sequence[str] = ()
     bytes_max: int = CAPTURE_BYTES_MAX
-    """What is packed is read up to `UNPACKED_TIMES` as much."""
+    """A stream that is packed is read up to `UNPACKED_TIMES` as far."""
     unread_bytes_max: int = 0
-    """What has passed is not read before there is more of it; 0: as it passes."""
+    """The bytes that may have passed unread; 0: they are read as they pass."""
     problem: MemdError | None = None
     """Why the reply could not be read any further."""
     unpacker: Unpacker | None = None
