@@ -304,7 +304,7 @@ class PartCutter:
                 self._take_listing()
                 for key in keys[start : start + _PUT_OFF_AT_ONCE]:
                     cut = self._known.get(key)
-                    if cut is None or cut.part.note is not None or key not in self._listed:
+                    if cut is None or cut.part.note is not None or cut.done or key not in self._listed:
                         continue
                     if not any(is_shown(one.draft.uuid) for one in cut.chunks):
                         self._drop(key)

@@ -438,11 +438,12 @@ class PendingSegment(GrowingSegment):
         self._live = 0
         """The rows that are somebody's."""
 
-    def hold(self, chunks: Iterable[PendingChunk]) -> None:
-        """Note that a part has these chunks."""
+    def hold(self, chunks: Iterable[PendingChunk], vectors: Floats | None = None) -> None:
+        """Note that a part has these chunks. `vectors`: theirs, where they are known and the chunks are new here."""
         chunks = list(chunks)
         new = {one.entry.uuid: one for one in chunks if not self.rows_of(one.entry.uuid)}
-        vectors = self._vectors_of([one.draft.embedded_text for one in new.values()]) if new else ()
+        if vectors is None:
+            vectors = self._vectors_of([one.draft.embedded_text for one in new.values()])
         entries = [
             msgspec.structs.replace(one.entry, vector=vector.tobytes())
             for one, vector in zip(new.values(), vectors, strict=True)
@@ -484,7 +485,7 @@ class PendingSegment(GrowingSegment):
             left[copied] = False
             if not (rows := np.flatnonzero(left)[:ROWS_AT_ONCE].tolist()):
                 break
-            new.hold([self._chunks[row] for row in rows])
+            new.hold([self._chunks[row] for row in rows], self._matrix[rows])
             copied += rows
             yield new
         new._holders[: new.count] = self._holders[copied]
