@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import without_rests
 from archiver_stage import DIMENSION, ENCODING, HashEmbedder, Stage, live_entries
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
+from daemon_in_process import daemon_in_process, until
 from effort import scaled, steps
 from histories import digest_at, receive, said, talk
 from hypothesis import given, settings
@@ -837,3 +839,21 @@ async def test_a_long_journal_is_not_written_anew_with_each_batch(
         topic.buffer.mark(long, left_out=end)
         assert await stage.archiver.store(topic, long, end)
     assert long.settled == 38 and len(rewritten) <= 1
+
+
+async def test_who_says_more_than_can_be_stored_waits_until_some_of_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("memd.ingest.archiver.TEXT_CHARACTERS_MAX", 1_000)
+    monkeypatch.setattr("memd.ingest.archiver.ROOM_SECONDS_MAX", 3_600.0)
+    async with daemon_in_process(tmp_path, window=16_384) as client:
+        topic = await client.daemon.topics.get("default")
+        async with topic.storing:
+            await client.ask(" ".join(f"The berth {number} belongs to the boat {number * 7}." for number in range(40)))
+            await until(lambda: "requests wait until more is stored" in caplog.text)
+            asking = asyncio.create_task(client.ask("Whose is the berth 7?"))
+            status, memory, _ = await client.ask("Whose is the berth 8?", mode="readonly")
+            assert (status, memory) == (200, "injected") and not asking.done()
+        status, memory, _ = await asking
+    assert (status, memory) == (200, "injected")
+    assert "requests do not wait for storing any more" in caplog.text

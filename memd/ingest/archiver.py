@@ -85,6 +85,9 @@ WAITING_MAX = 2_000
 of behind them: who says more than can be stored meanwhile waits for it, and what waits has a bound."""
 CHUNKS_BYTES_MAX, CHUNKS_BYTES_LEFT = 48 << 20, 36 << 20
 """Of the chunks of what waits, in all topics: beyond it the oldest are let go until they are to be stored."""
+TEXT_CHARACTERS_MAX = 32 << 20
+"""Of what waits, in all topics: an hour's work of the model. Beyond it requests wait, too."""
+ROOM_SECONDS_MAX = 30.0
 LISTING_SECONDS = 1.0
 """After so long it is looked at anew what is due: what somebody says meanwhile takes its turn."""
 UNLOAD_SECONDS = 5.0
@@ -123,6 +126,8 @@ class Archiver:
         self._loading: Future[object] | None = None  # of a model that stays once it is loaded
         self._jobs = Jobs(tasks)
         self._retries = Retries(config.compaction.retry_seconds, BACKOFF_SECONDS_MAX, now)
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
         self._failures = WeakKeyDictionary[Conversation, int]()  # how often that was in a batch with text of one
 
@@ -133,6 +138,13 @@ class Archiver:
         self._cutting.shutdown(wait=True, cancel_futures=True)
 
     # -- on behalf of requests ----------------------------------------------------------------------------------
+
+    async def room(self) -> None:
+        """Wait while more waits than may: whoever says more than can be stored is slowed down, and what waits has a
+        bound. Not for long, and not where storing fails: it is no use then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ROOM_SECONDS_MAX):
+                await self._has_room.wait()
 
     async def compact(
         self, topic: Topic, conversation: Conversation, excess_tokens: int = 0, *, forced: bool = False
@@ -290,6 +302,7 @@ class Archiver:
             await asyncio.sleep(TEND_SECONDS)
             waiting = sum(one.buffer.unstored_count for one in topics.opened())
             self._encoder.priority.is_pressed = waiting > WAITING_MAX
+            self._note_room(sum(topic.cutter.waiting_characters for topic in topics.opened()))
             await self._put_off(topics.opened())
             if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
                 await topics.let_idle_go()  # first: a topic that is tended stays open
@@ -336,6 +349,13 @@ class Archiver:
         self.indexer.look_after(topic)
 
     # -- private ------------------------------------------------------------------------------------------------
+
+    def _note_room(self, waiting: int) -> None:
+        has_room = waiting <= TEXT_CHARACTERS_MAX or bool(self._retries.waiting)
+        if has_room != self._has_room.is_set():
+            told = "requests do not wait for storing any more" if has_room else "requests wait until more is stored"
+            log.warning(told, extra={"characters": waiting})
+        (self._has_room.set if has_room else self._has_room.clear)()
 
     async def _put_off(self, topics: Sequence[Topic]) -> None:
         """Keep what waits within its bound: beyond it the oldest is in the journal alone until its turn comes."""

@@ -235,8 +235,10 @@ class PartCutter:
         """Of those."""
         self._having: dict[bytes, dict[Key, None]] = {}
         """By the digest of a message: the parts that have it, or came from it."""
-        self._listed: dict[Key, int] = {}
-        """The parts that wait, and how many branches have each."""
+        self._listed: dict[Key, tuple[int, int]] = {}
+        """The parts that wait: how many branches have each, and its characters."""
+        self.waiting_characters = 0
+        """Of the texts of those, as far as the listing was taken over."""
         self._uncut: dict[Key, Part] = {}
         """Of those that wait the ones that are not cut."""
         self._put_off: dict[Key, Part] = {}
@@ -394,13 +396,17 @@ class PartCutter:
         while self._listing:
             gone, new = self._listing.popleft()
             for part in new:
-                branches = self._listed.get(part.key, 0)
+                branches, characters = self._listed.get(part.key, (0, part.characters))
                 self._wait(part, is_listed=branches > 0)
-                self._listed[part.key] = branches + 1
+                self._listed[part.key] = branches + 1, characters
+                self.waiting_characters += 0 if branches else characters
             for part in gone:
-                if (branches := self._listed.pop(part.key)) > 1:
-                    self._listed[part.key] = branches - 1
-                elif self._uncut_of(part.key).pop(part.key, None) is None:
+                branches, characters = self._listed.pop(part.key)
+                if branches > 1:
+                    self._listed[part.key] = branches - 1, characters
+                    continue
+                self.waiting_characters -= characters
+                if self._uncut_of(part.key).pop(part.key, None) is None:
                     self._segment = self._segment.release(self._known[part.key].chunks)
                     self._set_aside(part.key)
                 else:

@@ -86,6 +86,8 @@ class TurnRunner(msgspec.Struct, frozen=True):
             try:
                 if asked.mode == "readonly" and await self.topics.existing(asked.topic_id, inquiry) is None:
                     return await self.without_memory(client, asked.without_memory("none"))  # no trace
+                if asked.mode == "full":
+                    await self.rememberer.archiver.room()
                 topic = await self.topics.get(asked.topic_id, inquiry)
                 received = await self._received(asked, topic, inquiry, holding)
                 record.end_step("receive")
