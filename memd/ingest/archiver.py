@@ -302,7 +302,7 @@ class Archiver:
             await asyncio.sleep(TEND_SECONDS)
             waiting = sum(one.buffer.unstored_count for one in topics.opened())
             self._encoder.priority.is_pressed = waiting > WAITING_MAX
-            self._note_room(sum(topic.cutter.waiting_characters for topic in topics.opened()))
+            self._note_room(sum(topic.listed_parts.characters for topic in topics.opened() if topic.unstored()))
             await self._put_off(topics.opened())
             if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
                 await topics.let_idle_go()  # first: a topic that is tended stays open

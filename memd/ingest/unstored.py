@@ -235,10 +235,8 @@ class PartCutter:
         """Of those."""
         self._having: dict[bytes, dict[Key, None]] = {}
         """By the digest of a message: the parts that have it, or came from it."""
-        self._listed: dict[Key, tuple[int, int]] = {}
-        """The parts that wait: how many branches have each, and its characters."""
-        self.waiting_characters = 0
-        """Of the texts of those, as far as the listing was taken over."""
+        self._listed: dict[Key, int] = {}
+        """The parts that wait, and how many branches have each."""
         self._uncut: dict[Key, Part] = {}
         """Of those that wait the ones that are not cut."""
         self._put_off: dict[Key, Part] = {}
@@ -396,17 +394,13 @@ class PartCutter:
         while self._listing:
             gone, new = self._listing.popleft()
             for part in new:
-                branches, characters = self._listed.get(part.key, (0, part.characters))
+                branches = self._listed.get(part.key, 0)
                 self._wait(part, is_listed=branches > 0)
-                self._listed[part.key] = branches + 1, characters
-                self.waiting_characters += 0 if branches else characters
+                self._listed[part.key] = branches + 1
             for part in gone:
-                branches, characters = self._listed.pop(part.key)
-                if branches > 1:
-                    self._listed[part.key] = branches - 1, characters
-                    continue
-                self.waiting_characters -= characters
-                if self._uncut_of(part.key).pop(part.key, None) is None:
+                if (branches := self._listed.pop(part.key)) > 1:
+                    self._listed[part.key] = branches - 1
+                elif self._uncut_of(part.key).pop(part.key, None) is None:
                     self._segment = self._segment.release(self._known[part.key].chunks)
                     self._set_aside(part.key)
                 else:
@@ -646,6 +640,8 @@ class ListedParts:
         """By conversation: `changes`, length and whether an answer was awaited at that time, and the parts."""
         self._alone: dict[str | bytes, list[Part]] = {}
         """The instructions that each conversation owes, and each note."""
+        self.characters = 0
+        """Of the texts of all, as of the last `refresh`; what several branches have counts for each."""
         self._touched: list[str | bytes] = [*buffer.notes, *(one.id for one in buffer.conversations())]
 
     def refresh(self) -> bool:
@@ -710,6 +706,7 @@ class ListedParts:
         come = [part for key, part in new.items() if old.get(key) != part]
         if gone or come:
             self._told(gone, come)
+            self.characters += sum(part.characters for part in come) - sum(part.characters for part in gone)
 
 
 class BufferedText(UnstoredText):
