@@ -179,6 +179,13 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return all(0 <= at < then for at, then in itertools.pairwise([*offsets, len(self.content) + 1]))
 
     @property
+    def stretches(self) -> list[tuple[Speaker, str]]:
+        """Each of `speakers` with the text from there to the next; what stands before the first is a correction's."""
+        speakers = self.speakers or ()
+        bounds = itertools.pairwise([*(one.offset for one in speakers), len(self.content)])
+        return [(one, self.content[start:end]) for one, (start, end) in zip(speakers, bounds, strict=True)]
+
+    @property
     def displayed(self) -> str:
         """The content as people and models read it: every message opened by its role, a result behind its call."""
         return self.content if self.speakers is UNSET else text_with_roles(self.content, self.speakers)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Meta
+from msgspec import Meta
 
 from memd.admin import history, routing
 from memd.admin.history import QUARTER_US
@@ -317,8 +317,7 @@ def _titled(brief: ConversationBrief, snapshot: Snapshot, first: Place) -> Conve
     entry = snapshot.read_many([first]).get(first)
     if entry is None:
         return msgspec.structs.replace(brief, title="(damaged)")
-    speakers = () if entry.speakers is UNSET else entry.speakers
-    said = entry.content[: speakers[1].offset] if len(speakers) > 1 else entry.content
+    said = entry.content[: stretches[1][0].offset] if len(stretches := entry.stretches) > 1 else entry.content
     return msgspec.structs.replace(brief, title=_first_words(said), source=entry.source)
 
 

@@ -50,14 +50,14 @@ def shown_text(entry: Entry, reader: str = "") -> str:
     written = WRITTEN_ROLES.match(entry.content) if entry.supersedes and not entry.speakers else None
     if written is not None:
         return _opening(written["role"], "", by) + neutralised(entry.content[written.end() :])
-    ends = [*[speaker.offset for speaker in entry.speakers], len(entry.content)]
-    shown = neutralised(entry.content[: ends[0]]) if ends[0] else ""
+    first = entry.speakers[0].offset if entry.speakers else len(entry.content)
+    shown = neutralised(entry.content[:first]) if first else ""
     if by and shown.strip():
         shown = f"({without_control(f'by {speaker_name(by)}')}) {shown}"
-    for speaker, end in zip(entry.speakers, ends[1:], strict=True):
+    for speaker, text in entry.stretches:
         shown += "\n" if shown and not shown.endswith("\n") else ""
         shown += call_line(speaker.call, by) if speaker.call else ""
-        shown += _opening(speaker.role, speaker.name, by) + neutralised(entry.content[speaker.offset : end])
+        shown += _opening(speaker.role, speaker.name, by) + neutralised(text)
     return shown
 
 

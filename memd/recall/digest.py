@@ -161,9 +161,7 @@ def _unpasted(entry: Entry) -> str:
     """The text without code between fences and without results of tools, unless there is nothing else."""
     content = entry.content
     if entry.speakers:
-        ends = [*(one.offset for one in entry.speakers[1:]), len(content)]
-        stretches = zip(entry.speakers, ends, strict=True)
-        content = "\n".join(content[one.offset : end] for one, end in stretches if one.role != "tool")
+        content = "\n".join(text for one, text in entry.stretches if one.role != "tool")
     said = _FENCED.sub("\n", content)
     return said if said.strip() else entry.content
 

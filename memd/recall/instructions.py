@@ -91,6 +91,4 @@ def _foreign(chunk: ChunkState) -> Sequence[str]:
         return [chunk.content]
     if chunk.speakers is UNSET:  # a record of an older memd: the roles are in the text
         return [chunk.content] if TOOL_ROLES.issuperset(chunk.roles) else ()
-    ends = [*(speaker.offset for speaker in chunk.speakers[1:]), len(chunk.content)]
-    each = zip(chunk.speakers, ends, strict=False)
-    return [chunk.content[speaker.offset : end] for speaker, end in each if speaker.role in TOOL_ROLES]
+    return [text for speaker, text in chunk.stretches if speaker.role in TOOL_ROLES]

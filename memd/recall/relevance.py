@@ -510,9 +510,8 @@ def _is_models(entry: Entry, asked: set[str]) -> bool:
     if entry.speakers is UNSET:
         return entry.roles == ("assistant",)
     said = ["", ""]
-    ends = [*(one.offset for one in entry.speakers[1:]), len(entry.content)]
-    for one, end in zip(entry.speakers, ends, strict=False):  # what took the place of others has no speakers
-        said[one.role == "assistant"] += entry.content[one.offset : end] + " "
+    for one, text in entry.stretches:  # what took the place of others has no speakers
+        said[one.role == "assistant"] += text + " "
     others, models = ((len(asked.intersection(_WORD.findall(text.lower()))), len(text)) for text in said)
     return models > others
 

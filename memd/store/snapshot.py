@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
 from numpy.typing import NDArray
 
 from memd.entries import ChunkState, Draft, Entry, Status, WallTime
@@ -574,10 +573,10 @@ def answered_anew(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
 
 def _asked(chunk: ChunkState) -> str:
     """The question of a chunk that is one with its answer, or the beginning of it; else empty."""
-    speakers = () if chunk.speakers is UNSET else chunk.speakers
-    if [one.role for one in speakers] != ["user", "assistant"] or speakers[0].continues:
+    said = chunk.stretches
+    if [one.role for one, _ in said] != ["user", "assistant"] or said[0][0].continues:
         return ""
-    return chunk.content[: speakers[1].offset]
+    return chunk.content[: said[1][0].offset]
 
 
 def alike_since(snapshot: Snapshot, copy: Entry, cosine: float) -> list[Entry] | None:

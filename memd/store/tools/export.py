@@ -21,7 +21,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -373,13 +372,12 @@ def _messages(chunks: Sequence[Entry]) -> list[ToldMessage]:
     messages: list[ToldMessage] = []
     for entry in chunks:
         at, roles = _said_at(entry), entry.roles or ("user",)
-        speakers = entry.speakers or ()
-        ends = [*(speaker.offset for speaker in speakers), len(entry.content)]
-        if ends[0]:  # before the first speaker, or without any: the text of a correction
-            messages.append(ToldMessage(roles[0], entry.content[: ends[0]], at))
-        for speaker, (start, end) in zip(speakers, pairwise(ends), strict=True):
-            text = entry.content[start:end]
-            if end < len(entry.content):
+        first = entry.speakers[0].offset if entry.speakers else len(entry.content)
+        if first:  # before the first speaker, or without any: the text of a correction
+            messages.append(ToldMessage(roles[0], entry.content[:first], at))
+        stretches = entry.stretches
+        for speaker, text in stretches:
+            if speaker is not stretches[-1][0]:
                 text = text.removesuffix("\n")  # the joint between two messages
             if speaker.continues and messages and messages[-1].role == speaker.role:
                 messages[-1].text += text
