@@ -413,7 +413,7 @@ class Archiver:
         outcomes: dict[Conversation, bool | None] = {one: True for one, _ in ends}
         async with topic.storing_in_turn():
             works = [
-                StoringWork(one, [*_parts_before(topic, one, upto)], sorted(one.owed), one.stored, upto)
+                StoringWork(one, [*_next_of(topic.listed_parts.before(one, upto))], sorted(one.owed), one.stored, upto)
                 for one, upto in ends
                 if topic.buffer.is_open(one)  # else it was settled meanwhile, and its marks do not move any more
             ]
@@ -601,7 +601,7 @@ class Archiver:
         group, said, room = list[tuple[Conversation, int]](), set[bytes](), BATCH_CHARACTERS
         for one, end in due:
             is_alone = one in self._failures or _is_to_be_settled(one, closing=one in surplus_now)
-            parts = [] if is_alone else [*_parts_before(topic, one, end)]
+            parts = [] if is_alone else [*_next_of(topic.listed_parts.before(one, end))]
             own = {digest for part in parts for digest in part.said}
             characters = sum(part.characters for part in parts)
             if group and (is_alone or characters > room or not said.isdisjoint(own)):
@@ -639,10 +639,6 @@ class StoringWork(NamedTuple):
     upto: int
 
 
-def _parts_before(topic: Topic, conversation: Conversation, upto: int) -> Iterator[Part]:
-    return _next_of(topic.listed_parts.before(conversation, upto, closing=upto >= conversation.wanted_end))
-
-
 def _next_of(parts: Iterable[Part]) -> Iterator[Part]:
     """The first of them: a batch's, and as much again, for of some the log has the text; long ones count as none."""
     room = 2 * BATCH_CHARACTERS
@@ -672,7 +668,7 @@ def _mark_stored(topic: Topic, work: StoringWork, complete: int) -> bool | None:
         end = done[-1].end if done else work.begun
         repeats = repeated(topic.log, conversation, range(work.begun, end))
         topic.buffer.mark(conversation, stored=end, instructions=work.owed if is_last else (), repeats=repeats)
-    return True if is_last and next(_parts_before(topic, conversation, work.upto), None) is None else None
+    return True if is_last and next(topic.listed_parts.before(conversation, work.upto), None) is None else None
 
 
 def _close(topic: Topic, surplus: Sequence[Conversation]) -> bool:

@@ -682,16 +682,16 @@ class ListedParts:
             self._said.pop(conversation.id, None)
         return parts
 
-    def before(self, conversation: Conversation, upto: int, *, closing: bool) -> Iterator[Part]:
-        """Those of its parts that end at or before a position. `closing`: and what is behind them, although it may go
-        on."""
+    def before(self, conversation: Conversation, upto: int) -> Iterator[Part]:
+        """Those of its parts that end at or before a position; and where that is the end, what is behind them, although
+        it may go on."""
         end = conversation.stored
         for part in self.of(conversation):
             if part.end > upto:
                 return
             end = part.end
             yield part
-        if closing:
+        if upto >= conversation.wanted_end:
             yield from each_part(conversation, begin=end, closing=True)
 
     def _change(self, whose: str | bytes, parts: list[Part]) -> None:
