@@ -44,16 +44,24 @@ async def test_the_tools_of_a_program_are_counted_once(tmp_path: Path, monkeypat
     assert sum("It looks." in text for text in counted) == 1
 
 
-@pytest.mark.parametrize("step", [(RoomMaker, "make_room"), (Memory, "recall"), (Memory, "settle")])
+@pytest.mark.parametrize(
+    ("owner", "step", "status"),
+    [
+        (TokenCounter, "messages", "degraded:unreadable"),
+        (RoomMaker, "make_room", "degraded:store"),
+        (Memory, "recall", "degraded:store"),
+        (Memory, "settle", "degraded:store"),
+    ],
+)
 async def test_a_bug_in_any_step_costs_the_memory_and_not_the_answer(
-    client: Client, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]
+    client: Client, monkeypatch: pytest.MonkeyPatch, owner: type, step: str, status: str
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(*step, broken)
-    status, memory, answer = await client.ask(FACT)
-    assert (status, memory) == (200, "degraded:store")
+    monkeypatch.setattr(owner, step, broken)
+    http_status, memory, answer = await client.ask(FACT)
+    assert (http_status, memory) == (200, status)
     assert answer["choices"][0]["message"]["content"] == "Noted."
     await client.settled()
 

@@ -318,7 +318,9 @@ class RequestReader:
                 request, is_side_request = self._parsed(api, body)
             else:
                 request, is_side_request = await asyncio.to_thread(self._parsed, api, body)
-        except BadRequestBody as error:
+        except Exception as error:
+            if not isinstance(error, BadRequestBody):  # a bug here must not cost the user the answer
+                log.exception("a request cannot be read", extra={"turn": turn_id})
             return self.unread(call, body if packed is None else packed, error)
         history = client.headers.get(HISTORY_HEADER, self._history)
         is_thin = history.strip().lower() == "daemon" and not request.goes_on_with

@@ -103,7 +103,7 @@ class Receiver(msgspec.Struct, frozen=True):
         lead = leading_count(request.messages)
         messages, digests = request.messages[lead:], request.digests[lead:]
         stored_as = partial(_stored_as, topic, messages, digests)
-        if len(request.messages) - request.read_before > LOOKED_UP_AT_ONCE:
+        if sum([1 + len(one.tool_calls) for one in request.messages[request.read_before :]]) > LOOKED_UP_AT_ONCE:
             stored_as = partial(list[bytes], await asyncio.to_thread(stored_as))
         history = History(messages, digests, self.counter.messages, asked.session, asked.has_only_new, stored_as)
         if asked.mode == "full":
