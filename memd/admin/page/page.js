@@ -72,6 +72,7 @@ async function navigate(moved = true) {
   const context = { topic: chosen.value, names, query, topics: () => topics, modelUrl: health?.model_url, again: () => navigate(false) };
   document.title = `${view[0].toUpperCase()}${view.slice(1)} · memd`;
   const into = el("div", { class: `view ${view}` });
+  const open = moved ? [] : [...main.querySelectorAll("details[open] > summary")].map((one) => one.textContent); // stay open when it is drawn anew
   main.setAttribute("aria-busy", "true");
   main.replaceChildren(into);
   if (moved) main.focus({ preventScroll: true });
@@ -80,6 +81,7 @@ async function navigate(moved = true) {
     const handler = may(needed) ? await VIEWS[view](into, context) : into.replaceChildren(el("h1", {}, "Not with this token"),
       el("p", { class: "empty" }, `It may ${rightsInWords()}. This view needs the right to ${needed}.`), el("button", { type: "button", click: otherToken }, "Use another token"));
     if (mine === shown) {
+      for (const one of into.querySelectorAll("summary")) one.parentElement.open ||= open.includes(one.textContent);
       takesEvents = handler ?? null;
       for (const [event, data] of missed.splice(0)) tell(event, data);
     }
