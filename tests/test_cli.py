@@ -172,6 +172,8 @@ MISUSED = {
     "token ad": "there is no command 'ad'; did you mean add?",
     "--wrong": "there is no option --wrong; `memd --help` shows how",
     "serve --prot 1": "there is no option --prot; did you mean --port?",
+    "encrypt --key-stdin": "there is no option --key-stdin here; `memd encrypt on --key-stdin` takes it",
+    "encrypt --data": "there is no option --data here; `memd encrypt rekey --data` takes it",
     "correct 9ada --wrong": "there is no option --wrong; `memd correct --help` shows how",
     "serve --port 65536": "--port: '65536' is no whole number from 0 to 65,535",
     "turn --limit abc": "--limit: 'abc' is no whole number from 1 to 500",
@@ -326,7 +328,10 @@ def test_a_terminal_obeys_no_character_of_an_error(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "gone\\x07: there is no such folder" in refused.stderr
 
 
-@pytest.mark.parametrize("asked", [["verify"], ["verify", "--data-dir"], ["export", "--data-dir"], ["backup", "to"]])
+ASKED = [["verify"], ["verify", "--data-dir"], ["export", "--data-dir"], ["backup", "to"], ["encrypt", "--data-dir"]]
+
+
+@pytest.mark.parametrize("asked", ASKED)
 def test_a_folder_that_is_no_memory_is_not_taken_for_one_though_it_has_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str]
 ) -> None:

@@ -12,6 +12,7 @@ import random
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -55,6 +56,7 @@ from memd.store.encryption.frames import (
 from memd.store.encryption.key_files import MasterKey, new_key_file
 from memd.store.erasure import Erasure
 from memd.store.layout import (
+    CLUSTER_NAME,
     CONVERSION_NAME,
     DIGESTS_SUFFIX,
     KEY_NAME,
@@ -420,7 +422,7 @@ def test_while_a_conversion_is_unfinished_nothing_is_served_and_no_other_one_beg
             disk_for(DATA_DIR, settings, files)
     for other, (_, begin, _) in CONVERSIONS.items():
         if not other.startswith(name.split()[0]):
-            with pytest.raises(WrongKey, match=r"run that one again|the one that was given is"):
+            with pytest.raises(WrongKey, match=r"was begun and not finished: run it again|the one that was given is"):
                 begin(files)
     assert {path: data for path, data in files.contents().items() if "memd.lock" not in path} == before
     convert(files)
@@ -615,12 +617,60 @@ def test_a_key_file_that_is_gone_is_named_with_what_to_do(tmp_path: Path) -> Non
 
 
 def test_a_new_key_never_replaces_one(tmp_path: Path) -> None:
-    assert memd("key", "new", tmp_path / "key").exit_code == 0
+    told = memd("key", "new", tmp_path / "key")
+    id_ = MasterKey.in_file(tmp_path / "key").id
+    assert told.exit_code == 0 and f"Its id, which memd calls it by, is {id_}; the file is what to copy." in told.output
     made = (tmp_path / "key").read_bytes()
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
     again = memd("key", "new", tmp_path / "key")
     assert again.exit_code == 2 and "is there already" in again.output
     assert (tmp_path / "key").read_bytes() == made
+
+
+@pytest.mark.parametrize(
+    ("command", "being"),
+    [("on", "encrypted"), ("off", "written in plain text"), ("rekey --data", "encrypted anew")],
+)
+def test_what_was_begun_and_not_finished_is_told_with_the_command_that_goes_on(
+    encrypted: Path, command: str, being: str
+) -> None:
+    master, other = (MasterKey.in_file(encrypted.parent / name) for name in ("key", "other"))
+
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    if command == "on":
+        decrypt(encrypted, master, LocalDisk(), _tell_nobody)
+    begin = {
+        "on": partial(encrypt, encrypted, master),
+        "off": partial(decrypt, encrypted, master),
+        "rekey --data": partial(rekey, encrypted, master, other, data=True),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        begin[command](disk=LocalDisk(), tell=interrupted)
+    given = "other" if command.startswith("rekey") else "key"
+    environment = {"MEMD_ENCRYPTION_KEY_FILE": str(encrypted.parent / given)}
+    begun = f"{encrypted}: is being {being}: `memd encrypt {command}` was begun and not finished: run it again"
+    state = memd("encrypt", "--data-dir", encrypted, **environment)
+    assert state.exit_code == 1 and state.output.startswith(f"{begun}.\n")
+    another = memd("encrypt", "off" if command == "on" else "on", "--data-dir", encrypted, **environment)
+    assert another.exit_code == 1 and another.stderr == f"memd: {begun}\n"
+
+
+def test_whether_the_key_of_the_settings_fits_is_told_with_the_state(encrypted: Path) -> None:
+    (garbage := encrypted.parent / "garbage").write_text("no key at all")
+    garbage.chmod(0o600)
+    key_file(encrypted.parent, "open").chmod(0o644)
+    for name, why in (("other", "another directory's"), ("garbage", "holds no key"), ("open", "chmod 600")):
+        path = encrypted.parent / name
+        told = memd("encrypt", "--data-dir", encrypted, MEMD_ENCRYPTION_KEY_FILE=str(path))
+        assert told.exit_code == 1 and why in told.stderr and "The settings have" not in told.stdout, told.output
+
+
+def test_the_state_of_a_cluster_s_copy_is_not_told_as_that_of_the_cluster(encrypted: Path) -> None:
+    (encrypted / CLUSTER_NAME).write_text("")
+    told = memd("encrypt", "--data-dir", encrypted)
+    assert told.exit_code == 1 and not told.stdout and "is the cache of a cluster" in told.stderr
 
 
 def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_path: Path) -> None:
@@ -644,6 +694,8 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     assert "\n  talk/segments/" in stdin.output and ".memd-encrypting" not in stdin.output  # the backup shares it
     assert not any(b"zanzibar" in data for _, data in bytes_below(folder))
     assert "is encrypted already" in memd("encrypt", "on", *where, **with_old).output
+    told = memd("encrypt", *where, **with_old)
+    assert told.exit_code == 0 and "\nThe settings have this key.\n" in told.output
     told = memd("encrypt", *where)
     assert told.exit_code == 0 and told.output.startswith(
         f"{folder}: is encrypted with the key {MasterKey.in_file(old).id}.\n"

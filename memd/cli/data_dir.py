@@ -229,9 +229,7 @@ def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple
     the settings has nothing of memd in it; StoreError: it is the copy of a cluster that the settings do not name, or
     the cluster cannot be read."""
     if not config.cluster.is_on:
-        if not layout.is_memory(LocalDisk(), config.data_dir):
-            what = "name a data directory (--data-dir), or the folder that `memd backup` wrote to"
-            raise ConfigError(f"{config.data_dir}: is no memory: it has nothing of memd in it; {what}")
+        _check_memory(config.data_dir)
         layout.check_no_cluster(files := disk_of(config), config.data_dir)
         yield config.data_dir, files
         return
@@ -245,6 +243,13 @@ def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple
             for done, of, _ in into_folder(kept, Path(folder), files, names):
                 advanced(done, of)
         yield Path(folder), files
+
+
+def _check_memory(folder: Path) -> None:
+    """Raise ConfigError unless a folder has something of memd in it."""
+    if not layout.is_memory(LocalDisk(), folder):
+        what = "name a data directory (--data-dir), or the folder that `memd backup` wrote to"
+        raise ConfigError(f"{folder}: is no memory: it has nothing of memd in it; {what}")
 
 
 def waiting_messages(data_dir: Path, files: LocalDisk, topic_id: str | None = None) -> int:
@@ -276,8 +281,8 @@ class StateByDefault(flags.CommandGroup):
 def encrypt() -> None:
     """Encrypt the data directory, change its key, or go back to plain text.
 
-    Without COMMAND: its state, and what can be done. The key is encryption.key_file, MEMD_ENCRYPTION_KEY or
-    --key-stdin. No daemon may run meanwhile; interrupted, each goes on when it is run again.
+    Without COMMAND: its state, and what can be done. The key is encryption.key_file, MEMD_ENCRYPTION_KEY or, of on, off
+    and rekey, --key-stdin. No daemon may run meanwhile; interrupted, each goes on when it is run again.
 
     Example: memd encrypt key ~/memd.key
     """
@@ -286,22 +291,31 @@ def encrypt() -> None:
 @encrypt.command()
 @flags.with_settings()
 def state(config: Config) -> int:
-    """Say whether the data directory is encrypted; exit code 1 if it is not."""
+    """Say whether the data directory is encrypted, and whether the key of the settings fits.
+
+    Exit code 1: it is not, not wholly, or with another key.
+    """
     files, folder = LocalDisk(), config.data_dir
-    is_plain = files.size(folder / layout.KEY_NAME) is None
-    if is_plain:
+    flags.refuse_cluster(config, _NOT_A_CACHE)
+    _check_memory(folder)
+    path, is_whole = folder / layout.KEY_NAME, False
+    master = master_key(config.encryption) if config.encryption.is_on else None
+    if files.size(path) is None:
         check_not_lost(files, folder)
-        click.echo(f"{folder}: is in plain text.\n")
+        click.echo(f"{folder}: is in plain text.")
     else:
-        found = read_key_file(files, folder / layout.KEY_NAME, DirectoryKeyFile)
-        begun = UNFINISHED.get(found.state)
-        unfinished = f"; {begun} was begun and not finished: run it again" if begun else ""
-        click.echo(f"{folder}: is encrypted with the key {found.master}{unfinished}.\n")
+        found = read_key_file(files, path, DirectoryKeyFile)
+        is_whole = found.state == "whole"
+        click.echo(f"{folder}: {UNFINISHED.get(found.state, f'is encrypted with the key {found.master}')}.")
+        if is_whole and master is not None:
+            master.opened(path, found)
+            click.echo("The settings have this key.")
+    click.echo()
     group = click.get_current_context().parent
     assert group is not None, "it is a command of `encrypt`"
     encrypt.format_commands(group, formatter := group.make_formatter())
     click.echo(formatter.getvalue(), nl=False)
-    return FOUND_SOMETHING if is_plain else 0
+    return 0 if is_whole else FOUND_SOMETHING
 
 
 @encrypt.command("key")
@@ -311,7 +325,8 @@ def new(file: Path) -> int:
     check_installed()
     if file.exists():
         raise BadQuestion(f"{file}: is there already, and a key that is written over is lost; name another file")
-    click.echo(f"{file}: the new key {new_key_file(file).id}. {_KEEP}")
+    id_ = new_key_file(file).id
+    click.echo(f"{file}: a new key. Its id, which memd calls it by, is {id_}; the file is what to copy. {_KEEP}")
     return 0
 
 

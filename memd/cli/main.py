@@ -177,6 +177,8 @@ def _usage_problem(error: click.ClickException) -> str:
         return said
     command, shows_how = context.command, f"`{context.command_path} --help` shows how"
     if isinstance(error, click.NoSuchOption):
+        if other := _takes(context, error.option_name):
+            return f"there is no option {error.option_name} here; `{other} {error.option_name}` takes it"
         known = [flag.lstrip("-") for parameter in command.params for flag in parameter.opts]
         near = meant(error.option_name.lstrip("-"), known)  # two dashes make any two options alike
         return f"there is no option {error.option_name}; {near.replace('mean ', 'mean --') or shows_how}"
@@ -192,6 +194,17 @@ def _usage_problem(error: click.ClickException) -> str:
         in_quotes = "what belongs together stands in quotes" if takes_one else shows_how
         return f"{surplus[1]!r} is more than it takes; {in_quotes}"
     return f"{said}; {shows_how}"
+
+
+def _takes(context: click.Context, flag: str) -> str:
+    """Another command of the same group below `memd` that has a flag; empty: none has."""
+    group = context.parent
+    if group is None or group.parent is None or not isinstance(group.command, click.Group):
+        return ""
+    for name, command in group.command.commands.items():
+        if any(flag in parameter.opts for parameter in command.params):
+            return f"{group.command_path} {name}"
+    return ""
 
 
 @click.group(cls=AllCommands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -20,7 +20,7 @@ import msgspec
 from memd.errors import StoreError, WrongKey
 from memd.store import layout
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, checksum_of, pieces_of, put_in_place, write_pieces
-from memd.store.encryption.disk import EncryptedDisk, check_not_lost
+from memd.store.encryption.disk import UNFINISHED, EncryptedDisk, check_not_lost
 from memd.store.encryption.frames import DataKey
 from memd.store.encryption.key_files import (
     DirectoryKeyFile,
@@ -223,5 +223,5 @@ def _opened(
     if found.state == "whole" and if_whole:
         raise WrongKey(f"{data_dir}: {if_whole}")
     if found.state not in ("whole", state):
-        raise WrongKey(f"{data_dir}: another command ({found.state}) was begun and not finished; run that one again")
+        raise WrongKey(f"{data_dir}: {UNFINISHED[found.state]}")
     return found.directory, key, former

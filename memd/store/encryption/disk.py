@@ -68,11 +68,14 @@ _INSTALL = f"encryption needs the cryptography package: {pip_install('memd-proxy
 _PLACES = "encryption.key_file, MEMD_ENCRYPTION_KEY or, where the command takes it, --key-stdin"
 _GIVE = f"give its key with {_PLACES}"
 UNFINISHED = {
-    "encrypting": "`memd encrypt on`",
-    "decrypting": "`memd encrypt off`",
-    "renewing": "`memd encrypt rekey --data`",
+    state: f"is being {changed}: `memd encrypt {command}` was begun and not finished: run it again"
+    for state, changed, command in (
+        ("encrypting", "encrypted", "on"),
+        ("decrypting", "written in plain text", "off"),
+        ("renewing", "encrypted anew", "rekey --data"),
+    )
 }
-"""The command that was begun, by `DirectoryKeyFile.state`."""
+"""A directory in which a command was begun, as said of it; by `DirectoryKeyFile.state`."""
 _OWN_KINDS = (MAGIC_LOG, MAGIC_JOURNAL, MAGIC_META)
 
 _PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
@@ -429,7 +432,7 @@ def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> Encryp
     found = read_key_file(disk, path, DirectoryKeyFile)
     key, _ = master.opened(path, found)
     if found.state != "whole":
-        raise WrongKey(f"{data_dir}: {UNFINISHED[found.state]} was begun and not finished; run it again")
+        raise WrongKey(f"{data_dir}: {UNFINISHED[found.state]}")
     return EncryptedDisk(disk, found.directory, key, data_dir)
 
 
