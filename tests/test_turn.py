@@ -300,6 +300,18 @@ async def test_each_chunk_of_a_long_result_is_found_and_shown_with_its_call(tmp_
         assert all(text in joined for text in results.values()), "word for word, without the calls"
 
 
+@pytest.mark.parametrize("call_id", ["", None, "same"])
+async def test_a_result_is_behind_no_call_where_its_id_names_none(client: Client, call_id: str | None) -> None:
+    asked, made, *told = loop("Read both.", {"alpha.txt": long_text("alpha"), "beta.txt": long_text("beta")})
+    for one, name in [*((call, "id") for call in made["tool_calls"]), *((result, "tool_call_id") for result in told)]:
+        del one[name]
+        one |= {} if call_id is None else {name: call_id}
+    await client.chat([asked, made, *told])
+    first, *later = [one for one in await client.displayed() if "Row" in one]
+    assert "alpha.txt" in first and "beta.txt" in first and len(later) > 6
+    assert not [one for one in later if "[call" in one]
+
+
 async def test_what_a_result_shares_with_that_of_another_call_is_stored_once(client: Client) -> None:
     history = loop("Read it.", {"pier.txt": long_text("watch")})
     await client.chat(history)

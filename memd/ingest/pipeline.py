@@ -301,7 +301,9 @@ def unstored_runs(
         if message is None or not (position in wanted or message.tool_calls):
             continue
         kept = redactor.kept(message)
-        calls |= {call.id: call.line for call in kept.tool_calls}
+        # Clients that give no ids, or one to several calls: nobody knows whose result it is.
+        ids = Counter(call.id for call in kept.tool_calls)
+        calls |= {call.id: call.line if call.id and ids[call.id] == 1 else "" for call in kept.tool_calls}
         if position not in wanted:
             continue
         shown = () if kept.shown is UNSET else kept.shown
