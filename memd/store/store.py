@@ -98,8 +98,6 @@ class Store:
         self.kept = kept
         """The log that other daemons have too, of which the directory is a copy; None: the directory is all."""
         self._topics: dict[str, TopicLog] = {}
-        self._used: set[str] = set()
-        """The topics that were open since `take_used`."""
         self._topics_lock = threading.Lock()
         """Of the table of open topics: taken after that of a topic's opening, and before that of the recent ones."""
         self._opening: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
@@ -158,7 +156,6 @@ class Store:
         topic.findings += returned(list(self.ledger), layout, _rows_of(topic))
         with self._topics_lock:
             self._topics[topic_id] = topic
-            self._used.add(topic_id)
         return topic
 
     def journal_of(self, topic_id: str) -> Path:
@@ -187,12 +184,6 @@ class Store:
             with self._topics_lock:
                 if topic_id not in self._topics and self._recent.rest(topic_id):
                     self._write_recent()
-
-    def take_used(self) -> set[str]:
-        """Return the topics that may have changed since this was called last: those that were open at some moment."""
-        with self._topics_lock:
-            used, self._used = self._used, set(self._topics)
-            return used
 
     def before_write(self) -> None:
         """Make it durable that the open topics are used, before something is written to one of them."""

@@ -1,12 +1,11 @@
 """The backup of a running daemon: what has changed in a data directory is written to a bucket, a round every so many
 seconds, in a thread of its own.
 
-Rule: nothing waits for it, and nothing is noted for it. A round looks at the directory's own files and at the topics
-that were open since the last one, a start at all. A file that has another size or time than the bucket knows is
-compared by checksum: if it begins with all that the bucket has of it, the rest is sent, else all of it. A round that
-fails has changed nothing in the bucket that counts, and looks again at what it looked at; it is tried again, ever more
-seldom up to once a minute, and the log tells of it once, and of its end once. Before it writes, a round looks whether
-another daemon has begun to write here: then it never writes again.
+Rule: nothing waits for it. A round that fails has changed nothing in the bucket that counts, and what it wanted to
+write is due again. The data is read from the disk when it is sent and never held for later, so a bucket that is away
+costs a note for each changed folder; it is tried again, ever more seldom up to once a minute, and the log tells of it
+once, and of its end once. Before it writes, a round looks whether another daemon has begun to write here: then it never
+writes again.
 
 What no time that is kept needs any more is removed. The oldest full round that has to stay is the last one before the
 oldest time that is kept. Of what is older, only the objects stay that it, or the present state, has pieces in. Rounds
@@ -16,10 +15,15 @@ So is what was erased on the disk. What a folder has now is clean of it, as its 
 bucket goes. Pieces in rounds are overwritten with zeros, so that all others stay where they are; objects of the folder
 alone are removed. Done again it goes on where it ended. Versions that the bucket itself keeps are out of reach.
 
+A change is noted after it was made, so who takes the notes and reads then has the change, or the note of one that came
+later. Of a folder that is due each file that was noted, or that has another size or time than the bucket knows, is
+compared by checksum: if it begins with all that the bucket has of it, the rest is sent, else all of it. A start, after
+changes that nobody noted, does the same with all folders.
+
 The journal is read before the log, so that the log has everything that the journal counts as stored, and the active
-file before the full ones are listed. Where a file was replaced or rotated meanwhile, the next round looks again; an
-append that is under way may be read in halves, which is an interrupted write for who restores that round. What is read
-is what is on the disk: of an encrypted directory, encrypted. Merged indexes and `.torn` files are left out.
+file before the full ones are listed. Where a file was replaced or rotated meanwhile, the folder is due again; an append
+that is under way may be read in halves, which is an interrupted write for who restores that round. What is read is what
+is on the disk: of an encrypted directory, encrypted. Merged indexes and `.torn` files are left out.
 """
 
 from __future__ import annotations
@@ -31,13 +35,14 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from memd.errors import BucketError, CorruptFile, NotOurBucket, ObjectMissing, StoreError
-from memd.settings.model import BackupSettings
+from memd.settings.model import Config
 from memd.store.bucket.objects import (
     FILES,
     IDENTITY_KEY,
@@ -55,17 +60,20 @@ from memd.store.bucket.objects import (
     encode_round,
     read_identity,
 )
-from memd.store.disk import LocalDisk, replace_file
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, replace_file
 from memd.store.encryption.disk import key_id_of
 from memd.store.erasure import read_erasures
 from memd.store.layout import (
+    AUDIT_NAME,
     BACKUPS_NAME,
     BUCKET_NAME,
+    ERASURES_NAME,
     KEY_NAME,
     AuditLayout,
     TopicLayout,
     erasures_dir,
     topic_names_in,
+    topic_of,
 )
 
 log = logging.getLogger("memd")
@@ -75,23 +83,64 @@ ALONE_BYTES = 4 << 20
 BATCH_BYTES = 8 << 20
 """A round object has no more than this and one folder's pieces."""
 COMPARED_AT_ONCE = 500
-"""Folders that a round looks at; what is left is looked at by the next one, at once."""
+"""Folders that a round compares beside those that have just changed."""
 EXTENTS_MAX = 512
 """A file in more pieces is written anew as one: its restoration takes a request for each."""
+FULL_AFTER_ROUNDS = 360
 DAY_US = 86_400_000_000
 """A full round is due after a day at the latest, as is a cleaning. A file by itself is sent before the round that names
 it, and clocks differ: one is removed a day later than it might be."""
 REWRITTEN_BYTES = 16 << 20
 """The most that one cleaning has written anew."""
 RETRY_SECONDS_MAX = 60.0
+_PLACES_KEPT = 4096
+_OF_THE_DIRECTORY = (KEY_NAME, BACKUPS_NAME, f"{AUDIT_NAME}/", f"{ERASURES_NAME}/")
 _PIECE_BYTES = 8 << 20
 
 
-Used = Callable[[], Iterable[str]]
-"""Tells the topics that may have changed since it was called last."""
-Env = Mapping[str, str]
 _Mark = tuple[str, str, Hashable, int, int]
 """Of a file that is sent: folder, name, identity, size, when it was changed."""
+
+
+class NotingDisk(LocalDisk):
+    """The real file system; what is changed in a data directory is noted: by folder, a topic's, or "" for that of the
+    directory itself, the names of files. For any thread."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__()
+        self._noting = threading.Lock()
+        self._noted: dict[str, set[str]] = {}
+
+        def place_of(path: Path) -> tuple[str, str] | None:
+            if path.name.endswith(TEMPORARY_SUFFIX) or not path.is_relative_to(data_dir):
+                return None
+            name = path.relative_to(data_dir).as_posix()
+            if topic_id := topic_of(name):
+                return topic_id, name[len(topic_id) + 1 :]
+            return ("", name) if name.startswith(_OF_THE_DIRECTORY) else None
+
+        self._place_of = lru_cache(_PLACES_KEPT)(place_of)
+
+    def note(self, path: Path) -> None:
+        """See LocalDisk."""
+        if (place := self._place_of(path)) is not None:
+            self.note_again(place[0], [place[1]])
+
+    def note_again(self, folder: str, names: Iterable[str]) -> None:
+        """Note a folder that is due, and files in it."""
+        with self._noting:
+            self._noted.setdefault(folder, set()).update(names)
+
+    @property
+    def due(self) -> list[str]:
+        """The folders in which something has changed."""
+        with self._noting:
+            return list(self._noted)
+
+    def take(self, folder: str) -> set[str]:
+        """Return the files of a folder that were changed, and forget them."""
+        with self._noting:
+            return self._noted.pop(folder, set())
 
 
 class MovedMeanwhile(StoreError):
@@ -105,8 +154,8 @@ class _Batch:
         self.changes: list[FileChange] = []
         self.data: list[bytes] = []
         self.size = 0
-        self.folders: set[str] = set()
-        """Those of which it has all changes."""
+        self.taken: dict[str, set[str]] = {}
+        """By folder, the files that were noted: due again if it fails."""
 
 
 class BucketWriter:
@@ -115,34 +164,32 @@ class BucketWriter:
     def __init__(
         self,
         bucket: Bucket,
-        disk: LocalDisk,
+        disk: NotingDisk,
         data_dir: Path,
-        used: Used,
         keep_days: int,
         now_us: Callable[[], int],
         random: Callable[[int], bytes],
     ) -> None:
         self.bucket = bucket
         self._disk, self._data_dir, self._keep_us = disk, data_dir, keep_days * DAY_US
-        self._used, self._now_us, self._random = used, now_us, random
+        self._now_us, self._random = now_us, random
         self._catalog = Catalog()
         self._generation = ""
-        self._number = self._full_number = self._last_at = self._sent = 0
-        self._left: dict[str, None] = {}
-        """Folders that are to be looked at: topics, and "" for the directory itself."""
+        self._number = self._last_at = self._sent = 0
+        self._uncompared: dict[str, None] = {}
+        """Folders of which any file may have changed before anything was noted."""
         self._anew: set[tuple[str, str]] = set()
         """Files that are written anew, though the bucket has them; by folder and name."""
         self._batch = _Batch()
         self._alone: dict[_Mark, KnownFile] = {}
         """Files that were sent, in a round that is not written yet."""
         self._unread: set[str] = set()
-        """Folders of those left that cannot be read; it was said of each."""
-        self._is_sure = False
-        """Whether this round has looked whose the bucket is."""
-        self._may_erase = True
+        """Folders that cannot be read; it was said of each."""
+        self._may_erase = False
         self._is_whole = False
         """Whether all that there was at some time is in the bucket."""
-        self._tidied_at = 0
+        self._full_at = self._cleaned_at = 0
+        self._full_bytes = self._header_bytes = self._rounds_since = 0
 
     @property
     def is_begun(self) -> bool:
@@ -150,9 +197,9 @@ class BucketWriter:
         return bool(self._generation)
 
     @property
-    def topics_left(self) -> int:
-        """How many topics are to be compared with the bucket."""
-        return sum(map(bool, self._left))
+    def to_compare(self) -> int:
+        """How many folders are to be compared since the start."""
+        return len(self._uncompared)
 
     def begin(self) -> None:
         """Begin a generation: what the bucket has is known then, and the next rounds compare all folders with it.
@@ -171,13 +218,13 @@ class BucketWriter:
         last = rounds.moments[-1] if rounds.moments else None
         self._catalog, self._is_whole = self._found(rounds, last)
         self._number, self._last_at = 0, last.at if last is not None else 0
-        self._generation, self._is_sure = generation, True
+        self._generation = generation
         try:
             self._write_full()
         except StoreError:
             self._generation = ""
             raise
-        self._left.update(dict.fromkeys(["", *topic_names_in(self._disk, self._data_dir), *self._catalog.topics]))
+        self._uncompared.update(dict.fromkeys(["", *topic_names_in(self._disk, self._data_dir), *self._catalog.topics]))
 
     def round(self) -> bool:
         """Write what has changed since the last round; whether nothing is left of what there was when it began.
@@ -186,58 +233,76 @@ class BucketWriter:
             NotOurBucket: another daemon writes here by now.
             BucketError: the bucket is away; what was to be written is due again.
         """
-        self._left = {**dict.fromkeys(["", *self._used()]), **self._left}
-        self._batch, self._is_sure, at = _Batch(), False, self._now_us()
-        for folder in list(islice(self._left, COMPARED_AT_ONCE)):
-            self._add(folder)
-            if self._batch.size >= BATCH_BYTES:
-                self._flush(at)
-        self._flush(at)
-        return not self._left
+        due = dict.fromkeys([*self._disk.due, *islice(self._uncompared, COMPARED_AT_ONCE)])
+        if not due:
+            return True
+        self._check_owner()
+        at, is_whole = self._now_us(), True
+        try:
+            for folder in due:
+                is_whole &= self._add(folder)
+                if self._batch.size >= BATCH_BYTES:
+                    self._flush(at, is_whole=False)
+            is_whole &= not self._uncompared
+            self._flush(at, is_whole=is_whole)
+        except BaseException:
+            for folder, names in self._batch.taken.items():
+                self._disk.note_again(folder, names)
+            self._batch = _Batch()
+            raise
+        return is_whole
 
     def tidy(self) -> None:
         """Erase in the bucket what was erased on the disk, remove what is too old, and write a full round, where due.
         Raises BucketError: something is left to do, and is done by the next call."""
-        if self._left.keys() - self._unread:
+        if self._uncompared:
             return
         at = self._now_us()
-        is_due = self._number > self._full_number and at - self._tidied_at >= DAY_US
-        if not (self._may_erase or is_due):
+        is_worth_it = self._rounds_since >= FULL_AFTER_ROUNDS and self._header_bytes >= self._full_bytes
+        is_full_due = is_worth_it or (self._rounds_since > 0 and at - self._full_at >= DAY_US)
+        is_cleaning_due = self._rounds_since > 0 and at - self._cleaned_at >= DAY_US
+        if not (self._may_erase or is_full_due or is_cleaning_due):
             return
+        self._check_owner()
         if self._may_erase:
             self._may_erase = not self._erase()
-        if is_due:
+        if is_full_due:
             self._write_full()
+        if is_cleaning_due:
             self._anew.update(_cleaned(self.bucket, self._catalog, at - self._keep_us))
-            self._left.update(dict.fromkeys(folder for folder, _ in self._anew))
-            self._tidied_at = at
+            for folder, name in self._anew:
+                self._disk.note_again(folder, [name])
+            self._cleaned_at = at
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
-    def _add(self, folder: str) -> None:
-        """Add what has changed in a folder to the batch; what cannot be read now is left for the next round."""
+    def _add(self, folder: str) -> bool:
+        """Add what has changed in a folder to the batch; what cannot be read now is left for the next round: False."""
         batch = self._batch
         size, count = batch.size, len(batch.data)
+        noted = batch.taken[folder] = self._disk.take(folder)
+        self._uncompared.pop(folder, None)
         known, there, changes = self._catalog.files(folder), set[str](), list[FileChange]()
         try:
             for name, path, is_full in self._files(folder):
                 there.add(name)
-                if (change := self._change(folder, name, path, is_full, known.get(name))) is not None:
+                if (change := self._change(folder, name, path, is_full, known.get(name), name in noted)) is not None:
                     changes.append(change)
         except BucketError:
             raise
         except StoreError as error:
+            self._disk.note_again(folder, noted)
             batch.size = size  # none of it, as the journal must not be newer than the log
             del batch.data[count:]
             if not isinstance(error, MovedMeanwhile) and folder not in self._unread:
                 told = "a folder cannot be backed up now; it is tried again"
                 log.warning(told, extra={"topic": folder, "error": error})
                 self._unread.add(folder)
-            return
-        changes += [FileChange(folder, name, "gone") for name in known if name not in there]
-        batch.changes += changes
-        batch.folders.add(folder)
-        self._may_erase |= not folder and bool(changes)
+            return False
+        self._unread.discard(folder)
+        self._may_erase |= not folder
+        batch.changes += [*changes, *(FileChange(folder, name, "gone") for name in known if name not in there)]
+        return True
 
     def _files(self, folder: str) -> Iterator[tuple[str, Path, bool]]:
         """Yield the files of a folder in the order in which they are to be read: name, path, and whether it is full, so
@@ -266,22 +331,24 @@ class BucketWriter:
             raise MovedMeanwhile(f"{layout.active}: was rotated while its topic was read")
         yield from ((one.relative_to(base).as_posix(), one, True) for one in full if disk.size(one) is not None)
 
-    def _change(self, folder: str, name: str, path: Path, is_full: bool, known: KnownFile | None) -> FileChange | None:
+    def _change(
+        self, folder: str, name: str, path: Path, is_full: bool, known: KnownFile | None, is_noted: bool
+    ) -> FileChange | None:
         """Read what the bucket lacks of a file, and send it if it gets an object of its own; None: it has it all."""
         disk, identity = self._disk, self._disk.identity(path)
         size, changed_at = disk.size(path) or 0, disk.changed_at(path)
         if (folder, name) in self._anew or (known is not None and len(known.extents) >= EXTENTS_MAX):
             known = None
         if known is not None:
-            if (size, changed_at) == (known.size, known.changed_at):
+            if not is_noted and (size, changed_at) == (known.size, known.changed_at):
                 return None
             if size < known.size or _crc_of(self._read(path, identity, 0, known.size)) != known.crc:
                 known = None
+            elif size == known.size:
+                return None
         start, crc = (known.size, known.crc) if known is not None else (0, 0)
         pieces = self._read(path, identity, start, size)
-        if known is not None and start == size:  # only its time is another one
-            file = msgspec.structs.replace(known, changed_at=changed_at, extents=())
-        elif is_full or size - start > ALONE_BYTES:
+        if is_full or size - start > ALONE_BYTES:
             file = self._sent_alone((folder, name, identity, size, changed_at), pieces, size - start, crc)
         else:
             batch, data = self._batch, b"".join(pieces)
@@ -324,42 +391,40 @@ class BucketWriter:
                 raise
 
         try:
-            self._put(key, pieces() if length > ALONE_BYTES else b"".join(pieces()))
+            self.bucket.put(key, pieces() if length > ALONE_BYTES else b"".join(pieces()))
         except StoreError as error:
             raise (failed[0] if failed else error) from None
         self._alone[mark] = KnownFile(size, crc, changed_at, (Stretch(key, 0, length),))
         return self._alone[mark]
 
-    def _flush(self, at: int) -> None:
-        """Write the batch as a round, unless it has nothing."""
-        batch, is_whole = self._batch, self._is_whole or self._left.keys() == self._batch.folders
+    def _flush(self, at: int, *, is_whole: bool) -> None:
+        """Write the batch as a round, unless it has nothing; `is_whole`: all that there was is in the bucket then."""
+        batch, is_whole = self._batch, self._is_whole or is_whole
         if batch.changes or is_whole != self._is_whole:
             self._write(RoundHeader(at=at, is_whole=is_whole, changes=tuple(batch.changes)), batch.data)
-        for folder in batch.folders:
-            self._left.pop(folder, None)
-        self._unread -= batch.folders
-        self._is_whole, self._batch, self._alone = is_whole, _Batch(), {}
+        self._is_whole = is_whole
+        self._batch, self._alone = _Batch(), {}
 
-    def _write(self, header: RoundHeader, data: Iterable[bytes] = ()) -> None:
+    def _write(self, header: RoundHeader, data: list[bytes]) -> None:
         at = self._last_at = max(header.at, self._last_at + 1)
         header = msgspec.structs.replace(header, at=at)
         name = RoundName(self._generation, self._number, at, header.topics is not None)
-        self._put(name.key, encode_round(header, data))
+        encoded = encode_round(header, data)
+        self.bucket.put(name.key, encoded)
         self._number += 1
+        self._rounds_since += 1
+        self._header_bytes += len(encoded) - sum(map(len, data))
         self._catalog.apply(header, name.key)
         self._anew.difference_update((one.folder, one.name) for one in header.changes)
-
-    def _put(self, key: str, data: bytes | Iterable[bytes]) -> None:
-        if not self._is_sure:
-            self._check_owner()
-        self.bucket.put(key, data)
 
     # -- beside the rounds -----------------------------------------------------------------------------------------
 
     def _write_full(self) -> None:
         topics, erasures = dict(self._catalog.topics), tuple(sorted(self._catalog.erasures))
-        self._write(RoundHeader(at=self._now_us(), is_whole=self._is_whole, topics=topics, erasures=erasures))
-        self._full_number = self._number
+        self._header_bytes = 0
+        self._write(RoundHeader(at=self._now_us(), is_whole=self._is_whole, topics=topics, erasures=erasures), [])
+        self._full_bytes, self._header_bytes = self._header_bytes, 0
+        self._full_at, self._rounds_since = self._last_at, 0
 
     def _erase(self) -> bool:
         """Carry out in the bucket what was erased on the disk since; whether that could be done."""
@@ -367,16 +432,14 @@ class BucketWriter:
         new = [one for one in found if one.done_at is not None and one.id not in self._catalog.erasures]
         if not new:
             return True
-        folders = tuple(sorted({one.topic_id for one in new}))
-        self._left.update(dict.fromkeys(folders))  # the last round may have looked at one before it was erased in
-        if not self.round():
+        if not self.round():  # the last one may have looked at a folder before it was erased in
             return False
-        at = self._now_us()
+        at, folders = self._now_us(), tuple(sorted({one.topic_id for one in new}))
         files = [(folder, self._catalog.files(folder)) for folder in folders]
         changes = [FileChange(one, name, "new", file) for one, known in files for name, file in known.items()]
-        self._write(RoundHeader(at=at, is_whole=True, changes=tuple(changes), stated_anew=folders))
+        self._write(RoundHeader(at=at, is_whole=True, changes=tuple(changes), stated_anew=folders), [])
         _blank(self.bucket, self._catalog, folders)
-        self._write(RoundHeader(at=at, is_whole=True, erasures=tuple(one.id for one in new)))
+        self._write(RoundHeader(at=at, is_whole=True, erasures=tuple(one.id for one in new)), [])
         log.info("what was erased is erased in the bucket too", extra={"topics": len(folders)})
         return True
 
@@ -442,7 +505,6 @@ class BucketWriter:
                 f"{self.bucket.url}: another daemon has begun to write here; this one writes no more. If two folders "
                 "have become of one, give one of them another prefix and remove its memd.bucket"
             )
-        self._is_sure = True
 
 
 def _crc_of(pieces: Iterable[bytes]) -> int:
@@ -507,7 +569,7 @@ class BackupHealth(msgspec.Struct, frozen=True):
     trouble: str | None
     """The last error, until it works again."""
     topics_left: int
-    """Topics that are to be compared with the bucket yet: at a start all of them, or while it is away those in use."""
+    """Topics that were there at the start, and are not compared with the bucket yet."""
     requests: int
     bytes_sent: int
     """Since the start, as `requests`."""
@@ -526,17 +588,17 @@ class BucketTender:
         self._thread = threading.Thread(target=self._run, name="memd-backup", daemon=True)
 
     @classmethod
-    def of(cls, settings: BackupSettings, data_dir: Path, disk: LocalDisk, used: Used, env: Env) -> BucketTender:
-        """Return the backup of a data directory, not begun. `disk`: the one below its encryption. Raises BucketError:
-        obstore is not installed, or the settings contradict each other."""
+    def of(cls, config: Config, disk: LocalDisk, env: Mapping[str, str]) -> BucketTender | None:
+        """Return the backup that the settings ask for, not begun; None: there is none.
+
+        `disk`: the one of the data directory, below its encryption. Raises BucketError: obstore is not installed, or
+        the settings contradict each other.
+        """
+        if not isinstance(disk, NotingDisk):
+            return None
+        settings, bucket = config.backup, Bucket.of(config.backup, env)
         writer = BucketWriter(
-            Bucket.of(settings, env),
-            disk,
-            data_dir,
-            used,
-            settings.keep_days,
-            lambda: time.time_ns() // 1000,
-            secrets.token_bytes,
+            bucket, disk, config.data_dir, settings.keep_days, lambda: time.time_ns() // 1000, secrets.token_bytes
         )
         return cls(writer, settings.seconds)
 
@@ -560,7 +622,7 @@ class BucketTender:
     def health(self) -> BackupHealth:
         """The backup as it is now."""
         bucket = self._writer.bucket
-        left, sent = self._writer.topics_left, (bucket.requests, bucket.bytes_sent)
+        left, sent = self._writer.to_compare, (bucket.requests, bucket.bytes_sent)
         return BackupHealth(bucket.url, round(self.lag_seconds, 3), self._trouble, left, *sent)
 
     def _run(self) -> None:
@@ -577,10 +639,10 @@ class BucketTender:
         try:
             if not self._writer.is_begun:
                 self._writer.begin()
-            left = self._writer.topics_left
+            left = self._writer.to_compare
             if self._writer.round():
                 self._whole_at = began
-            if 0 < self._writer.topics_left < left:
+            if left and self._writer.to_compare:
                 return 0.0
         except StoreError as error:
             return self._failed(error)
