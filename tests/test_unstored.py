@@ -792,31 +792,6 @@ async def test_a_request_a_stored_batch_and_a_note_cost_no_more_the_more_waits(s
     assert all(more < 1.2 * less for less, more in zip(few, many, strict=True)), calls
 
 
-async def test_what_waits_has_a_bound_and_beyond_it_the_oldest_is_found_once_its_turn_comes(
-    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = flood(topic, 0, 64)
-    ids = [one.entry.public_id for one in topic.unstored().chunks()]
-    bound = topic.cutter.memory_bytes // 2
-    monkeypatch.setattr("memd.ingest.archiver.CHUNKS_BYTES_MAX", bound)
-    monkeypatch.setattr("memd.ingest.archiver.CHUNKS_BYTES_LEFT", bound)
-    monkeypatch.setattr("memd.ingest.archiver.TEND_SECONDS", 0.001)
-    shown = BlockChunk(ids[1], topic.unstored().chunks().chunks[1].draft.uuid, topic.id, 1)
-    topic.buffer.record(Injected([shown]))
-    async with topic.storing:
-        tending = asyncio.ensure_future(stage.archiver.tend(stage.topics))
-        while topic.cutter.memory_bytes > bound:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        found = [one.entry.public_id for one in topic.unstored().chunks(until=time.monotonic() + 3600)]
-        tending.cancel()
-    assert ids[0] not in found and ids[1] in found and ids[-1] in found
-    assert ids[0] in [one.entry.public_id for one in topic.unstored().chunks()], "who looks for an id has time"
-    for one in said:
-        assert await stage.archiver.store(topic, one, 2)
-    assert sorted(ids) == sorted(entry.public_id for entry in live_entries(topic))
-    assert not topic.unstored()
-
-
 async def test_a_long_journal_is_not_written_anew_with_each_batch(
     stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,8 +83,6 @@ TEND_SECONDS = 0.5
 WAITING_MAX = 2_000
 """Beyond so many messages that are not stored yet, each of 5 to 15 KB of memory, storing goes beside requests instead
 of behind them: who says more than can be stored meanwhile waits for it, and what waits has a bound."""
-CHUNKS_BYTES_MAX, CHUNKS_BYTES_LEFT = 48 << 20, 36 << 20
-"""Of the chunks of what waits, in all topics: beyond it the oldest are let go until they are to be stored."""
 TEXT_CHARACTERS_MAX = 32 << 20
 """Of what waits, in all topics: an hour's work of the model. Beyond it requests wait, too."""
 ROOM_SECONDS_MAX = 30.0
@@ -303,7 +301,6 @@ class Archiver:
             waiting = sum(one.buffer.unstored_count for one in topics.opened())
             self._encoder.priority.is_pressed = waiting > WAITING_MAX
             self._note_room(sum(topic.listed_parts.characters for topic in topics.opened() if topic.unstored()))
-            await self._put_off(topics.opened())
             if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
                 await topics.let_idle_go()  # first: a topic that is tended stays open
                 unloaded_at = time.monotonic()
@@ -356,14 +353,6 @@ class Archiver:
             told = "requests do not wait for storing any more" if has_room else "requests wait until more is stored"
             log.warning(told, extra={"characters": waiting})
         (self._has_room.set if has_room else self._has_room.clear)()
-
-    async def _put_off(self, topics: Sequence[Topic]) -> None:
-        """Keep what waits within its bound: beyond it the oldest is in the journal alone until its turn comes."""
-        sizes = [topic.cutter.memory_bytes for topic in topics]
-        for topic, size in zip(topics, sizes, strict=True) if sum(sizes) > CHUNKS_BYTES_MAX else ():
-            excess = size - size * CHUNKS_BYTES_LEFT // sum(sizes)
-            work = partial(topic.cutter.put_off, excess, _shown_in(topic, topic.buffer.conversations()))
-            await asyncio.get_running_loop().run_in_executor(self._cutting, work)
 
     def _let_go(self, topic: Topic, conversation: Conversation, chosen: Departure) -> None:
         """Take what is durable out of the prompt.

@@ -43,8 +43,6 @@ BATCH_CHARACTERS = 8_000
 """Text that is embedded and appended at once: about a second's work."""
 _CHARACTERS_MIN = 50
 """A shorter text takes the embedding model as long as one of so many."""
-_PUT_OFF_AT_ONCE = 16
-"""Parts whose chunks are let go between two times that the lock is taken."""
 _IDS_LEFT_MAX = 256
 """Ids that are reserved for what is not to be stored any more, 200 bytes each."""
 _REST_SECONDS = 0.001
@@ -239,8 +237,6 @@ class PartCutter:
         """The parts that wait, and how many branches have each."""
         self._uncut: dict[Key, Part] = {}
         """Of those that wait the ones that are not cut."""
-        self._put_off: dict[Key, Part] = {}
-        """And those that are not to be cut before their turn has come: their chunks would take too much memory."""
         self._spare: OrderedDict[Key, None] = OrderedDict()
         """Parts that were cut and do not wait."""
         self._stale: set[Key] = set()
@@ -270,48 +266,24 @@ class PartCutter:
 
     def waiting(self, but: Collection[bytes] = (), until: float | None = None) -> tuple[PendingView, bool]:
         """The chunks of the parts that wait, and whether all are cut that have others than these messages; for `until`
-        see `cut`. Without that also those that were put off.
+        see `cut`.
 
         What was said last comes first: after a start hundreds of conversations may wait, and there may be no time for
         all of them.
         """
         with self._table_lock:
             self._take_listing()
-            wanted = [self._uncut] if until is not None else [self._put_off, self._uncut]
-            parts = [part for some in wanted for part in some.values()]
-            lacking = [part for part in parts if part.note is not None or not part.said.issubset(but)]
-            is_all = until is None or not self._put_off
+            lacking = [part for part in self._uncut.values() if part.note is not None or not part.said.issubset(but)]
         cut = self.cut(reversed(lacking), until)
         with self._table_lock:
-            return self._segment.view(), is_all and len(cut) == len(lacking)
+            return self._segment.view(), len(cut) == len(lacking)
 
     def cut_waiting(self, step: Callable[[], None] = lambda: None, *, notes_alone: bool = False) -> None:
-        """Cut those that wait and were not put off; for `step` see `cut`."""
+        """Cut those that wait; for `step` see `cut`."""
         with self._table_lock:
             self._take_listing()
             lacking = [part for part in self._uncut.values() if part.note is not None or not notes_alone]
         self.cut(lacking, step=step)
-
-    def put_off(self, excess: int, is_shown: Callable[[bytes], bool]) -> None:
-        """Let go of so many bytes of chunks that wait, of those that were cut first: they are cut again when their turn
-        to be stored comes, and found from then on. Notes stay, and what was shown; `is_shown`: see `cut_as_shown`.
-        """
-        left = self.memory_bytes - excess
-        with self._table_lock:
-            keys = [*self._known]
-        for start in range(0, len(keys), _PUT_OFF_AT_ONCE):
-            with self._table_lock:
-                self._take_listing()
-                for key in keys[start : start + _PUT_OFF_AT_ONCE]:
-                    cut = self._known.get(key)
-                    if cut is None or cut.part.note is not None or cut.done or key not in self._listed:
-                        continue
-                    if not any(is_shown(one.draft.uuid) for one in cut.chunks):
-                        self._drop(key)
-                        self._put_off[key] = self._uncut.pop(key)
-            self._renew_segment()
-            if self.memory_bytes <= left:
-                break
 
     def part_with(self, uuid: bytes) -> Part | None:
         """The part that waits and has the chunk with this uuid; None if it is not pending. Slow; called in a thread."""
@@ -400,15 +372,11 @@ class PartCutter:
             for part in gone:
                 if (branches := self._listed.pop(part.key)) > 1:
                     self._listed[part.key] = branches - 1
-                elif self._uncut_of(part.key).pop(part.key, None) is None:
+                elif self._uncut.pop(part.key, None) is None:
                     self._segment = self._segment.release(self._known[part.key].chunks)
                     self._set_aside(part.key)
                 else:
                     self._segment = self._segment.release(self._coming.pop(part.key, ()))
-
-    def _uncut_of(self, key: Key) -> dict[Key, Part]:
-        """Where a part that waits and is not cut stands, or is to stand."""
-        return self._put_off if key in self._put_off else self._uncut
 
     def _wait(self, part: Part, *, is_listed: bool) -> None:
         """Have a part wait, as it is now: text of it may have been erased since it was listed or cut."""
@@ -421,10 +389,9 @@ class PartCutter:
             self._drop(part.key)
             cut = None
         if cut is None:
-            uncut = self._uncut_of(part.key)
-            if uncut.get(part.key, part).messages != part.messages:
+            if self._uncut.get(part.key, part).messages != part.messages:
                 self._segment = self._segment.release(self._coming.pop(part.key, ()))
-            uncut[part.key] = part
+            self._uncut[part.key] = part
         elif not is_listed:
             self._segment.hold(cut.chunks)
             self._spare.pop(part.key, None)
@@ -446,8 +413,7 @@ class PartCutter:
         key = part.key
         with self._table_lock:
             self._take_listing()
-            uncut = self._uncut_of(key)
-            waiting = uncut.get(key)
+            waiting = self._uncut.get(key)
             if waiting is None and self._fresh(key) is not None:
                 return True  # another thread has cut it, too
             if waiting is not None:
@@ -459,7 +425,7 @@ class PartCutter:
                 if len(held) + len(some) < len(cut.chunks):
                     self._coming[key] = held + some
                     return False
-                del uncut[key]
+                del self._uncut[key]
             self._count(self._known.get(key), -1)
             self._known[key] = cut
             self._count(cut, 1)
@@ -489,7 +455,7 @@ class PartCutter:
         """Let go of ids that are reserved for chunks which no part has any more: of answers that were made anew."""
         with self._table_lock:
             self._take_listing()
-            is_known = not (self._uncut or self._put_off or self._stored_meanwhile)  # whose ids are those of which part
+            is_known = not (self._uncut or self._stored_meanwhile)  # whose ids are those of which part
             if not is_known or self._log.reserved_count <= self._chunks + _IDS_LEFT_MAX:
                 return
             self._log.reserve_only({one.draft.uuid for part in self._known.values() for one in part.chunks})

@@ -282,7 +282,8 @@ class TopicLog:
 
     def _seal_full(self) -> None:
         """Read the contents of full segments from disk from the next snapshot on: 50 ms for each. One whose columns
-        cannot be written, or that is filled during an erasure, stays as it is until a later append or start."""
+        cannot be written, or that is filled during an erasure, stays as it is until a later append or start; one of an
+        older log until its words are complete, which takes seconds."""
         if not self.unsealed() or not self._sealing.acquire(blocking=False):
             return
         with ExitStack() as ending, suppress(StoreError):
@@ -290,7 +291,8 @@ class TopicLog:
             for number in self.unsealed():
                 growing = self._snapshot.views[number].segment
                 assert isinstance(growing, GrowingSegment), "an unsealed segment"
-                self._complete_growing(growing)
+                if growing.columns.lacking:
+                    continue
                 sealed, indexes = seal(self.claim, growing)
                 segments = {one: view.segment for one, view in self._snapshot.views.items()} | {number: sealed}
                 uuid_index = uuid_index_of(segments.values())
@@ -340,12 +342,15 @@ class TopicLog:
                 with self._sealing:  # what is erased meanwhile has other segments, and these words are nobody's
                     if any(view.index is index for view in self._snapshot.indexes):
                         publish_words(self.claim, index, parts)
+        self._seal_full()
 
     def _complete_growing(self, segment: GrowingSegment) -> None:
         while rows := segment.columns.lacking[:_COMPLETED_AT_ONCE]:
             entries = segment.read_many(segment.rows[rows])
             with self._state:
                 for row, entry in zip(rows, entries, strict=True):
+                    if row not in segment.columns.lacking:
+                        continue  # another thread was faster
                     segment.columns.lacking.remove(row)
                     if entry is not None and entry.content:
                         counted = self.counted(entry)
