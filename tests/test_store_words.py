@@ -307,13 +307,13 @@ def test_the_words_of_an_old_log_are_completed_later(tmp_path: Path, monkeypatch
     assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]] and not topic.wordless
 
 
-def test_a_full_segment_of_an_old_log_is_sealed_once_its_words_are_complete_whoever_completes_them(
+def test_two_threads_that_complete_the_words_of_an_old_log_share_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as old:
         old.setattr("memd.store.topic.encoded_terms", lambda text: b"\0another format")
-        topic = filled(tmp_path, segment_entries_max=9).topic("talk")
-    assert topic.unsealed(), "an append does not wait for its words"
+        filled(tmp_path).close()
+    topic = open_store(None, tmp_path, segment_entries_max=100).topic("talk")
     both, read = threading.Barrier(2, timeout=60), GrowingSegment.read_many
 
     def together(segment: GrowingSegment, rows: Any) -> list[Entry | None]:
@@ -325,7 +325,7 @@ def test_a_full_segment_of_an_old_log_is_sealed_once_its_words_are_complete_whoe
         at_once.setattr(GrowingSegment, "read_many", together)
         for completing in [threads.submit(topic.complete_words) for _ in range(2)]:
             completing.result()
-    assert not topic.unsealed() and found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+    assert not topic.wordless and found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
 
 
 def test_words_without_a_file_are_found_although_the_disk_is_full(tmp_path: Path, sealed: Path) -> None:

@@ -282,8 +282,7 @@ class TopicLog:
 
     def _seal_full(self) -> None:
         """Read the contents of full segments from disk from the next snapshot on: 50 ms for each. One whose columns
-        cannot be written, or that is filled during an erasure, stays as it is until a later append or start; one of an
-        older log until its words are complete, which takes seconds."""
+        cannot be written, or that is filled during an erasure, stays as it is until a later append or start."""
         if not self.unsealed() or not self._sealing.acquire(blocking=False):
             return
         with ExitStack() as ending, suppress(StoreError):
@@ -291,8 +290,7 @@ class TopicLog:
             for number in self.unsealed():
                 growing = self._snapshot.views[number].segment
                 assert isinstance(growing, GrowingSegment), "an unsealed segment"
-                if growing.columns.lacking:
-                    continue
+                self._complete_growing(growing)
                 sealed, indexes = seal(self.claim, growing)
                 segments = {one: view.segment for one, view in self._snapshot.views.items()} | {number: sealed}
                 uuid_index = uuid_index_of(segments.values())
@@ -342,7 +340,6 @@ class TopicLog:
                 with self._sealing:  # what is erased meanwhile has other segments, and these words are nobody's
                     if any(view.index is index for view in self._snapshot.indexes):
                         publish_words(self.claim, index, parts)
-        self._seal_full()
 
     def _complete_growing(self, segment: GrowingSegment) -> None:
         while rows := segment.columns.lacking[:_COMPLETED_AT_ONCE]:
