@@ -886,6 +886,22 @@ def test_a_disk_that_is_lost_comes_back_out_of_the_bucket(serving: Serving, s3: 
     wait_until(lambda: has(bucket, "lighthouse number 9 "), lambda: f"{health(daemon)}")
 
 
+def test_what_is_removed_behind_memd_stays_in_the_bucket(serving: Serving, s3: S3Server, tmp_path: Path) -> None:
+    settings, bucket = settings_for(s3)
+    daemon = serving(settings)
+    for number in (1, 2):
+        remember(daemon, number)
+    wait_until(lambda: has(bucket, "lighthouse number 2 "), lambda: f"{health(daemon)}")
+    for path in daemon.data_dir.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    daemon.terminate()  # its last round
+
+    told = restored_by_command(daemon, settings["backup"]["bucket"], tmp_path / "restored")
+    assert told.exit_code == 0, told.stderr
+    there = b"".join(path.read_bytes() for path in (tmp_path / "restored").rglob("*") if path.is_file())
+    assert all(f"lighthouse number {number} ".encode() in there for number in (1, 2))
+
+
 def test_a_daemon_that_ends_sends_the_last_changes_first(serving: Serving, s3: S3Server) -> None:
     settings, bucket = settings_for(s3)
     settings["backup"]["seconds"] = 3600
