@@ -178,11 +178,16 @@ MISUSED = {
     "serve --port 65536": "--port: '65536' is no whole number from 0 to 65,535",
     "turn --limit abc": "--limit: 'abc' is no whole number from 1 to 500",
     "search key --limit abc": "--limit: 'abc' is no whole number from 1 to 500",
-    "search key --limit": "--limit requires an argument",
-    "turn --steps=yes": "--steps does not take a value",
+    "search key --limit": "--limit needs a value: --limit VALUE",
+    "stats --data-dir": "--data-dir needs a value: --data-dir VALUE",
+    "turn --steps=yes": "--steps takes no value: write it alone",
+    "stats --data-dir /etc/hosts": "--data-dir: '/etc/hosts' is a file; name a folder",
+    "backup /etc/hosts": "DIR: '/etc/hosts' is a file; name a folder",
+    "encrypt key /": "FILE: '/' is a folder; name a file",
+    "encrypt rekey --new-key-file /": "--new-key-file: '/' is a folder; name a file",
     "serve --log-level loud": "--log-level: there is no 'loud'; there are debug, info, warning, error",
     "digest --by dya": "--by: there is no 'dya'; did you mean day?",
-    "serve --model /does/not/exist.gguf": "--model: file '/does/not/exist.gguf' does not exist",
+    "serve --model /does/not/exist.gguf": "--model: there is no file '/does/not/exist.gguf'; name one that there is",
     "search": 'QUESTION is missing; for example: memd search "Which port does the shop listen on?"',
     "token add anna": "--topics is missing; `memd token add --help` shows how",
     "search which port": "'port' is more than it takes; what belongs together stands in quotes",
@@ -194,6 +199,26 @@ MISUSED = {
 def test_wrong_usage_is_one_line_with_what_is_meant_and_exit_code_2(arguments: str) -> None:
     result = memd(*arguments.split())
     assert result.exit_code == 2 and one_line(result) == f"memd: {MISUSED[arguments]}\n"
+
+
+ERASABLE = (
+    "name what to erase: TOPIC, --chunk, --author, --source, --retention or --resume, one of them alone; --before "
+    "belongs to TOPIC"
+)
+REFUSED = {
+    "erase": ERASABLE,
+    "erase --before 2026-01-01": ERASABLE,
+    "erase --author ann --chunk a3f9": ERASABLE,
+    "search key --from 2026-02-01 --to 2026-01-01": "--from is not before --to, so nothing can be between them",
+    "log --before soon": "--before: 'soon' is no time; write it like 2026-11-20 or 2026-11-20T14:30",
+}
+
+
+@pytest.mark.process
+def test_what_a_daemon_refuses_is_said_with_flags_in_place_of_the_parameters(served: DaemonProcess) -> None:
+    for arguments, said in REFUSED.items():
+        result = memd(*arguments.split(), "--data-dir", served.data_dir)
+        assert result.exit_code == 2 and one_line(result) == f"memd: {said}\n"
 
 
 def test_what_others_call_a_command_is_told_its_name_here() -> None:

@@ -234,8 +234,8 @@ CHUNKS_MAX = 1_000
 NAMED_MAX = 10
 """Chunks that a plan tells of one by one."""
 CHOICES = (
-    "name what to erase: a topic, chunks by their ids, an author or source, retention or resume, one of them alone; "
-    "before belongs to a topic"
+    "name what to erase: `topic_id`, `chunk_ids`, `author`, `source`, `retention` or `resume`, one of them alone; "
+    "`before` belongs to `topic_id`"
 )
 
 

@@ -139,8 +139,8 @@ OVERWRITTEN = (
 @options_of(ErasureBody, leave_out=["topic_id"], chunk_ids="--chunk")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object; nothing is asked.")
-@click.argument("topic", metavar="[TOPIC]", required=False)
-def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str | None, **chosen: Any) -> int:
+@click.argument("topic_id", metavar="[TOPIC]", required=False)
+def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic_id: str | None, **chosen: Any) -> int:
     """Erase a topic, or single chunks, for good.
 
     With TOPIC alone all of it. What is erased cannot be brought back; a backup has it until its next round.
@@ -152,11 +152,11 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic: str
     is_of_chunks = bool(chosen["chunk_ids"] or author or source)
     if as_json and not (yes or dry_run or resume):
         raise BadQuestion("--json asks nothing: say --yes too, or --dry-run")
-    body = {"topic_id": topic, **chosen}
+    body = {"topic_id": topic_id, **chosen}
     with daemon_for(config) as daemon:
         if not resume and not as_json:
             plan = daemon.ask(writes.erase, body=body | {"dry_run": True}, seconds=SECONDS_MAX)
-            whole_topic = topic if not before and not is_of_chunks else None  # also without a chunk, or unreadable
+            whole_topic = topic_id if not before and not is_of_chunks else None  # also without a chunk, or unreadable
             click.echo("\n".join(_planned(plan, whole_topic)))
             if retention and not config.retention:
                 click.echo("The settings keep everything: they have no `retention`.")

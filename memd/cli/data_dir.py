@@ -145,7 +145,7 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
 
 @click.command()
 @flags.with_settings()
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", metavar="DIR", type=flags.FOLDER)
 def backup(config: Config, folder: Path) -> int:
     """Back up the log to DIR, or update the backup there.
 
@@ -172,7 +172,7 @@ def backup(config: Config, folder: Path) -> int:
 @click.option("--until", metavar="TIME", help="As it was then (2026-11-20T14:30), of a bucket.")
 @click.option("--json", "as_json", is_flag=True, help="The outcome as one JSON object.")
 @click.argument("source", metavar="FROM")
-@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", metavar="DIR", type=flags.FOLDER)
 def restore(config_path: Path | None, until: str | None, as_json: bool, source: str, folder: Path) -> int:
     """Restore a data directory from its backup FROM into DIR.
 
@@ -319,7 +319,7 @@ def state(config: Config) -> int:
 
 
 @encrypt.command("key")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=flags.Place(dir_okay=False, path_type=Path))
 def new(file: Path) -> int:
     """Write a new key to FILE, which must not exist yet."""
     check_installed()

@@ -26,7 +26,6 @@ FOUND_SOMETHING = 1
 WRONG_USAGE = 2
 FILES_TOLD = 10
 
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 Command = Callable[..., int]
 
 
@@ -51,6 +50,29 @@ class Number(click.IntRange):
         return number
 
 
+class Place(click.Path):
+    """The path of a file or folder; of one that is none it is said what to name."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """See `click.ParamType.convert`."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            wanted, path = "folder" if self.dir_okay else "file", Path(value)
+            if not path.exists():
+                self.fail(f"there is no {wanted} {str(path)!r}; name one that there is", param, ctx)
+            if path.is_dir() != self.dir_okay:
+                is_a = "folder" if path.is_dir() else "file"
+                self.fail(f"{str(path)!r} is a {is_a}; name a {wanted}", param, ctx)
+            self.fail(f"{str(path)!r} may not be read; name another, or give yourself the right to", param, ctx)
+
+
+FILE = Place(exists=True, dir_okay=False, path_type=Path)
+FOLDER = Place(file_okay=False, path_type=Path)
+
+
 class OneOf(click.Choice[str]):
     """One of a few words; of another one the nearest is guessed. `others`: said where none is near."""
 
@@ -62,6 +84,13 @@ class OneOf(click.Choice[str]):
         """See `click.Choice`."""
         all_there_are = f"there are {', '.join(self.choices)}{self.others}"
         return f"there is no {value!r}; {meant(str(value), self.choices, all_there_are)}"
+
+
+def name_of(parameter: click.Parameter) -> str:
+    """The name that people give a parameter of a command: its flag, or what stands for it in the help (QUESTION)."""
+    if isinstance(parameter, click.Option):
+        return parameter.opts[0]
+    return parameter.human_readable_name.strip("[].")
 
 
 class CommandGroup(click.Group):
@@ -93,7 +122,7 @@ def settings_flags(command: Command) -> Command:
         help="Settings file. Default: the one MEMD_CONFIG names, else ./config.yaml if there is one.",
     )
     data_dir = click.option(
-        "--data-dir", type=click.Path(file_okay=False), help="Folder of the log. Default: data_dir of the settings."
+        "--data-dir", type=Place(file_okay=False), help="Folder of the log. Default: data_dir of the settings."
     )
     return config(data_dir(command))
 

@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from memd import __version__
-from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE, CommandGroup, OneOf, say
+from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE, CommandGroup, OneOf, name_of, say
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound, UnknownTopic
 from memd.wording import meant
 
@@ -157,8 +157,7 @@ def _problem(error: Exception) -> tuple[str, int]:
     if isinstance(error, MemdError):
         is_missing = isinstance(error, NotFound) and not isinstance(error, UnknownTopic)
         wrong_usage = isinstance(error, ConfigError | BadTopicId | BadQuestion) and not is_missing
-        said = re.sub(r"^the parameter (\w+)", lambda found: f"--{found[1].replace('_', '-')}", str(error))
-        return said, WRONG_USAGE if wrong_usage else FOUND_SOMETHING
+        return str(error), WRONG_USAGE if wrong_usage else FOUND_SOMETHING
     if isinstance(error, click.ClickException):
         return _usage_problem(error), error.exit_code
     if error.__cause__ is None:
@@ -172,6 +171,9 @@ def _problem(error: Exception) -> tuple[str, int]:
 def _usage_problem(error: click.ClickException) -> str:
     """Click's own error about a command line in memd's words, with what to do about it."""
     said = re.sub("^Option '(.*?)'", r"\1", error.message.rstrip("."))
+    if isinstance(error, click.BadOptionUsage):
+        flag, wants = error.option_name, "requires" in said
+        return f"{flag} needs a value: {flag} VALUE" if wants else f"{flag} takes no value: write it alone"
     said, context = f"{said[:1].lower()}{said[1:]}", getattr(error, "ctx", None)
     if context is None:
         return said
@@ -183,8 +185,7 @@ def _usage_problem(error: click.ClickException) -> str:
         near = meant(error.option_name.lstrip("-"), known)  # two dashes make any two options alike
         return f"there is no option {error.option_name}; {near.replace('mean ', 'mean --') or shows_how}"
     if isinstance(error, click.BadParameter) and error.param is not None:
-        is_option = isinstance(error.param, click.Option)
-        name = error.param.opts[0] if is_option else error.param.human_readable_name.strip("[].")
+        name = name_of(error.param)
         if not isinstance(error, click.MissingParameter):
             return f"{name}: {said}"
         example = re.search(r"^ *Example: (.+)$", command.help or "", re.MULTILINE)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import re
 import socket
 import ssl
 import time
@@ -28,7 +29,7 @@ import msgspec
 from memd import errors
 from memd.admin.routing import ALL_TOPICS, Answer, as_given, encoded, route_of
 from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of, user_name
-from memd.cli.flags import note_memory, say
+from memd.cli.flags import name_of, note_memory, say
 from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
 from memd.principals import TOKEN_HEADER
 from memd.settings.model import AdminSettings, Config, ListenSettings
@@ -101,7 +102,7 @@ class RunningDaemon:
             message, kind = _error(told)
             refused: type[errors.MemdError] = BadQuestion if answer.status == BAD_REQUEST else DaemonError
             kinds = {errors.UnknownTopic.kind: errors.UnknownTopic, errors.Forbidden.kind: errors.RightMissing}
-            raise kinds.get(kind, refused)(message or f"the daemon at {self.url} answers {answer.status}")
+            raise kinds.get(kind, refused)(_with_flags(message) or f"the daemon at {self.url} answers {answer.status}")
         return told
 
     @classmethod
@@ -146,6 +147,15 @@ def _error(body: bytes) -> tuple[str, str]:
     except msgspec.MsgspecError:
         return "", ""
     return str(error.get("message", "")).removeprefix("memd: "), str(error.get("type", ""))
+
+
+def _with_flags(message: str) -> str:
+    """An error with the flags and arguments of this command in place of the route's parameters: those that it begins
+    with or has in backquotes."""
+    context = click.get_current_context(silent=True)
+    parameters = [] if context is None else context.command.params
+    names = {one.name: name_of(one) for one in parameters}
+    return re.sub(r"^the parameter (\w+)|`(\w+)`", lambda found: names.get(found[1] or found[2], found[0]), message)
 
 
 def unchecked_tls() -> ssl.SSLContext:
