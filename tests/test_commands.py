@@ -302,6 +302,19 @@ def test_in_another_folder_a_command_says_where_the_memory_is(tmp_path: Path, mo
 
 
 @pytest.mark.process
+def test_where_a_memd_runs_on_the_empty_memory_of_the_folder_no_other_one_is_offered(
+    served: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    kept = CliRunner().invoke(main, ["remember", "The spare key is with Ann.", "--data-dir", str(tmp_path / "home")])
+    assert kept.exit_code == 0
+    monkeypatch.chdir(served.data_dir.parent)
+    Path("notes.md").write_text("The office is in Bergen.")
+    added = CliRunner().invoke(main, ["add", "notes.md"])
+    assert added.exit_code == 0 and not added.stderr and "1 chunk written" in added.stdout
+
+
+@pytest.mark.process
 def test_beside_a_daemon_of_another_folder_nothing_is_put_in_until_one_of_them_is_named(
     served: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

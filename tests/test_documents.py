@@ -264,6 +264,10 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     assert {one["seconds_apart"] for one in belongs} <= {None}, "all of a folder are added at one time"
     nowhere = daemon.run("search", "When is pay day?", "--tag", "nowhere")
     assert nowhere.returncode == 1 and "of what was chosen" in nowhere.stdout
+    chosen = ("--tag", "nowhere", "--source", "handbok", "--author", "owner", "--role", "usr")
+    told = daemon.run("search", "When is pay day?", *chosen).stdout.splitlines()
+    unknown = ["source 'handbok'", "tag 'nowhere'", "role 'usr'"]
+    assert told[1:] == [f"No chunk has {one}; `memd log` shows what chunks have." for one in unknown]
     if runs:
         daemon.chat([{"role": "user", "content": "On which day of the month is pay day?"}])
         assert "(handbook/guide.md, Pay) On the 25th." in upstream.prompts[-1]

@@ -257,10 +257,10 @@ def note_memory(config: Config) -> None:
 
 
 def memory_elsewhere(config: Config) -> str:
-    """Where else something is remembered, or a memd runs, if nothing is yet in the working folder's memory and nobody
-    named another."""
+    """Where else something is remembered, or a memd runs, if the working folder's memory has nothing yet and no memd
+    that runs on it, and nobody named another."""
     data_dir = config.data_dir
-    if config.cluster.is_on or data_dir != Config().data_dir.absolute() or _has_topics(data_dir):
+    if config.cluster.is_on or data_dir != Config().data_dir.absolute() or _has_topics(data_dir) or _is_held(data_dir):
         return ""
     others = [str(one) for one in _noted(lambda one: _is_held(one) or _has_topics(one)) if one != data_dir]
     if not others:

@@ -67,9 +67,21 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
         whole = f"{chunks}, {tokens}, would be shown to the model."
         shown.append(f"{chunks} of a block of {tokens}." if "limit" in given else whole)
     shown += [] if answer.note is None else [for_terminal(answer.note)]
+    shown += [] if answer.chunks else _unknown(asked)
     if "topic" not in given and len(answer.topics) > 1 and len({chunk.topic_id for chunk in injected}) != 1:
         shown.append(f"All {len(answer.topics):,} topics were searched; --topic names one.")
     return shown, exit_code
+
+
+def _unknown(asked: RouteAnswer[SearchAnswer]) -> list[str]:
+    """The words that were chosen by and that no chunk has."""
+    given, told = asked.given, list[str]()
+    filters = ((name, given.get(name, ())) for name in ("source", "tag", "role", "author"))
+    for name, value in ((one, value) for one, values in filters for value in values):
+        having = {"topic": given.get("topic", ()), name: [value]}
+        if not asked.daemon.ask(reads.chunks, limit=1, all=True, **having).chunks:
+            told.append(name_for_terminal(f"No chunk has {name} {value!r}; `memd log` shows what chunks have."))
+    return told
 
 
 def _verdict(chunk: ScoredChunk) -> str:
