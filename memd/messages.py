@@ -138,8 +138,7 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
     @property
     def line(self) -> str:
         """Its beginning on one line, with which the later chunks of its result open."""
-        line = " ".join(str(self).split())
-        return line if len(line) <= CALL_CHARACTERS_MAX else line[: CALL_CHARACTERS_MAX - len(CUT)] + CUT
+        return call_line(str(self))
 
     def __str__(self) -> str:
         return f"[call {self.name} {self.arguments}]"
@@ -238,6 +237,12 @@ def stamped(messages: Iterable[Message], said_at: int | UnsetType, author: str) 
     if said_at is UNSET:
         return list(messages)
     return [msgspec.structs.replace(one, said_at=said_at, author=author or UNSET) for one in messages]
+
+
+def call_line(call: str) -> str:
+    """The beginning of a call as it was stored, on one line."""
+    line = " ".join(call.split())
+    return line if len(line) <= CALL_CHARACTERS_MAX else line[: CALL_CHARACTERS_MAX - len(CUT)] + CUT
 
 
 def block_digest(text: str) -> bytes:

@@ -360,20 +360,38 @@ def test_other_chunks_that_repeat_the_words_are_named(daemon: DaemonProcess, ups
     assert f"chunk {answer} in topic default stays: it has 'under the third granite step' too" in planned
 
 
-def test_chunks_of_a_result_that_repeat_an_erased_call_are_named(daemon: DaemonProcess) -> None:
+def call_and_result(call_id: str = "c", lines: int = 40) -> list[dict[str, Any]]:
     call = {"name": "write", "arguments": json.dumps({"text": SECRET})}
-    made = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": call}]}
-    lines = "\n".join(f"Line {number} of the ferry's timetable is as it was before." for number in range(40))
-    daemon.chat([user("Write it."), made, {"role": "tool", "tool_call_id": "c", "content": lines}])
+    made = {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "type": "function", "function": call}]}
+    told = "\n".join(f"Line {number} of the ferry's timetable is as it was before." for number in range(lines))
+    return [user("Write it."), made, {"role": "tool", "tool_call_id": call_id, "content": told}]
+
+
+def test_chunks_of_a_result_that_repeat_an_erased_call_are_named(daemon: DaemonProcess) -> None:
+    daemon.chat(call_and_result())
     daemon.wait_stored("Line 39")
     first, *others = [one["uuid"].replace("-", "")[:8] for one in daemon.export() if "Line" in one["content"]]
     planned = daemon.run("erase", "--chunk", first, "--dry-run").stdout
     assert len(others) > 3
     assert all(f"chunk {one} in topic default stays: it has '" in planned for one in others)
+    kept = f"its call, which stays in front of what it returned: {', '.join(sorted(others))} in topic default"
+    assert kept in planned
     assert (
         daemon.run("erase", *(part for one in [first, *others] for part in ("--chunk", one)), "--yes").returncode == 0
     )
     assert found_in(daemon.data_dir) == []
+
+
+def test_a_forbidden_call_is_not_named_by_a_result_that_comes_later(daemon: DaemonProcess) -> None:
+    daemon.chat(call_and_result())
+    daemon.wait_stored("Line 39")
+    first, *others = [one["uuid"].replace("-", "")[:8] for one in daemon.export() if "Line" in one["content"]]
+    assert daemon.run("erase", *(part for one in others for part in ("--chunk", one)), "--yes").returncode == 0
+    assert daemon.run("erase", "--chunk", first, "--forbid", "--yes").returncode == 0
+    daemon.chat(call_and_result("another", lines=60))
+    daemon.wait_stored("Line 59")
+    speakers = [one["speakers"] for one in daemon.export() if one["live"]]
+    assert len(speakers) > 3 and "walrus" not in json.dumps(speakers)
 
 
 # Chats go on, answers are made anew, texts wait, the daemon is killed, and meanwhile chunks are erased

@@ -437,6 +437,9 @@ def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes
             told.append(f"what they replaced: {_short_ids(sorted(versions))} in topic {topic.id}")
         if topic not in topics:
             continue
+        if naming := erasing.naming(snapshot, {*erasing.calls_of(snapshot, uuids)}, uuids):
+            ids = ", ".join(uuid.hex()[:8] for uuid in sorted(naming))  # all: who erases the call erases them too
+            told.append(f"its call, which stays in front of what it returned: {ids} in topic {topic.id}")
         texts += erasing.texts_of(snapshot, uuids)
         entries = (snapshot.find(uuid) for uuid in uuids)
         files |= {one.source for one in entries if one is not None and one.kind == "document" and one.source}

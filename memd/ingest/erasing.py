@@ -31,12 +31,12 @@ import msgspec
 import numpy as np
 
 from memd.conversation.hot_buffer import HotBuffer
-from memd.entries import Entry
+from memd.entries import CALLER, Entry
 from memd.errors import StoreError
 from memd.ingest.indexer import Indexer
 from memd.ingest.topic import erased_in
 from memd.ingest.topics import Topic, Topics
-from memd.messages import Block
+from memd.messages import Block, call_line
 from memd.selection import Selection
 from memd.store.disk import Wiper
 from memd.store.erasure import Erasure, ForbiddenText, Kind
@@ -63,6 +63,7 @@ RESUME_SECONDS = 60.0
 _DOCUMENT = 3
 """`columns.KINDS`"""
 _WORDS = re.compile(r"\w+")
+_CALL = re.compile(r"^(?=\[call )", re.MULTILINE)
 
 
 class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +128,22 @@ def texts_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
     """Yield all texts that these chunks ever had, and the reasons that were given for their corrections."""
     for entry in _entries_of(snapshot, uuids):
         yield from (text for text in (entry.content, *entry.calls, entry.reason) if text)
+
+
+def calls_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
+    """Yield the calls in all texts that these chunks ever had, as other chunks name them (`Speaker.call`)."""
+    for entry in _entries_of(snapshot, uuids):
+        speakers = entry.speakers or ()
+        ends = [*(one.offset for one in speakers[1:]), len(entry.content)]
+        for speaker, end in zip(speakers, ends, strict=False):
+            if speaker.role == CALLER:
+                yield from map(call_line, _CALL.split(entry.content[speaker.offset : end])[1:])
+
+
+def naming(snapshot: Snapshot, calls: Collection[str], but: Collection[bytes]) -> set[bytes]:
+    """Return the other chunks that name one of these calls."""
+    named = ((entry.uuid, entry.calls) for entry in _entries_with(snapshot, status=0) if entry.uuid not in but)
+    return {uuid for uuid, own in named if not set(own).isdisjoint(calls)} if calls else set()
 
 
 class Repeating(NamedTuple):
@@ -432,11 +449,11 @@ class Eraser:
             if item.identity in digests and item.message is not None
             if len(item.message.said.strip()) >= SHORT_CONTENT
         }
-        texts = texts_of(topic.log.snapshot(), erasure.chunk_uuids)
+        snapshot, uuids = topic.log.snapshot(), erasure.chunk_uuids
         forbidden = topic.log.forbidden.also(
             messages=(int.from_bytes(one[:8], "little") for one in digests),
             contents=contents,
-            texts=map(text_hash, texts),
+            texts=map(text_hash, {*texts_of(snapshot, uuids), *calls_of(snapshot, uuids)}),
         )
         topic.log.forbid(forbidden)
 

@@ -301,15 +301,17 @@ def unstored_runs(
         if message is None or not (position in wanted or message.tool_calls):
             continue
         kept = redactor.kept(message)
-        # Clients that give no ids, or one to several calls: nobody knows whose result it is.
+        # Some clients give no ids, or one to several calls: nobody knows whose result it is.
         ids = Counter(call.id for call in kept.tool_calls)
-        calls |= {call.id: call.line if call.id and ids[call.id] == 1 else "" for call in kept.tool_calls}
+        for call in kept.tool_calls:
+            is_named = bool(call.id) and ids[call.id] == 1 and not topic.forbidden.has_text(call.line)
+            calls[call.id] = call.line if is_named else ""
         if position not in wanted:
             continue
         shown = () if kept.shown is UNSET else kept.shown
         name = speaker_name(kept.name)
-        call = calls.get(kept.tool_call_id, "") if kept.role in RESULT_ROLES else ""
-        told = name, shown, kept.said_at, authors[position], bool(kept.tool_calls), call
+        answered = calls.get(kept.tool_call_id, "") if kept.role in RESULT_ROLES else ""
+        told = name, shown, kept.said_at, authors[position], bool(kept.tool_calls), answered
         utterances[position] = Utterance(stored_text(kept), kept.role, digest, *told)
     starts = [*compaction.part_starts(message for _, message in messages)]
     starts += [position for position in utterances if authors.get(position - 1, authors[position]) != authors[position]]
