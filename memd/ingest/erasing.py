@@ -133,11 +133,9 @@ def texts_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
 def calls_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
     """Yield the calls in all texts that these chunks ever had, as other chunks name them (`Speaker.call`)."""
     for entry in _entries_of(snapshot, uuids):
-        speakers = entry.speakers or ()
-        ends = [*(one.offset for one in speakers[1:]), len(entry.content)]
-        for speaker, end in zip(speakers, ends, strict=False):
+        for speaker, text in entry.stretches:
             if speaker.role == CALLER:
-                yield from map(call_line, _CALL.split(entry.content[speaker.offset : end])[1:])
+                yield from map(call_line, _CALL.split(text)[1:])
 
 
 def naming(snapshot: Snapshot, calls: Collection[str], but: Collection[bytes]) -> set[bytes]:
