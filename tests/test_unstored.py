@@ -135,7 +135,7 @@ async def test_searches_do_not_wait_for_all_of_a_long_message_that_comes_into_th
 
 async def test_the_garbage_collector_has_no_more_to_look_through_for_what_waits(topic: Topic) -> None:
     found = []
-    for pier in ("northern", "southern"):  # the first time modules are loaded
+    for pier in ("northern", "southern", "eastern", "western"):  # the first time modules are loaded
         sentences = " ".join(f"The berth {n} at the {pier} pier is for boat {n * 7:x}." for n in range(1_000))
         conversation = talk(topic.buffer, f"u:{sentences}", "a:Noted.")
         topic.unstored()
@@ -145,7 +145,7 @@ async def test_the_garbage_collector_has_no_more_to_look_through_for_what_waits(
         chunks = len(topic.unstored().chunks())
         gc.collect()  # which is done with tuples of numbers
         found.append(len(gc.get_objects()) - before)
-    assert chunks > 250 and found[1] < chunks / 10
+    assert chunks > 1_000 and min(found[1:]) < chunks / 20  # other threads of the process make some at times
 
 
 async def test_in_short_time_a_question_has_what_was_said_last(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
