@@ -39,6 +39,8 @@ _CHUNK_BYTES = 1_900
 """Of a pending chunk beside its text and its columns, its terms included (measured with tracemalloc)."""
 _LONG_CHARACTERS = 200_000
 """A part with more takes seconds, and is cut in the background alone: searches neither cut it nor wait for it."""
+_OTHER_THREAD_SECONDS = 0.03
+"""A search waits so long for another thread that cuts a short part, which takes a few milliseconds of a core."""
 BATCH_CHARACTERS = 8_000
 """Text that is embedded and appended at once: about a second's work."""
 _CHARACTERS_MIN = 50
@@ -222,6 +224,8 @@ class PartCutter:
     def __init__(self, log: TopicLog, cutter: Cutter) -> None:
         self._log = log
         self._cutter = cutter
+        self._begun: dict[Key, threading.Event] = {}
+        """The short parts that threads cut just now."""
         self._long_lock = threading.Lock()
         """Held while a long part is cut, beside which short ones are."""
         self._listing: deque[tuple[Sequence[Part], Sequence[Part]]] = deque()
@@ -495,8 +499,18 @@ class PartCutter:
         if part.is_long:
             with self._long_lock:
                 return self._fresh(part.key) or self._cut_anew(part, step)
-        # Without the step, for it is short; and beside another thread that cuts it, which may have no core for long.
-        return self._cut_anew(part, lambda: None)
+        if (begun := self._begun.get(part.key)) is not None:
+            # Not for long: it may be a thread that all others go before, and on a busy machine it has no core.
+            begun.wait(None if until is None else _OTHER_THREAD_SECONDS)
+            if (known := self._fresh(part.key)) is not None:
+                return known
+        ended = self._begun[part.key] = threading.Event()
+        try:
+            # Without the step: a search that waits for a short one is not to wait for other requests, too.
+            return self._cut_anew(part, lambda: None)
+        finally:
+            self._begun.pop(part.key, None)
+            ended.set()
 
     def _fresh(self, key: Key) -> CutPart | None:
         return None if key in self._stale else self._known.get(key)
