@@ -1,8 +1,8 @@
-"""The chunks of a topic that one question is about, in columns.
+"""The candidates that a topic has for one question, in columns.
 
-Rule: a few array operations a source, no loop over chunks. A *source* is a growing segment, an index over sealed ones,
-or what waits to be stored. Of each, the nearest chunks by meaning and by words compete, with their neighbours; behind
-this module nothing knows where a chunk lies.
+Rule: a few array operations per source, no loop over chunks. A *source* is a growing segment, an index over sealed
+segments, or the pending chunks. Each contributes its nearest chunks by meaning and by words, and their neighbours.
+Callers of this module do not see where a chunk is stored.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from memd.store.snapshot import IndexView, Place, Snapshot, chosen
 log = logging.getLogger("memd")
 
 FOUND_MAX = 32
-"""Chunks of a source that a part of the question finds by meaning, and as many by words; their neighbours come with
-them."""
+"""A part of the question finds so many chunks of a source by meaning, and as many by words; neighbours are added."""
 POSTINGS_MAX = 60_000
-"""Of a large source: a word that so many chunks have finds none by itself, but counts for those that others find."""
+"""Postings scored per question and source, rarest terms first. More common terms find no chunks by themselves, but
+count for chunks found otherwise."""
 IDENTIFIER_WEIGHT = 3
-"""So many words an identifier counts for as a whole; its parts count besides."""
+"""A whole identifier weighs as much as so many words; its parts count as well."""
 FEW_CHUNKS = 25
-"""The mean vector of so many chunks counts half: of a few it is mostly those chunks themselves."""
+"""With so many chunks a topic's mean vector counts half: the mean of a few chunks mostly is those chunks."""
 TELLING_WORDS, TELLING_MIN = 2, 0.25
-"""A part without a question mark counts by what its words tell: whole from two of the rarest of the question on. Of
-"when all is done, report the code of the crane" the first clause has a best chunk too."""
+"""The weight of a part without a question mark follows the rarity of its words, from TELLING_MIN up to 1 with
+TELLING_WORDS of the rarest. So the first clause of "when all is done, report the code of the crane" weighs little."""
 TOKEN_BYTES = 3
-"""Of a record beside its vector, for each token of its line, where an old log does not tell how many those are."""
+"""Bytes of a record per token of its line, to estimate the tokens of chunks in an old log that does not count them."""
 
 _WORD = re.compile(r"[^\W\d_]+")
 _SIGNS = " ?!.#:"
 _AMID = re.compile(r"(?<=[^\W\d_] )[^\W\d_]+|(?<=, )[^\W\d_]+")
-"""Words in the midst of a sentence."""
+"""Words that do not begin a sentence."""
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.bool_]
@@ -70,85 +70,86 @@ class Searchable(Protocol):
 
     @property
     def topic_id(self) -> str:
-        """The topic."""
+        """The topic's id."""
 
     def snapshot(self) -> Snapshot:
-        """Its present content."""
+        """Return its content as of now."""
 
     def unstored(self) -> UnstoredText:
-        """Return the text that was said and is not in its log yet; asked on the event loop."""
+        """Return the text that is not in its log yet. Called on the event loop."""
 
 
 class Terms(NamedTuple):
-    """The terms that the p parts of a question ask a topic for, each once."""
+    """The k distinct terms of the p parts of a question, as a topic has them."""
 
     keys: Keys
     """(k,)"""
     rarity: Floats
-    """Of each, (k,); one that no chunk has is the rarest."""
+    """Inverse document frequency, (k,); highest for a term that no chunk has."""
     asks: Bits
-    """Whether each part asks for each, (p, k)."""
+    """Which part has which term, (p, k)."""
     weights: Floats
-    """The count of each for each part, (p, k): 0 where the part does not ask for it, or no chunk has it."""
+    """Weight of each term in each part, (p, k); 0 if the part does not have it, or no chunk has it."""
     is_named: Bits
-    """Whether each part has an identifier, in letters and digits or signs, that some chunk has, (p,)."""
+    """Parts with an identifier (letters with digits or signs) that some chunk has, (p,)."""
 
 
 class ChunkSource:
-    """Chunks that lie in one place; each has a label below `len(counts)`."""
+    """Chunks stored in one place. Each has a label below n = `len(counts)`."""
 
     def __init__(self, columns: GrowingColumns | SealedColumns | None, counts: Bits, then: Sequence[Bits]) -> None:
         """
         Args:
-            columns: None: its words are not made yet.
-            counts: whether each chunk counts, (n,).
-            then: the same of those alone that were said at a time, for each time that the question speaks of.
+            columns: None if its words have not been computed yet.
+            counts: live chunks within the caller's selection, (n,).
+            then: the same, limited to one time, for each time that the question names.
         """
         self.columns = columns
         self.counts = self.competes = counts
         self._then = then
         self._words: WordScores | None = None
         self._common: list[int] = []
-        """The terms that so many chunks have that they find none."""
+        """Numbers of the terms too common to find chunks; see POSTINGS_MAX."""
 
     @cached_property
     def _choices(self) -> list[Bits]:
-        """The chunks that compete at any time, and at each that is spoken of."""
+        """The competing chunks: all of them, and those of each time that the question names."""
         return [self.competes, *(self.competes & bits for bits in self._then)]
 
     @property
     def matrix(self) -> Floats | None:
-        """The vectors of all, (n, dimension); None: they are not at hand, and searched by an index."""
+        """All vectors, (n, dimension); None if only an index can be searched."""
         raise NotImplementedError
 
     @property
     def is_pending(self) -> bool:
-        """Whether its vectors are the table's: they wait for the model's."""
+        """Whether its vectors come from the table, because the model has not embedded the chunks yet."""
         return False
 
     def places(self, labels: Rows) -> tuple[Rows, Rows]:
-        """The segments and rows of chunks."""
+        """Return the segments and rows of chunks."""
         raise NotImplementedError
 
     def column(self, name: str, labels: Rows) -> NDArray[Any]:
-        """A column of the log, of some chunks."""
+        """Return a column of the log for some chunks."""
         raise NotImplementedError
 
     def multipliers(self, labels: Rows | slice) -> Floats:
-        """Of their corrections."""
+        """Return the multipliers from corrections."""
         raise NotImplementedError
 
     def vectors(self, labels: Rows) -> Floats:
-        """The unit vectors of chunks, of any model's dimension."""
+        """Return the unit vectors of chunks, in the dimension of the model that wrote them."""
         return np.zeros((len(labels), 0), np.float32) if self.matrix is None else self.matrix[labels]
 
     def vectors_of(self, labels: Rows, dimension: int) -> Floats:
-        """The unit vectors of chunks, (m, dimension); zeros where there is none, or one of another model."""
+        """Return the unit vectors of chunks, (m, dimension); zeros if there is none, or only another model's."""
         found = self.vectors(labels)
         return found if found.shape[1] == dimension else np.zeros((len(labels), dimension), np.float32)
 
     def tokens(self, labels: Rows, dimension: int) -> Rows:
-        """Raw tokens of each chunk's line; an old log does not tell: they are estimated by the record's bytes."""
+        """Return the raw tokens of each chunk's line; for an old log without counts, estimated from the record's
+        size."""
         known = np.zeros(len(labels), np.intp) if self.columns is None else self.columns.tokens[labels].astype(np.intp)
         if known.all():
             return known
@@ -156,14 +157,13 @@ class ChunkSource:
         return np.where(known > 0, known, np.maximum(1, lengths // TOKEN_BYTES))
 
     def found(self, terms: Terms, vectors: Floats) -> Rows:
-        """The chunks that words find, or the vectors of parts, (p, dimension), with their neighbours, ascending."""
+        """Return the chunks found by words or by vectors of parts, (p, dimension), and their neighbours, ascending."""
         some = [*self.worded(terms), *self.nearest(vectors)]
         return self.beside(np.concatenate(some)) if some else np.empty(0, np.intp)
 
     def nearest(self, vectors: Floats, most: int = FOUND_MAX) -> list[Rows]:
-        """The labels nearest by meaning to some vectors, `most` to each, at any time and at those spoken of; of a small
-        source also those that do not count. Corrections count, so that what was unhelpful keeps nothing else from being
-        found."""
+        """Return the `most` labels nearest to each vector, overall and for each named time. A small source may return
+        dead ones too. Multipliers of corrections count, so that unhelpful chunks do not displace others."""
         if (matrix := self.matrix) is None or matrix.shape[1] != vectors.shape[1]:
             return []
         weighed = products(matrix, vectors) * self.multipliers(slice(None))
@@ -171,7 +171,7 @@ class ChunkSource:
         return [_best(np.where(bits, cosine, -np.inf), most) for cosine, bits in found]
 
     def worded(self, terms: Terms) -> list[Rows]:
-        """The labels that words find; corrections count."""
+        """Return the labels found by words; multipliers of corrections count."""
         if self.columns is None or not len(terms.keys):
             return []
         postings = self.columns.postings(terms.keys, len(self.counts), POSTINGS_MAX)
@@ -185,7 +185,7 @@ class ChunkSource:
         return found
 
     def words(self, terms: Terms, labels: Rows) -> Floats:
-        """BM25 of chunks for each part, (m, p); of those that `worded` did not look at 0."""
+        """Return BM25 of chunks for each part, (m, p); 0 for chunks without any of the terms."""
         if self._words is None:
             return np.zeros((len(labels), len(terms.weights)), np.float32)
         found = self._words.at(labels)
@@ -194,14 +194,13 @@ class ChunkSource:
         return found
 
     def beside(self, labels: Rows) -> Rows:
-        """Chunks and those stored just before and behind them, each once, of those that count."""
+        """Return these chunks and those stored just before and behind each, without dead ones, ascending."""
         found = np.zeros(len(self.counts) + 2, np.bool_)
         found[labels] = found[labels + 1] = found[labels + 2] = True
         return (found[1:-1] & self.counts).nonzero()[0]
 
     def follows(self, labels: Rows) -> Bits:
-        """Whether each of these chunks, ascending, goes on where the one before it among them ended: they are
-        neighbours."""
+        """Return for each of these chunks, ascending, whether it continues the one before it in the list."""
         if self.columns is None:
             return np.zeros(len(labels), np.bool_)
         found: Bits = self.columns.follows[labels]
@@ -211,10 +210,10 @@ class ChunkSource:
 
 
 class GrowingSource(ChunkSource):
-    """A segment that is appended to, or has no index yet."""
+    """A segment that still grows, or has no index yet."""
 
     def __init__(self, view: SegmentView, then: Sequence[SegmentView], visible: frozenset[int]) -> None:
-        """`visible`: the `digest_word`s of the messages in the prompt; chunks of these alone do not compete."""
+        """`visible`: `digest_word`s of the messages in the prompt; chunks made only of these do not compete."""
         segment = view.segment
         assert isinstance(segment, GrowingSegment), "one that is scanned"
         super().__init__(segment.columns, ~view.dead, [~one.dead for one in then])
@@ -226,7 +225,7 @@ class GrowingSource(ChunkSource):
 
     @property
     def matrix(self) -> Floats | None:
-        """None: another model wrote the vectors."""
+        """See `ChunkSource`; None if another model wrote the vectors."""
         return self._view.matrix
 
     def places(self, labels: Rows) -> tuple[Rows, Rows]:
@@ -243,8 +242,8 @@ class GrowingSource(ChunkSource):
 
 
 class PendingSource(GrowingSource):
-    """The chunks that wait to be stored. Those stored since are in the log too, and are left out of what is found: to
-    look for them among all that wait would take the longer the more do."""
+    """The pending chunks. Some may have been stored meanwhile and are in the log too; these are dropped from results,
+    which is cheaper than checking all pending chunks."""
 
     def __init__(self, pending: PendingView, wanted: Selection, visible: frozenset[int], snapshot: Snapshot) -> None:
         view = pending.segment
@@ -280,7 +279,7 @@ class IndexSource(ChunkSource):
 
     @property
     def matrix(self) -> Floats | None:
-        """None: it is too large to be scanned."""
+        """See `ChunkSource`; None if it is too large to be scanned."""
         return self._index.matrix
 
     def nearest(self, vectors: Floats, most: int = FOUND_MAX) -> list[Rows]:
@@ -309,7 +308,7 @@ class IndexSource(ChunkSource):
 def sources_of(
     now: Snapshot, then: Sequence[Snapshot] = (), visible: frozenset[int] = frozenset()
 ) -> list[ChunkSource]:
-    """The sources of a topic's log. `then`: it at each time that is spoken of; `visible`: see `GrowingSource`."""
+    """Return the sources of a topic's log. `then`: its chunks of each named time; `visible`: see `GrowingSource`."""
     growing: list[ChunkSource] = [
         GrowingSource(view, [one.views[number] for one in then], visible)
         for number, view in now.views.items()
@@ -321,7 +320,7 @@ def sources_of(
 
 
 class TopicColumns:
-    """One topic, for one question."""
+    """One topic, searched for one question."""
 
     def __init__(
         self,
@@ -336,9 +335,9 @@ class TopicColumns:
         Args:
             parts: of the question.
             pending: its chunks that are not in the log yet.
-            wanted: the chunks that may be shown.
-            visible_digests: messages in the prompt; chunks of these alone do not compete.
-            spans: times that the question speaks of, whose best chunks compete whatever else there is.
+            wanted: the caller's selection.
+            visible_digests: messages in the prompt; chunks made only of these do not compete.
+            spans: times that the question names; the best chunks of each are always candidates.
         """
         self.snapshot = topic.snapshot()
         self.topic_id = self.snapshot.topic_id
@@ -354,8 +353,8 @@ class TopicColumns:
 
     @cached_property
     def mean(self) -> Floats | None:
-        """The topic's mean vector, weighed by how many chunks it is of; None without any. Vectors of another model are
-        no part of it; of a sealed segment with such there is no index."""
+        """The topic's mean vector, shortened if the topic has few chunks; None without chunks. Vectors of another model
+        are excluded (a sealed segment of those has no index)."""
         means = [
             (one.columns.mean_sum, one.columns.mean_count)
             for one in self.sources
@@ -387,13 +386,13 @@ class TopicColumns:
 
     @cached_property
     def telling(self) -> Floats:
-        """How much each part tells, by its words' rarity, (p,): at most 1, and that where it has a question mark."""
+        """Weight of each part by the rarity of its words, (p,), at most 1; 1 for a part with a question mark."""
         told = self.terms.asks @ self.terms.rarity / (TELLING_WORDS * self.terms.rarity.max(initial=1e-6))
         marked = np.fromiter(map(is_marked, self._parts), np.bool_, len(self._parts))
         return np.where(marked, 1, told.clip(TELLING_MIN, 1)).astype(np.float32)
 
     def share(self, part: int, source: ChunkSource, label: int) -> float:
-        """The share of a part's words, by rarity, that a chunk has; 0 where that is a single word."""
+        """Return the share of a part's words, by rarity, that a chunk has; 0 if it has fewer than two of them."""
         if source.columns is None:
             return 0.0
         asked = self.terms.asks[part]
@@ -401,8 +400,8 @@ class TopicColumns:
         return float(rare[has].sum() / rare.sum()) if has.sum() >= 2 else 0.0
 
     def names(self, part: int, source: ChunkSource, label: int) -> bool:
-        """Whether a chunk has a word of a part as a name, with a capital amid a sentence; or the number that the part
-        consists of."""
+        """Return whether a chunk has a word of the part as a name (capitalised within a sentence), or the number that
+        the part consists of."""
         if self._parts[part].strip(_SIGNS).isdecimal():
             asked = self.terms.keys[self.terms.asks[part]]
             return source.columns is not None and bool(source.columns.has(label, asked).any())
@@ -413,8 +412,8 @@ class TopicColumns:
         )
 
     def entries(self, places: tuple[Rows, Rows]) -> dict[Place, Entry | None]:
-        """Read the chunks at these segments and rows; None for those that were erased meanwhile or cannot be read, of
-        which the log says why."""
+        """Read the chunks at these segments and rows. None for chunks erased meanwhile, and for unreadable ones, which
+        are logged."""
         every = list(zip(*(one.tolist() for one in places), strict=True))
         read: dict[Place, Entry | None] = {
             place: self.pending.chunks[place[1]].entry for place in every if place[0] == PENDING_SEGMENT
@@ -434,7 +433,7 @@ class TopicColumns:
 
 
 def _best(score: Floats, count: int) -> Rows:
-    """The positions of the highest scores, in no order."""
+    """Return the positions of the highest scores, unordered."""
     if len(score) <= count:
         return np.arange(len(score))
     return score.argpartition(len(score) - count)[len(score) - count :]

@@ -1,8 +1,8 @@
-"""The parts of a question, each of which asks for itself.
+"""The parts of a question, each of which is searched separately.
 
-Rule: pure. People ask at the end of what they paste, at its beginning, or several things at once; a text has one vector
-and one bag of words, so a long paste would drown the question and one question the other. The cost does not grow with
-the message: its ends are looked at, and of each part the beginning.
+Rule: pure. People ask before or behind what they paste, or ask several things at once. One vector and one bag of words
+for the whole message would drown the question in the paste, and one question in another. The cost does not grow with
+the message: only its ends are read, and only the beginning of each part.
 """
 
 from __future__ import annotations
@@ -12,40 +12,42 @@ import re
 
 PARTS_MAX = 8
 HEAD_CHARACTERS, TAIL_CHARACTERS = 4_000, 16_000
-"""Of a longer message only its ends are looked at."""
+"""Only so much of the beginning and the end of a longer message is read."""
 PART_CHARACTERS_MAX = 400
-"""Of a part; the embedder cuts it to `PART_TOKENS` besides."""
+"""Length of a part; the embedder cuts it to PART_TOKENS as well."""
 PART_TOKENS = 48
 
 _ASKING = "?？؟\u037e՞፧"
 """Question marks: Latin, Chinese and Japanese, Arabic, Greek (U+037E), Armenian, Ethiopic."""
 _GREEK_ASKING = r"(?<=[\u0370-\u03ff\u1f00-\u1fff];)"
-"""Greek is mostly typed with a semicolon, which behind other letters ends a line of code."""
+"""Greek text mostly uses a semicolon as its question mark. Behind other letters a semicolon ends a line of code."""
 _ASKS = re.compile(rf"[{_ASKING}]$|{_GREEK_ASKING}$")
 ASKING_MAX = PARTS_MAX - 2
-"""Beside more of them the ends of the message would be no parts."""
+"""More asking sentences would leave no parts for the ends of the message."""
 _ENDS = re.compile(rf"(?<=[.!?…{_ASKING}])(?<!\b\d\.)(?<!\b\d\d\.)\s+|{_GREEK_ASKING}\s+|(?<=[。！？])\s*|\n+")
-"""Not behind the number of an item or a day."""
+"""Sentence ends, but not behind the number of a list item or a day."""
 _CLAUSES = re.compile(r"(?:(?<=\w)[,;:]\s+|[，；：])")
 CLAUSE_CHARACTERS_MIN = 16
-"""Of a sentence that asks for several things each is a part; a shorter clause names nothing to look for."""
+"""Each clause of a sentence is a part, because it may ask for several things. A shorter clause names nothing to search
+for."""
 _WRAPPED = re.compile(r"(?m)^(\S.{48,}[\w,])\n(?=\w)")
-"""The end of a line that goes on in the next: a long one, without a mark at its end or an indent behind it."""
+"""A hard-wrapped line: long, without punctuation at its end, and followed by a line that is not indented."""
 TAIL_PIECES, TAIL_PART_CHARACTERS = 44, 200
-"""A sentence with more pieces has its end as a part too, for of a part the beginning is read, and a question may stand
-at the end: behind a line of code, or a long explanation."""
+"""The end of a sentence with more pieces is a part too. Only the beginning of a part is read, and the question may
+follow a line of code or a long explanation."""
 _PIECE = re.compile(r"[A-Za-z0-9]{1,4}|[^\sA-Za-z0-9]")
-"""The pieces that a tokenizer makes of a text, roughly: other than English letters it takes one by one."""
+"""Approximates word pieces: up to four ASCII letters or digits, or any other single character."""
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
-"""Programs put what the user said between lines of these."""
+"""Programs wrap the user's words in lines that consist of a tag."""
 _ITEM = re.compile(r"\s*(?:[-*•]|\d{1,2}[.)])\s+(?=\S)")
 
 
 def parts_of(message: str) -> dict[str, bool]:
-    """The sentences that ask with their clauses and the ends of long ones, the last and the first sentence, the items
-    of a list: at most `PARTS_MAX`, and whether each asks. Where no sentence asks all of them do, the last with its
-    clauses: "report the codes of the crane, the ferry and the mill" asks for three things without a mark. What stands
-    between first and last is told beside them then."""
+    """Return at most PARTS_MAX parts of a message, and whether each asks: sentences with a question mark, their clauses
+    and the ends of long ones, the last and first sentence, and list items.
+
+    If no sentence has a question mark, all of these ask, including the clauses of the last one: "report the codes of
+    the crane, the ferry and the mill" asks for three things. The sentences in between are then context, not asking."""
     if len(message) > HEAD_CHARACTERS + TAIL_CHARACTERS:
         message = f"{message[:HEAD_CHARACTERS]}\n{message[-TAIL_CHARACTERS:]}"
     message = _WRAPPED.sub(r"\1 ", message)
@@ -65,12 +67,12 @@ def parts_of(message: str) -> dict[str, bool]:
 
 
 def is_marked(part: str) -> bool:
-    """Whether a part ends with a question mark."""
+    """Return whether a part ends with a question mark."""
     return _ASKS.search(part) is not None
 
 
 def _tail(sentence: str) -> str:
-    """The end of a long sentence; empty where it is short."""
+    """Return the end of a long sentence; empty for a short one."""
     end = sentence[-TAIL_PART_CHARACTERS:]
     places = [found.start() for found in _PIECE.finditer(end)][-TAIL_PIECES - 1 :]
     if len(places) <= TAIL_PIECES and end == sentence:
@@ -80,6 +82,6 @@ def _tail(sentence: str) -> str:
 
 
 def _clauses(sentence: str) -> list[str]:
-    """The clauses of a sentence; none where it is a single one."""
+    """Return the clauses of a sentence; empty if there is only one."""
     found = [one for one in _CLAUSES.split(sentence) if len(one) >= CLAUSE_CHARACTERS_MIN]
     return found if len(found) > 1 else []

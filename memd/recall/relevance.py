@@ -1,12 +1,13 @@
-"""The relevance of the chunks that compete to each part of a question, in columns.
+"""Relevance of the candidates to each part of a question, in columns.
 
-Rule: array operations alone, the same for every chunk wherever it lies. For each part:
+Rule: only array operations, the same for every chunk wherever it is stored. For each part:
 
-    own       = (1 - w) (meaning over its best) ^ 1.5 + w words over their best
-    relevance = (1 - f) own + f likeness to the five best, and a share of what the neighbours have of that
+    own       = (1 - w) (meaning / best meaning) ^ 1.5 + w (words / best words)
+    relevance = (1 - f) own + f likeness to the five best + a share of the neighbours' relevance
 
-scaled to the best raw cosine, so that thresholds are cosines; times the multiplier of corrections it is the score. Of a
-chunk the best part counts. With all weights at 0 the score is max(0, cosine) × multiplier. Figures: bench/NOTES.md.
+scaled to the best raw cosine, so that thresholds are cosines. The score is relevance times the multiplier of
+corrections, and a chunk's score is that for its best part. With all weights at 0 it is max(0, cosine) × multiplier.
+Figures: bench/NOTES.md.
 """
 
 from __future__ import annotations
@@ -31,49 +32,50 @@ from memd.store.lexical.analyzer import is_stopword
 from memd.store.log.columns import uuid_bytes
 
 CLEAR_COSINE, CLEAR_WORDS, CLEAR_SHARED, CLEAR_BEST = 0.5, 0.01, 2, 10
-"""The table's answer stands where its meaning and the words share so many of their ten best chunks and something is
-near: two witnesses. Else the model reads the part."""
+"""The table's vector is good enough if its ten best chunks and the ten best by words share at least CLEAR_SHARED, and
+one of them is near: two independent witnesses. Otherwise the model embeds the part."""
 SILENT_BELOW, QUOTED = 0.39, 0.15
-"""Where the model read a part, nothing stored is about it if the nearest cosine, and so much more where one chunk has
-all of its words, is below that: of a long list of things the model has one vector, and the words know each of them. Of
-383 true questions 0.5 % are lost so (0.8 by the cosine alone), of 200 about nothing stored 95 % are silent."""
+"""Nothing stored is about a part if its nearest cosine by the model is below SILENT_BELOW. A chunk with all words of
+the part adds QUOTED to that cosine, because one vector cannot hold a long list of things and its words can. This loses
+0.5 % of 383 true questions (0.8 by the cosine alone); 95 % of 200 questions about nothing stored are silent."""
 MANY_CHUNKS, FEWER = 300, 0.05
-"""Of many chunks one is near by chance: for each tenth of so many the threshold is so much lower. With one threshold
-for all 13 % of true questions are lost where one chunk is stored, 7 % where five are."""
+"""With many chunks, one is near by chance. So the threshold is lower by FEWER for each factor of ten below MANY_CHUNKS.
+One threshold for all sizes loses 13 % of true questions with one chunk stored, and 7 % with five."""
 STEP_WEIGHT = 0.25
-"""Of the step that the model is at, beside the question: what it calls is like every other call, and would fill the
-block before what the user asked for. Of 154 facts needed blocks of 975 tokens show 119; 117 with 0.5, 104 without."""
+"""Weight of the model's latest step beside the user's question. Calls resemble each other, and would crowd out what the
+user asked for. Of 154 facts needed, blocks of 975 tokens show 119; 117 with weight 0.5, 104 without the step."""
 OWN_WORDS_SHARE, OWN_WORDS_LISTED = 0.3, 64
-"""Of the best chunks, those that have the question's words mostly from the model, where it asks in mid-turn: it says
-again and again what it looks for, as near to the question as the answer is. Of 689 facts that agents needed, blocks
-show 561 so, 499 where chunks count that are mostly the model's by their length."""
+"""When the model asks in mid-turn, the best chunks in which mostly the model used the question's words get this share
+of their score: it repeats what it is looking for, and that is as near to the question as the answer. Of 689 facts that
+agents needed, blocks show 561; 499 if the rule counts length instead of the question's words."""
 TABLE_COSINE, BOTH_TABLES = 0.85, 0.7
-"""Of a text's vector by the table to the model's: cosines of what waits come out so much lower to the model's vector of
-a part. To the table's they are as they should be, but without the topic's mean what is stored has only so much."""
+"""TABLE_COSINE: cosine between the table's and the model's vector of one text, by which a pending chunk's cosine to the
+model's vector of a part comes out too low. BOTH_TABLES: ratio of centred cosines, stored to pending, when the part's
+vector is the table's too."""
 TABLE_WORDS_MORE = 0.05
-"""Words weigh more beside the table's meaning than beside the model's."""
+"""Added to the weight of words where the part's vector is the table's, which is less exact than the model's."""
 SECOND_SHARE = 0.2
-"""Of a chunk's second best score, beside its score for a part: of two that answer one part as well, as near copies do,
-the one that has another part too goes first."""
+"""Share of a chunk's second best score that is added to its score for a part. Of two near copies that answer one part
+equally well, the one that also answers another part then goes first."""
 ECHOES_MAX = 16
-"""The longest chain of answers to answers that is followed."""
+"""Limit on chains of answers that were shown answers."""
 MEANING_POWER = 1.5
 FEEDBACK_CHUNKS = 5
 SHORT_TOKENS = 80
-"""A longer chunk tells its context itself: its neighbours count less."""
+"""A longer chunk contains its own context, so its neighbours count less."""
 LENGTH_POWER = 0.1
-"""Of two chunks that are as good the shorter one goes first: what it leaves of the budget finds more."""
+"""Of two equally good chunks the shorter goes first, because it leaves more of the budget."""
 LISTED = 256
-"""The best chunks that may be shown or listed."""
+"""Limit on chunks that are shown or listed."""
 ECHO_SHARE, CORRECTED_SHARE = 0.9, 0.5
-"""An answer's most, as a share of the best chunk that its prompt had shown; and its share where one was superseded."""
+"""An answer scores at most ECHO_SHARE of the best chunk its prompt had shown. CORRECTED_SHARE applies if one of those
+chunks was superseded since."""
 RETOLD_SHARE = 0.7
-"""Where nothing that it was shown has so much of an answer's score, the answer has it for what it says itself: nearly
-every answer was shown something, and holding each against all of that hid what was told beside it (measured: of 13
-identifiers 2, of 5 pieces of code 1; with 0.5 of the 591 facts of a soak, told beside questions that were like the one
-asked, 15)."""
+"""An answer is an echo only if a chunk it was shown reaches this share of the answer's own score. Nearly every answer
+was shown something, and treating all as echoes hid what was said beside the question (measured: 2 of 13 identifiers and
+1 of 5 pieces of code; with 0.5, 15 of a soak's 591 facts)."""
 COPY_COSINE, COMPARED = 0.99, 48
-"""A chunk this near to a better one waits until all others are in; so many of the best are compared."""
+"""A chunk with this cosine to a better one goes last; only the best COMPARED are compared."""
 _WORD = re.compile(r"[^\W_]+")
 
 Floats = NDArray[np.float32]
@@ -99,13 +101,13 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def score(self) -> float:
-        """The number that chunks are ordered by."""
+        """The final score."""
         relevance = self.meaning + self.words + self.feedback + self.neighbours
         return relevance * self.multiplier * self.echo * self.time
 
 
 class Field:
-    """All chunks that compete, of all topics and sources one after the other: m chunks, p parts."""
+    """All m candidates of all topics and sources, concatenated, for a question of p parts."""
 
     def __init__(
         self,
@@ -116,8 +118,8 @@ class Field:
     ) -> None:
         """
         Args:
-            weights: of the parts that the topics are asked by, (p,).
-            vectors: of the parts, (p, dimension); a row of zeros: unknown.
+            weights: of the parts, (p,).
+            vectors: of the parts, (p, dimension); a row of zeros means unknown.
             scale: see `Embedder.scale`.
         """
         self._topics, self._scale = topics, scale
@@ -125,14 +127,15 @@ class Field:
         telling: Floats = np.max([topic.telling for topic in topics], axis=0)
         self._weights = np.array(weights, np.float32) * telling / telling.max()
         self.is_named = np.any([topic.terms.is_named for topic in topics], axis=0)
-        """Whether a part has an identifier that some chunk has: a witness by itself."""
+        """Parts with an identifier that some chunk has, (p,): sufficient evidence by itself."""
         few = sum(int(source.competes.sum()) for _, source in self._sources)
         self._silent_below = SILENT_BELOW - FEWER * math.log10(MANY_CHUNKS / min(max(1, few), MANY_CHUNKS))
         self._asked, self._is_read = vectors.copy(), np.zeros(len(vectors), np.bool_)
         self._find()
 
     def read_again(self, numbers: Sequence[int], vectors: Floats) -> None:
-        """Take the model's vectors of some parts; those for which the table had one find nothing else by them."""
+        """Replace the vectors of some parts by the model's. Candidates are searched again only for parts that had no
+        vector before."""
         was_known = self._asked[list(numbers)].any(axis=1).all()
         self._asked[list(numbers)], self._is_read[list(numbers)] = vectors, True
         if was_known:
@@ -144,32 +147,32 @@ class Field:
         for name in ("uuids", "said_at"):
             self.__dict__.pop(name, None)
         self._entries: dict[int, Entry | None] = {}
-        """Those that were read; None: it cannot be."""
+        """Entries read so far, by row; None if unreadable."""
         known, dimension = self._asked[self._asked.any(axis=1)], self._asked.shape[1]
         labels = [source.found(topic.terms, known) for topic, source in self._sources]
         lengths = list(map(len, labels))
         self._slices = list(zip(self._sources, labels, itertools.accumulate(lengths, initial=0), strict=False))
-        """The chunks of each source: their labels in it, and where they begin here."""
+        """For each source: the labels of its candidates, and the row of the first one."""
         self._vectors: Floats = self._joined(lambda one, labels: one.vectors_of(labels, dimension))
-        """Zeros where there is none."""
+        """(m, dimension); zeros if a chunk has none."""
         self.words: Floats = np.concatenate([one.words(topic.terms, some) for (topic, one), some, _ in self._slices])
         """BM25, (m, p)."""
         self.counts: Bits = self._joined(lambda one, labels: one.counts[labels])
         self.competes: Bits = self._joined(lambda one, labels: one.competes[labels])
-        """Others only speak for their neighbours: what is visible in the prompt; or for nobody: what does not count."""
+        """Rows that may be shown. Chunks visible in the prompt do not compete, but still support their neighbours."""
         self.multiplier: Floats = self._joined(lambda one, labels: one.multipliers(labels))
         self.tokens: Rows = self._joined(lambda one, labels: one.tokens(labels, dimension))
-        """Raw tokens of each chunk's line."""
+        """Raw tokens of each chunk's line, (m,)."""
         self._follows: Bits = self._joined(lambda one, labels: one.follows(labels))
         none = np.zeros(dimension, np.float32)
         means = [topic.mean for topic, _ in self._sources]
         self._means: Floats = np.array([none if one is None or len(one) != dimension else one for one in means])
-        """Of each source's topic, (s, dimension)."""
+        """Mean vector of each source's topic, (s, dimension)."""
         self._owner = np.repeat(np.arange(len(labels)), lengths)
-        """The source of each chunk."""
+        """Index of each chunk's source, (m,)."""
         vectors, self._mean_sizes = self._vectors, np.vecdot(self._means, self._means)
         self._amid: Floats = (vectors @ self._means.T)[np.arange(len(vectors)), self._owner]
-        """The product of each chunk's vector with its topic's mean."""
+        """Dot product of each chunk's vector with its topic's mean."""
         self._apart = _inverse(np.vecdot(vectors, vectors), self._amid, self._mean_sizes[self._owner])
         """1 / |v - μ| of each chunk; see `_place`."""
         self._place()
@@ -177,11 +180,11 @@ class Field:
             self._leave_to_own()
 
     def _place(self) -> None:
-        """The cosines of all chunks to all parts, as they are and without the topic's mean, (m, p): who talks there,
-        and what about, says nothing about one of its chunks.
+        """Compute raw and centred cosines of all chunks to all parts, (m, p). Centring removes what all chunks of a
+        topic have in common.
 
-        Of vectors v and q and a mean μ the second is (v - μ)(q - μ) / |v - μ| / |q - μ|, so that of all these vectors
-        only the products are needed.
+        The centred cosine is (v - μ)(q - μ) / |v - μ| / |q - μ|, which needs only dot products of the vectors v, q and
+        the mean μ.
         """
         self.__dict__.pop("_near", None)
         asked, (slope, offset) = self._asked, self._scale
@@ -201,7 +204,7 @@ class Field:
         np.maximum(self.centred, 0, out=self.centred)
 
     def is_clear(self) -> NDArray[np.bool_]:
-        """Whether words and the table's meaning, two witnesses, agree on each part, and something is near, (p,)."""
+        """Return for each part whether words and the table's meaning agree and something is near, (p,)."""
         words, meaning = self.words * self.competes[:, None], self.centred * self.competes[:, None]
         if len(words) <= CLEAR_BEST:
             near, said = meaning > -1, words > 0
@@ -212,15 +215,15 @@ class Field:
         shared = np.count_nonzero(near & said, axis=0)
         nearest = (self.raw * self.competes[:, None]).max(axis=0, initial=0)
         near_enough = nearest + CLEAR_WORDS * words.max(axis=0, initial=0) >= CLEAR_COSINE
-        known = self._asked.any(axis=1)  # without a vector words are the only witness
+        known = self._asked.any(axis=1)  # without a vector there is only one witness
         return np.asarray((shared >= CLEAR_SHARED) & near_enough & known, np.bool_)
 
     def speaking(self, judged: Collection[int], readers: Mapping[int, int]) -> Bits:
-        """Whether each part brings anything, (p,): where something is near it, or it is not judged.
+        """Return for each part whether it may contribute, (p,): something stored is near, or the part is not judged.
 
         Args:
-            judged: the parts that bring nothing where nothing stored is near.
-            readers: of a part, the one that is judged for it (of a clause its sentence, which may be far as a whole).
+            judged: parts that must not contribute if nothing stored is near.
+            readers: maps a part to the one judged in its place: a clause to its sentence.
         """
         near = self._near >= self._silent_below
         is_far = np.zeros(len(near), np.bool_)
@@ -229,12 +232,12 @@ class Field:
         return near | ~is_far[[readers.get(part, part) for part in range(len(near))]]
 
     def scores(self, settings: RetrievalSettings, read: Collection[int], speaking: Bits) -> Scores:
-        """Score all chunks; `read`: the parts whose vectors are the model's."""
+        """Score all chunks. `read`: the parts whose vectors come from the model."""
         near = self._near
         is_read = np.zeros(len(near), np.bool_)
         is_read[list(read)] = True
         if is_silent := not speaking.any():
-            speaking = ~speaking  # all, so that they can be listed with the reason
+            speaking = ~speaking  # score all parts, so that candidates can be listed with the reason
         more = np.where(is_read, 0.0, TABLE_WORDS_MORE) if settings.lexical_weight else np.zeros(len(near))
         lexical = np.minimum(1.0, settings.lexical_weight + more).astype(np.float32)
         shares = self._shares(settings, lexical, near) * speaking
@@ -242,7 +245,8 @@ class Field:
 
     @cached_property
     def _near(self) -> Floats:
-        """How near anything stored is to each part, on the scale of cosines: by meaning; where that is far by words."""
+        """Nearness of the nearest chunk to each part, on the scale of cosines: by meaning, or by words if meaning is
+        far."""
         nearest = (self.raw * self.competes[:, None]).max(axis=0, initial=0)
         words = self.words * self.competes[:, None]
         for part in ((nearest < SILENT_BELOW) & words.any(axis=0)).nonzero()[0].tolist():
@@ -256,7 +260,7 @@ class Field:
         return np.asarray(nearest, np.float32)
 
     def _shares(self, settings: RetrievalSettings, lexical: Floats, nearest: Floats) -> Floats:
-        """The shares of meaning, words, feedback and neighbours in each chunk's score for each part, (4, m, p)."""
+        """Return what meaning, words, feedback and neighbours contribute to each chunk's score, (4, m, p)."""
         shares = np.zeros((4, *self.raw.shape), np.float32)
         competes = self.competes[:, None]
         if not (settings.lexical_weight or settings.feedback_weight or settings.neighbour_weight):
@@ -282,7 +286,7 @@ class Field:
         return shares
 
     def _likeness(self, own: Floats) -> Floats:
-        """The likeness of chunks to the mean of the best ones for a part, weighed by their scores, on their scale."""
+        """Return the likeness of all chunks to the score-weighted mean of the best ones, scaled to the best `own`."""
         offered = own * (self.multiplier * self.competes)[:, None]
         best = (-offered).argpartition(min(FEEDBACK_CHUNKS, len(own)) - 1, axis=0)[:FEEDBACK_CHUNKS]
         weights = np.take_along_axis(own, best, axis=0) * (np.take_along_axis(offered, best, axis=0) > 0)
@@ -295,7 +299,7 @@ class Field:
         return np.asarray(like * (most / np.maximum(like.max(axis=0, initial=0), 1e-6)), np.float32)
 
     def _beside(self) -> tuple[Rows, Rows]:
-        """The neighbours of all chunks, before and behind them; m: there is none."""
+        """Return the rows of each chunk's neighbours before and behind it; m if there is none."""
         none = len(self._follows)
         rows = np.arange(none)
         behind = np.append(self._follows[1:], False) & np.append(self.counts[1:], False)
@@ -303,7 +307,7 @@ class Field:
         return np.where(before, rows - 1, none), np.where(behind, rows + 1, none)
 
     def shown_to(self, rows: Rows) -> tuple[Rows, NDArray[np.uint64]]:
-        """The chunks that answers had been shown: the position in `rows` and the first half of the uuid, of each."""
+        """Return the chunks that answers had been shown: position in `rows`, and first half of the uuid, of each."""
         owners, uuids = [np.empty(0, np.intp)], [np.empty(0, np.uint64)]
         order = np.argsort(rows)
         ascending = rows[order]
@@ -316,21 +320,21 @@ class Field:
         return np.concatenate(owners), np.concatenate(uuids)
 
     def in_place_of(self, uuids: NDArray[np.uint64]) -> tuple[Bits, NDArray[np.uint64]]:
-        """Whether a correction has taken these out, in any of the topics, by the first halves of their uuids; and what
-        stands in the place of each, itself where it was not taken out, 0 where nothing does."""
+        """Look up chunks by the first halves of their uuids: whether a correction in any of the topics took each one
+        out, and its replacement: the chunk itself if still live, 0 if it was removed without one."""
         gone, new = np.concatenate([topic.snapshot.taken_out for topic in self._topics], axis=1)
         if not len(gone):
             return np.zeros(len(uuids), np.bool_), uuids
         order = gone.argsort(kind="stable")
         found, is_gone = uuids.copy(), np.isin(uuids, gone)
-        for _ in range(ECHOES_MAX):  # what took a place may have been corrected itself
+        for _ in range(ECHOES_MAX):  # a replacement may have been corrected too
             if not (again := np.isin(found, gone)).any():
                 break
             found[again] = new[order[np.searchsorted(gone, found[again], "right", sorter=order) - 1]]
         return is_gone, found
 
     def said_within(self, times: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-        """Whether each chunk was said at one of these times."""
+        """Return whether each chunk was said within one of these times, (m,)."""
         found = np.zeros(len(self.tokens), np.bool_)
         for begin, until in times:
             found |= (self.said_at >= max(0, begin)) & (self.said_at < max(0, until))
@@ -343,7 +347,7 @@ class Field:
 
     @cached_property
     def said_at(self) -> NDArray[np.uint64]:
-        """When each was said, in microseconds since the epoch, (m,)."""
+        """Time each chunk was said, in microseconds since the epoch, (m,)."""
         return self._column("said_at")
 
     def _column(self, name: str) -> NDArray[np.uint64]:
@@ -365,16 +369,16 @@ class Field:
         return [self._sources[number][0].topic_id for number in self._owner[rows].tolist()]
 
     def alike(self, rows: Rows) -> Bits:
-        """Whether a chunk is nearly the same as a better one; `rows`: best first."""
+        """Return whether each chunk nearly repeats a better one; `rows`: best first."""
         vectors = self._vectors[rows]
         return np.asarray(np.tril(vectors @ vectors.T >= COPY_COSINE, -1).any(axis=1), np.bool_)
 
     def _joined(self, column: Callable[[ChunkSource, Rows], NDArray[Any]]) -> NDArray[Any]:
-        """A column of all chunks."""
+        """Concatenate a column over all sources."""
         return np.concatenate([column(source, labels) for (_, source), labels, _ in self._slices])
 
     def _leave_to_own(self) -> None:
-        """Of a chunk that several topics have, as a correction adopted it, the own topic's state counts."""
+        """Let the own topic's state count for chunks that several topics have (a correction adopted them)."""
         own = self._topics[0]
         for (topic, source), labels, start in self._slices:
             if topic is own:
@@ -386,18 +390,18 @@ class Field:
 
 
 def _inverse(sizes: Floats, products: Floats, mean_sizes: Floats) -> Floats:
-    """1 / |v - μ| by the sizes v², the products vμ and the sizes μ²; 0 where there is no vector."""
+    """Return 1 / |v - μ| from v², vμ and μ²; 0 for a zero vector."""
     return np.where(sizes > 0, 1 / np.sqrt(np.maximum(sizes - 2 * products + mean_sizes, 1e-6)), np.float32(0))
 
 
 class Scores:
-    """The best score of each chunk over the parts of a question, and what it is made of."""
+    """Each chunk's best score over the parts of a question, and its components."""
 
     def __init__(self, shares: Floats, cosines: Floats, multiplier: Floats, *, is_silent: bool) -> None:
         """
         Args:
-            shares: of meaning, words, feedback and neighbours, of each chunk for each part, (4, m, p).
-            cosines: (m, p).
+            shares: contributions of meaning, words, feedback and neighbours, (4, m, p).
+            cosines: raw cosines, (m, p).
             multiplier: of corrections, (m,).
             is_silent: nothing stored is about any part.
         """
@@ -409,13 +413,14 @@ class Scores:
         if scored.shape[1] > 1:
             self._of_parts = scored + SECOND_SHARE * np.minimum(scored, np.partition(scored, -2, axis=1)[:, -2:-1])
         self.score: Floats = scored.max(axis=1)
-        """With the multiplier, before echoes and times."""
+        """Relevance times multiplier; echoes and times are applied later."""
         self._multiplier, self._lifted = multiplier, np.maximum(multiplier, 1)
         self._factor = np.ones((2, len(multiplier)), np.float32)
-        """Of echoes and of times."""
+        """Factors of echoes and of times, (2, m)."""
 
     def favour(self, then: NDArray[np.bool_], factor: float, *, is_alone: bool) -> None:
-        """Raise what was said when the question says; where it asks for nothing but a time, that alone counts."""
+        """Raise chunks said at the time that the question names. If the question is only about that time, they all
+        count as matches."""
         self._factor[1, then] = factor
         if is_alone:
             top = (self.score / self._lifted).max(initial=0.0) * self._lifted[then]
@@ -425,10 +430,10 @@ class Scores:
         self.score[then] *= factor
 
     def weigh_echoes(self, field: Field) -> None:
-        """An answer stands behind what its prompt had shown, and far behind what has taken the place of that since.
-        Where that was taken out for nothing, the answer is weak by itself.
+        """Rank an answer below the chunks its prompt had shown, and far below the replacement of a corrected one. If a
+        shown chunk was removed without replacement, the answer is weakened.
 
-        What it was shown was perhaps an answer itself: once more, until each is held against what is left of those.
+        A shown chunk may itself be an answer, so this repeats until no score changes.
         """
         rows = _best(self.score, LISTED)
         owner, shown = field.shown_to(rows)
@@ -455,7 +460,7 @@ class Scores:
         self.score[rows] *= factor
 
     def weigh_own_words(self, field: Field, parts: Sequence[str]) -> None:
-        """Where the model asks, what it says itself of the parts stands behind what users and tools say."""
+        """When the model asks, rank its own statements about the parts below those of users and tools."""
         asked = {word for word in _WORD.findall(" ".join(parts).lower()) if not is_stopword(word)}
         rows = _best(self.score, OWN_WORDS_LISTED)
         own = [row for row, entry in field.entries(rows).items() if _is_models(entry, asked)]
@@ -463,9 +468,9 @@ class Scores:
         self.score[own] *= OWN_WORDS_SHARE
 
     def order(self, field: Field, *, everything: bool) -> Rows:
-        """The best chunks in the order in which they are to fill the budget: the parts take turns, a shorter one of two
-        that are as good goes first, and one that is nearly the same as a better one waits until all others are in. With
-        `everything` also those that nothing speaks for."""
+        """Return the best chunks in the order in which they fill the budget. Parts take turns, the shorter of two
+        equally good chunks goes first, and near copies of better chunks go last. `everything`: include chunks without
+        any score."""
         rows = _best(np.where(field.counts, self.score + 1e-9, 0) if everything else self.score, LISTED)
         length = field.tokens[rows] ** LENGTH_POWER
         best_first = np.argsort(-self.score[rows] / length, kind="stable")
@@ -476,11 +481,11 @@ class Scores:
         return np.concatenate([rows[~waits], rows[waits]])
 
     def _turns(self, rows: Rows, length: Floats) -> Floats:
-        """The turn of each chunk: its place among the best for a part, where that comes first. A part has turns in
-        proportion to the score of its best chunk, before echoes and the model's own words are weighed.
+        """Return each chunk's turn: its rank for the part that serves it earliest. A part's share of turns is
+        proportional to the score of its best chunk, before echoes and the model's own words are weighed.
 
-        A chunk that has words of every part, as what was asked before has, is the best for each of them; and what many
-        chunks say of one part is scored above the only chunk that tells the other.
+        Without turns, an earlier question with the words of every part would be first for all of them, and many chunks
+        about one part would precede the only one about another.
         """
         scored = self._of_parts[rows] * (self._factor[:, rows].prod(axis=0) / length)[:, None]
         places = (-scored).argsort(axis=0, kind="stable").argsort(axis=0, kind="stable") + 1
@@ -488,36 +493,36 @@ class Scores:
         return np.asarray(np.where(scored > 0, waits, np.inf).min(axis=1), np.float32)
 
     def strong(self, rows: Rows, settings: RetrievalSettings) -> NDArray[np.bool_]:
-        """Whether chunks are worth showing: those that match well, and what is near by itself though others outweigh
-        it. Helpful raises a chunk among others, and brings it to no other question; Unhelpful counts three times, so
-        that the third hides a perfect match."""
+        """Return whether chunks are worth showing: good matches, and chunks near by their raw cosine although others
+        outweigh them. Helpful ranks a chunk higher among matches but makes it match no other question. Unhelpful is
+        weighed cubed, so that the third one hides a perfect match."""
         multiplier = self._multiplier[rows]
-        scored = np.minimum(self.score[rows], multiplier)  # no time undoes Unhelpful
+        scored = np.minimum(self.score[rows], multiplier)  # a matching time does not undo Unhelpful
         weight = np.minimum(multiplier**2, 1 / multiplier)
         near = self._parts[1][rows] * self._factor[0, rows] * multiplier
         is_near = near * weight >= max(settings.min_score, SILENT_BELOW)
         return np.asarray((scored * weight >= settings.min_score) | is_near, np.bool_)
 
     def parts(self, rows: Rows) -> list[Parts]:
-        """The scores of chunks, explained."""
+        """Return the components of the scores of these chunks."""
         shares, cosine = self._parts
         columns = np.stack([*shares[:, rows], self._multiplier[rows], *self._factor[:, rows], cosine[rows]], axis=1)
         return list(itertools.starmap(Parts, columns.astype(np.float64).round(PARTS_DIGITS).tolist()))
 
 
 def _is_models(entry: Entry, asked: set[str]) -> bool:
-    """Whether the model says more of these words in a chunk than the others in it; where it says as many, more text."""
+    """Return whether the model uses more of these words in a chunk than the other speakers, or as many in more text."""
     if entry.speakers is UNSET:
         return entry.roles == ("assistant",)
     said = ["", ""]
-    for one, text in entry.stretches:  # what took the place of others has no speakers
+    for one, text in entry.stretches:  # an Update's replacement has no speakers
         said[one.role == "assistant"] += text + " "
     others, models = ((len(asked.intersection(_WORD.findall(text.lower()))), len(text)) for text in said)
     return models > others
 
 
 def _best(score: Floats, count: int) -> Rows:
-    """The positions of the highest scores above 0, best first; of equal ones the later first."""
+    """Return the positions of the highest scores above 0, best first; of equal ones the later first."""
     rows = np.argpartition(-score, count)[:count] if len(score) > count else np.arange(len(score))
     rows = rows[score[rows] > 0]
     return rows[np.lexsort((-rows, -score[rows]))]

@@ -1,14 +1,14 @@
-"""Answers a question with the chunks to show, for prompts, `memd search`, replay, MCP and the page.
+"""Retrieval: from a question to the chunks to show, for prompts, `memd search`, replay, MCP and the page.
 
-Rule: one pipeline of array operations, and the only way from a question to chunks. Reading changes nothing, and who
-asks makes no difference: the same question, topics, budget and filters give the same chunks. What an answer says is
-never judged, and no later text takes an earlier one out: only corrections do that. Errors of recall are raised; a
-caller that can do without memory catches them.
+Rule: this is the only way from a question to chunks, and one pipeline of array operations. Reading changes nothing: the
+same question, topics, budget and filters give the same chunks, whoever asks. The content of an answer is never judged,
+and a later text never hides an earlier one; only corrections do. Errors are raised, and a caller that can do without
+memory catches them.
 
-    question → its parts → a vector of each: the table's, or the model's where the table's witnesses do not agree
-             → columns of all that compete → relevance to each part → echoes → the budget, filled best first
+    question → parts → one vector per part: from the table, or from the model where the table is ambiguous
+             → columns of all candidates → relevance to each part → echoes → fill the budget, best first
 
-Figures of each step, and what was tried and is not here: bench/NOTES.md.
+bench/NOTES.md has the figures of each step, and the variants that were tried and rejected.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from memd.wording import unsearched
 log = logging.getLogger("memd")
 
 NO_ROOM_LISTED = 8
-"""Chunks that found no room, in the receipt of a turn."""
+"""A turn's receipt lists at most so many chunks that did not fit."""
 STEP_PARTS_MAX = 2
-"""Of what the model is at: each may have to be read."""
+"""Parts taken from the model's latest step; each may cost a call of the embedding model."""
 CUTTING_SHARE, UNHURRIED_SECONDS = 0.5, 5.0
-"""Of the time that a request waits: what is not cut into chunks by then is not searched. Who has no limit waits so long
-for that: all share the threads."""
+"""A request spends at most this share of its time limit on waiting for pending text to be cut into chunks; the rest is
+not searched. A caller without a limit waits this many seconds, since all callers share the threads."""
 UNCUT_NOTE = "Not all that was said a moment ago could be searched yet; ask again."
 LINE_TOKENS_MIN = 8
-"""No chunk's line takes less: `[mem:a3f9] user: ` alone has as many."""
+"""The shortest line possible: `[mem:a3f9] user: ` alone has this many tokens."""
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.intp]
@@ -64,12 +64,12 @@ SILENT_NOTE = f"Nothing is shown: {Verdict.SILENT}."
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A chunk that competed, and why it is in or out."""
+    """A chunk that was considered, and why it is shown or not."""
 
     entry: Entry
     topic_id: str
     tokens: int
-    """Of its line, in the model's tokens."""
+    """Length of its line in the block, in the model's tokens."""
     parts: Parts
     verdict: Verdict
 
@@ -78,13 +78,13 @@ class Budget(msgspec.Struct, frozen=True):
     """The limits of a retrieval."""
 
     tokens: int
-    """The most that chunks for this question may take, in the model's tokens, those shown already included."""
+    """Limit for all chunks shown for this question, earlier ones included, in the model's tokens."""
     drift: float = 1.0
-    """The model's tokens for one raw (cl100k_base) token."""
+    """The model's tokens per raw (cl100k_base) token."""
     block: int | None = None
-    """The most that the new block may take, where the prompt has less room than that."""
+    """Limit for the new block alone, where the prompt has less room than `tokens`."""
     seconds: float | None = None
-    """The longest that the caller waits; None: as long as it takes."""
+    """The caller's time limit; None: no limit."""
 
     def drifted(self, raw_tokens: int) -> int:
         """`raw_tokens` in the model's tokens, rounded up."""
@@ -92,24 +92,24 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True):
-    """The candidates that a caller does not want."""
+    """Restrictions on the candidates, and the question's context."""
 
     visible_digests: Collection[bytes] = ()
-    """Digests of the messages in the prompt: a chunk that came from these alone is not shown."""
+    """Digests of the messages in the prompt. A chunk made only of these is not shown."""
     shown_uuids: Collection[bytes] = ()
-    """Chunks that blocks in the prompt show already: they take their place in the budget and are not shown again."""
+    """Chunks that earlier blocks of the prompt show. They count against the budget and are not shown again."""
     wanted: Selection = EVERYTHING
-    """The choice of who asks: other chunks are no candidates."""
+    """The caller's selection; other chunks are not candidates."""
     asked_at: int | None = None
-    """Microseconds since the epoch at which it is asked, for "yesterday" and the day that is today; None: now."""
+    """Time of the question in microseconds since the epoch, to resolve "yesterday" and "today"; None: now."""
     step: str = ""
-    """The model's latest step in a turn that recalls anew: it asks beside the question."""
+    """The model's latest step, searched beside the question where a turn recalls again in mid-loop."""
     everything: bool = False
-    """List also what is not shown, with its text, and why."""
+    """List every candidate, also those not shown, with the reason."""
 
 
 class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a question, with the reasons for it."""
+    """The result of a retrieval, with its reasons."""
 
     question: str
     topic_ids: tuple[str, ...]
@@ -118,27 +118,27 @@ class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...] = ()
     """Best first."""
     shown: tuple[Candidate, ...] = ()
-    """The chunks of the block, in reading order."""
+    """The chunks to show, in reading order."""
     raw_tokens: int = 0
-    """Of the whole block, in cl100k_base tokens; 0 where nothing is shown."""
+    """Length of the whole block in cl100k_base tokens; 0 if nothing is shown."""
     header: str = ""
-    """The words of the block's first line."""
+    """The text of the block's first line."""
     fill_ratio: float = 0.0
-    """Tokens of all that is worth showing over what it may take: above 1 where some of it is not shown."""
+    """Tokens of all chunks worth showing, over the room for them; above 1 if some did not fit."""
     worth_showing: int = 0
     embed_ms: float = 0.0
-    """Waited for the model; 0 where the table's answer stood."""
+    """Time spent on the embedding model; 0 if the table was enough."""
     search_ms: float = 0.0
     fill_ms: float = 0.0
     is_model_asked: bool = False
     trouble: EmbeddingError | None = None
-    """Why the model could not be asked; None: it could, or was not needed."""
+    """Why the embedding model failed; None if it worked or was not needed."""
     note: str | None = None
-    """The limits of the search, and why nothing was shown, in sentences for people."""
+    """Limits of this search, and why nothing was shown, in sentences for people."""
 
 
 class Retriever:
-    """Answers questions from snapshots, in threads of its own."""
+    """Answers questions from snapshots, in its own threads."""
 
     def __init__(
         self,
@@ -152,14 +152,14 @@ class Retriever:
         """
         Args:
             dates: whether the block shows days (`injection.dates`).
-            count: the raw tokens of a text, with a cache; called from several threads.
-            now_us: microseconds since the epoch, for the day that is today.
+            count: raw tokens of a text, cached; called from several threads.
+            now_us: the current time in microseconds since the epoch.
         """
         self._encoder = encoder
         self._settings = settings
         self._dates, self._now_us = dates, now_us
         self.reranker: Reranker | None = None
-        """Puts the best candidates into its order."""
+        """Reorders the best candidates, if a reranking model is configured."""
         self._tokens_of = count
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
         self._loads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-load")
@@ -169,14 +169,15 @@ class Retriever:
     async def retrieve(
         self, question: str, topics: Sequence[Searchable], budget: Budget, filters: Filters | None = None
     ) -> Retrieved:
-        """Find the chunks that answer a question and fill the budget with the best of them.
+        """Find the chunks that answer a question, and fill the budget with the best of them.
 
         Args:
             question: the text to search for, usually the last user message.
-            topics: the request's own topic, which overrides the others on every chunk that it knows, and the related.
+            topics: the request's own topic first, then the related ones. The own topic overrides the others on chunks
+                that both have.
 
         Raises:
-            EmbeddingError: the question cannot be embedded, and words are not searched.
+            EmbeddingError: the question cannot be embedded, and word search is off.
             StoreError: recall is not possible now.
             TimeoutError: it took longer than `budget.seconds`.
         """
@@ -188,7 +189,7 @@ class Retriever:
                 await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
 
             def answer() -> Retrieved:
-                # First what waits: a chunk that is stored meanwhile is then in both, and not in neither.
+                # Pending chunks before the log: one that is stored in between is then seen twice, and not missed.
                 patience = UNHURRIED_SECONDS if budget.seconds is None else CUTTING_SHARE * budget.seconds
                 until = time.monotonic() + patience
                 waiting = [one.chunks(but=filters.visible_digests, until=until) for one in unstored]
@@ -203,7 +204,7 @@ class Retriever:
                     found = self._answer(question, parts, searched, times, now_us, budget, filters)
                     pairs = zip(searched, topics, strict=True)
                     if all(one.snapshot.has_same_files(topic.snapshot()) for one, topic in pairs):
-                        break  # else indexes that were searched may have been overwritten by an erasure meanwhile
+                        break  # else an erasure may have overwritten an index during the search
                 if not any(one.is_partial for one in unstored):
                     return found
                 if budget.seconds is not None and not found.shown:
@@ -213,7 +214,7 @@ class Retriever:
             return await asyncio.get_running_loop().run_in_executor(self._searches, answer)
 
     async def as_of(self, topics: Sequence[TopicLog], canonical_id: int) -> list[Searchable]:
-        """The topics as they were after the entry with this id, or at a WallTime."""
+        """Return the topics as they were after the entry with this id, or at a WallTime."""
 
         def past() -> list[Searchable]:
             for topic in topics:
@@ -223,7 +224,7 @@ class Retriever:
         return await asyncio.get_running_loop().run_in_executor(None, past)
 
     def load(self, topic: TopicLog) -> asyncio.Future[None]:
-        """Begin to load the topic's indexes into memory, unless that is under way."""
+        """Start loading a topic's indexes into memory, or return the load already under way."""
         if (loading := self._loading.get(topic)) is None:
             loading = asyncio.get_running_loop().run_in_executor(self._loads, _load, topic)
             self._loading[topic] = loading
@@ -311,7 +312,7 @@ class Retriever:
         )
 
     def _parts(self, question: str, step: str) -> dict[str, AskedPart]:
-        """All that asks, or stands beside what asks."""
+        """Return the parts of the question, then those of the model's latest step."""
         cut = functools.partial(self._encoder.embedder.cut, tokens=PART_TOKENS)
         parts = {cut(text): AskedPart(1.0, asks) for text, asks in parts_of(question).items()}
         for text in itertools.islice(parts_of(step), STEP_PARTS_MAX):
@@ -319,12 +320,12 @@ class Retriever:
         return parts
 
     def _read_question(self, field: Field, asked: dict[str, AskedPart], vectors: Floats) -> QuestionReading:
-        """Have the model read the parts that ask and are unclear; where nothing is near those, also what stands beside
-        them: it may be what "Is this still so?" is about."""
+        """Embed the unclear parts that ask with the model. If nothing stored is near those, embed the surrounding parts
+        too: in "… Is this still so?" the subject stands beside the question."""
         parts, embedder = list(asked), self._encoder.embedder
         unclear = self._unclear(field)
         beside = [one for one in unclear if vectors[one].any() and not asked[parts[one]].asks]
-        reading = [one for one in unclear if one not in beside]  # itself, or of a clause its sentence
+        reading = [one for one in unclear if one not in beside]  # a clause is read as part of its sentence
         readers = {one: next(other for other, text in enumerate(parts) if parts[one] in text) for one in reading}
         asking = [one for one in dict.fromkeys(readers.values()) if one in unclear]
         until = time.monotonic() + self._settings.recall_budget_ms / 1000
@@ -342,7 +343,7 @@ class Retriever:
         return QuestionReading(read, field.speaking(judged, readers), notes, trouble)
 
     def _read(self, field: Field, parts: Sequence[str], numbers: Sequence[int], until: float) -> Sequence[int]:
-        """Have the model read these parts, as many as there is time for; those that it read."""
+        """Embed these parts with the model, as many as time allows; return the numbers of those embedded."""
         if not numbers:
             return numbers
         vectors = self._encoder.embed_parts([parts[number] for number in numbers], max(0, until - time.monotonic()))
@@ -356,7 +357,7 @@ class Retriever:
         return table.vectors(parts)
 
     def _unclear(self, field: Field) -> list[int]:
-        """The parts of which the table's answer does not stand, or there is none."""
+        """Return the parts whose table vector is ambiguous or missing."""
         if self._settings.question == "table" and self._encoder.table is not None:
             return []
         return (~field.is_clear()).nonzero()[0].tolist()
@@ -377,10 +378,10 @@ class Retriever:
     def _filled(
         self, field: Field, scores: Scores, rows: Rows, header: str, budget: Budget, filters: Filters
     ) -> Filling:
-        """Fill the budget best first; a chunk that does not fit is skipped, never cut.
+        """Fill the budget, best first; a chunk that does not fit is skipped, never cut.
 
-        An index does not know the messages of its chunks: those chosen from it are read, and where the prompt has all
-        of the messages of one, others are chosen without it.
+        Index columns do not have a chunk's message digests. So the chosen chunks are read, and if the prompt already
+        shows all messages of one, the choice is repeated without it.
         """
         competes, costs = field.competes[rows].copy(), np.ceil(field.tokens[rows] * budget.drift).astype(np.intp)
         strong = scores.strong(rows, self._settings) & (not scores.is_silent)
@@ -404,7 +405,7 @@ class Retriever:
             competes[seen] = False
         raw_tokens = frame + day_tokens + int(field.tokens[rows[injected]].sum())
         lowest = Verdict.SILENT if scores.is_silent else Verdict.WEAK
-        why = np.zeros(len(rows), np.int8)  # its place among these
+        why = np.zeros(len(rows), np.int8)  # position in `verdicts`
         verdicts = lowest, Verdict.NO_ROOM, Verdict.VISIBLE, Verdict.EARLIER, Verdict.INJECTED
         why[worth], why[~competes], why[earlier], why[injected] = 1, 2, 3, 4
         is_listed = (why >= 3) | filters.everything
@@ -426,8 +427,8 @@ class Retriever:
     def _chosen(
         self, places: Rows, costs: Rows, said: NDArray[np.uint64], left: int, budget: Budget
     ) -> tuple[list[int], int, int]:
-        """The places, best first, of which the lines fit into what is left, the raw tokens of their days' lines, and
-        what is left then."""
+        """Choose places, best first, whose lines fit into `left`. Return them, the raw tokens of their day lines, and
+        the tokens left over."""
         chosen, days, day_tokens = list[int](), {""}, 0
         for place, cost, said_at in zip(places.tolist(), costs[places].tolist(), said[places].tolist(), strict=True):
             if left < LINE_TOKENS_MIN or len(chosen) == (self._settings.top_k or LISTED):
@@ -443,8 +444,8 @@ class Retriever:
         return chosen, day_tokens, left
 
     def _with_calls(self, shown: Sequence[Candidate], left: int, budget: Budget) -> tuple[tuple[Candidate, ...], int]:
-        """The chunks with the calls that their results answer, as far as these fit into what is left, and the raw
-        tokens of these: no chunk gives way to another one's call."""
+        """Show the call of each tool result while the calls fit into `left`; otherwise leave it out, so that no chunk
+        loses its place to a call. Return the chunks, and the raw tokens of the calls."""
         kept, tokens = list[Candidate](), 0
         for one in shown:
             more = sum(self._tokens_of(block.call_line(call)) for call in one.entry.calls)
@@ -456,7 +457,7 @@ class Retriever:
     def _candidates(
         self, field: Field, scores: Scores, rows: Rows, costs: Rows, verdicts: Sequence[Verdict]
     ) -> list[Candidate]:
-        """The chunks at `rows`; a damaged one costs itself and no other."""
+        """Read the chunks at `rows`; a damaged one is skipped."""
         entries, topics = field.entries(rows), field.topics_of(rows)
         parts = scores.parts(rows)
         columns = zip(rows.tolist(), topics, costs.tolist(), parts, verdicts, strict=True)
@@ -464,22 +465,23 @@ class Retriever:
 
 
 class AskedPart(NamedTuple):
-    """A part of a question."""
+    """How one part of a question is searched."""
 
     weight: float
     asks: bool
-    """Else it stands beside what asks: the model reads it only where nothing is near what asks, and it brings nothing
-    where nothing is near it."""
+    """False for context beside the asking parts. The model embeds context only if nothing is near the asking parts, and
+    context counts only where something stored is near it."""
 
 
 class QuestionReading(NamedTuple):
-    """The parts of a question once the model has read some of them."""
+    """The outcome of embedding parts with the model."""
 
     read: list[int]
+    """Numbers of the parts that the model embedded."""
     speaking: NDArray[np.bool_]
-    """Whether each part brings anything, (p,)."""
+    """Parts that may contribute candidates, shape (p,)."""
     notes: list[str]
-    """Why the model read none, for people."""
+    """Why the model was not used, for people."""
     trouble: EmbeddingError | None
     """See `Retrieved.trouble`."""
 
@@ -495,12 +497,12 @@ class Filling(NamedTuple):
 
 
 def _is_visible(entry: Entry | None, visible: frozenset[bytes]) -> bool:
-    """Whether the prompt has all of the messages that a chunk came from."""
+    """Return whether the prompt shows all messages that a chunk came from."""
     return entry is not None and bool(entry.digests) and visible.issuperset(entry.digests)
 
 
 def _complete(topic: TopicLog) -> None:
-    """Make the columns of words that a log of an old version lacks; until then meaning alone finds its chunks."""
+    """Compute the word columns that a log of an old version lacks; until then only meaning finds its chunks."""
     try:
         topic.complete_words()
     except StoreError as error:
