@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
@@ -195,12 +195,14 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """The calls that its results answer and that are in earlier chunks."""
         return tuple(one.call for one in self.speakers or () if one.call)
 
-    @property
-    def without_calls(self) -> Self:
-        """The same without these."""
+    def without_calls(self, gone: Collection[str] | None = None) -> Self:
+        """The same without these calls; None: without any."""
         if not self.calls:
             return self
-        speakers = tuple(msgspec.structs.replace(one, call="") for one in self.speakers or ())
+        speakers = tuple(
+            msgspec.structs.replace(one, call="") if gone is None or one.call in gone else one
+            for one in self.speakers or ()
+        )
         return msgspec.structs.replace(self, speakers=speakers)
 
     @property
@@ -265,8 +267,6 @@ class Erased(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     at: int
     """Microseconds since the epoch."""
     by: str = ""
-    pad: bytes = b""
-    """Zeros: the record keeps its length, so that whatever lies behind it keeps its place."""
 
 
 class Entry(ChunkState, frozen=True, kw_only=True):
@@ -287,6 +287,9 @@ class Entry(ChunkState, frozen=True, kw_only=True):
     """The words of its text as recall counts them (`lexical.postings.ChunkTerms`), analyzed when it was appended."""
     erased: Erased | UnsetType = UNSET
     """Of an entry without text and vector, because both were erased: nobody took it out."""
+    pad: bytes | UnsetType = UNSET
+    """Zeros where some of it was erased: the record keeps its length, so that whatever lies behind it keeps its place.
+    Earlier stubs have them in `erased`."""
 
     def as_draft(self) -> Draft:
         """The next entry of the same chunk, unchanged so far."""

@@ -367,19 +367,67 @@ def call_and_result(call_id: str = "c", lines: int = 40) -> list[dict[str, Any]]
     return [user("Write it."), made, {"role": "tool", "tool_call_id": call_id, "content": told}]
 
 
-def test_chunks_of_a_result_that_repeat_an_erased_call_are_named(daemon: DaemonProcess) -> None:
+def test_an_erased_call_goes_from_the_chunks_of_its_result_and_these_stay(
+    daemon: DaemonProcess, upstream: RecordingUpstream, tmp_path: Path
+) -> None:
     daemon.chat(call_and_result())
     daemon.wait_stored("Line 39")
-    first, *others = [one["uuid"].replace("-", "")[:8] for one in daemon.export() if "Line" in one["content"]]
-    planned = daemon.run("erase", "--chunk", first, "--dry-run").stdout
+    daemon.chat([user("What does line 30 of the ferry's timetable say?")])
+    assert "walrus" in upstream.prompts[-1], "the chunks of a result are shown behind their call"
+    first, *others = [one["id"] for one in daemon.export() if "Line" in one["content"]]
     assert len(others) > 3
-    assert all(f"chunk {one} in topic default stays: it has '" in planned for one in others)
-    kept = f"its call, which stays in front of what it returned: {', '.join(sorted(others))} in topic default"
-    assert kept in planned
-    assert (
-        daemon.run("erase", *(part for one in [first, *others] for part in ("--chunk", one)), "--yes").returncode == 0
-    )
+    assert daemon.run("correct", others[-1], "--helpful").returncode == 0, "an older entry has the call too"
+    backup = tmp_path / "backup"
+    assert daemon.run("backup", str(backup)).returncode == 0 and found_in(backup)
+    planned = daemon.run("erase", "--chunk", first, "--dry-run").stdout
+    assert f"  the call goes from {len(others)} other chunks of its result, too" in planned
+    assert "walrus" not in planned.partition("What this does not reach:")[2]
+    assert daemon.run("erase", "--chunk", first, "--yes").returncode == 0
+    assert found_in(daemon.data_dir) == [] and "walrus" not in json.dumps(daemon.export())
+    assert [one["id"] for one in daemon.export() if "Line" in one["content"] and one["live"]] == others
+    assert "Line 30" in daemon.run("search", "line 30 of the timetable").stdout
+    assert daemon.run("search", "vermilion walrus").stdout.find("walrus") < 0
+    daemon.chat([user("What does line 30 of the ferry's timetable say, again?")])
+    assert "Line 30" in upstream.prompts[-1] and "walrus" not in upstream.prompts[-1]
+    assert daemon.run("backup", str(backup)).returncode == 0 and found_in(backup) == []
+    daemon.restart()
+    assert daemon.run("verify").returncode == 0 and found_in(daemon.data_dir) == []
+    assert "Line 30" in daemon.run("search", "line 30 of the timetable").stdout
+
+
+def test_the_chunks_of_a_result_that_wait_lose_an_erased_call_too(serving: Serving) -> None:
+    daemon = serving({"buffer": {"store_after_seconds": 3600}})
+    said = call_and_result()
+    daemon.chat(said)
+    chunks = ask(f"{daemon.own_url}/memd/search?topic=default&q=walrus").json["chunks"]
+    first = next(one["id"] for one in chunks if "[call write" in one["content"] and "Line 1 of" in one["content"])
+    assert daemon.run("erase", "--chunk", first, "--yes").returncode == 0
     assert found_in(daemon.data_dir) == []
+    daemon.chat([*said, user("And what does line 30 of the timetable say?")])
+    daemon.terminate()
+    daemon.configure(SETTINGS)
+    daemon.start()
+    daemon.wait_stored("Line 39")
+    daemon.terminate()
+    assert found_in(daemon.data_dir) == []
+
+
+def test_a_copy_of_a_result_in_another_topic_loses_an_erased_call_too(
+    daemon: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    daemon.chat(call_and_result())
+    daemon.wait_stored("Line 39")
+    first, *others = [one["id"] for one in daemon.export() if "Line" in one["content"]]
+    reads = {"topic_id": "work", "related_topic_ids": ["default"]}
+    asked = [user("What does line 30 of the ferry's timetable say?")]
+    daemon.chat(asked, metadata={"memory_in": json.dumps(reads)})
+    shown = next(one for one in others if f"[mem:{one}]" in upstream.prompts[-1])
+    praise = {"chunk_ids": [shown], "action": "Helpful", "reason": "it is right"}
+    daemon.chat([user("Thank you.")], metadata={"memory_in": json.dumps(reads | {"corrections": [praise]})})
+    assert "walrus" in json.dumps([one for one in daemon.export() if one["topic_id"] == "work"])
+    assert "topic work: 0 chunks" in daemon.run("erase", "--chunk", first, "--dry-run").stdout
+    assert daemon.run("erase", "--chunk", first, "--yes").returncode == 0
+    assert found_in(daemon.data_dir) == [] and "walrus" not in json.dumps(daemon.export())
 
 
 def test_a_forbidden_call_is_not_named_by_a_result_that_comes_later(daemon: DaemonProcess) -> None:

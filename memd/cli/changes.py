@@ -185,7 +185,7 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic_id: 
 def _planned(answer: ErasureAnswer, whole_topic: str | None) -> list[str]:
     """`whole_topic`: the topic that goes with its folder, whatever is in it."""
     lines = []
-    if not whole_topic and not any(plan.chunks for plan in answer.plans):
+    if not whole_topic and not any(plan.chunks or plan.unnamed for plan in answer.plans):
         lines.append("There is nothing to erase.")
     if whole_topic and not answer.plans:
         lines.append(f"topic {whole_topic}, with its folder")
@@ -201,6 +201,8 @@ def _planned(answer: ErasureAnswer, whole_topic: str | None) -> list[str]:
         if told and (more := plan.chunks - told) > 0:
             how = "--dry-run --json" if plan.ids else f"memd export --topic {plan.topic_id} --live"
             lines.append(f"  and {more:,} more, which `{how}` has")
+        if plan.unnamed:
+            lines.append(f"  the call goes from {counted(plan.unnamed, 'other chunk')} of its result, too")
         if plan.kept_documents:
             lines.append(f"  {counted(plan.kept_documents, 'chunk')} of documents stay: they go when their files go")
         if plan.kept_live:

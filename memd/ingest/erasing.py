@@ -36,11 +36,11 @@ from memd.errors import StoreError
 from memd.ingest.indexer import Indexer
 from memd.ingest.topic import erased_in
 from memd.ingest.topics import Topic, Topics
-from memd.messages import Block, call_line
+from memd.messages import CUT, RESULT_ROLES, Block, call_line
 from memd.selection import Selection
 from memd.store.disk import Wiper
-from memd.store.erasure import Erasure, ForbiddenText, Kind
-from memd.store.log.columns import Bits, text_hash, uuid_bytes
+from memd.store.erasure import Erasure, ForbiddenText, Kind, call_digest
+from memd.store.log.columns import Bits, digest_word, role_bits, text_hash, uuid_bytes
 from memd.store.shared.books import SharedErasures, SharedTimes
 from memd.store.snapshot import Place, Snapshot
 from memd.store.store import Store
@@ -64,6 +64,9 @@ _DOCUMENT = 3
 """`columns.KINDS`"""
 _WORDS = re.compile(r"\w+")
 _CALL = re.compile(r"^(?=\[call )", re.MULTILINE)
+_RESULTS = role_bits(RESULT_ROLES)
+PART_MIN = 8
+"""Characters of a call that tell it from others, where a chunk has its end alone."""
 
 
 class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,13 +86,17 @@ class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
     """Older chunks of documents that stay, because their files are what they are read from."""
     kept_live: int = 0
     """Older chunks that stay, because a live conversation still has their messages in its prompt."""
+    unnamed: int = 0
+    """Other chunks, of a tool's result, that lose the beginning of its call."""
 
 
-def plan_of(snapshot: Snapshot, uuids: Collection[bytes] | None = None) -> PlannedErasure:
-    """Plan the erasure of some chunks of a topic; None: of the whole topic."""
+def plan_of(snapshot: Snapshot, uuids: Collection[bytes] | None = None, calls: Calls | None = None) -> PlannedErasure:
+    """Plan the erasure of some chunks of a topic; None: of the whole topic. `calls`: those in the chunks."""
     places = snapshot.latest_places() if uuids is None else _places_of(snapshot, uuids)
     left = [(number, row) for number, row in places if not snapshot.views[number].rows[row]["is_erased"]]
-    return _planned(snapshot, "topic" if uuids is None else "chunks", left)
+    plan = _planned(snapshot, "topic" if uuids is None else "chunks", left)
+    others = naming(snapshot, calls.__contains__).keys() - set(uuids or ()) if calls else ()
+    return msgspec.structs.replace(plan, unnamed=len(others))
 
 
 def plan_by_age(snapshot: Snapshot, before: int, visible: Collection[bytes]) -> tuple[PlannedErasure, set[bytes]]:
@@ -130,18 +137,45 @@ def texts_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
         yield from (text for text in (entry.content, *entry.calls, entry.reason) if text)
 
 
-def calls_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
-    """Yield the calls in all texts that these chunks ever had, as other chunks name them (`Speaker.call`)."""
-    for entry in _entries_of(snapshot, uuids):
-        for speaker, text in entry.stretches:
-            if speaker.role == CALLER:
-                yield from map(call_line, _CALL.split(text)[1:])
+class Calls:
+    """The calls in all texts that some chunks ever had, as other chunks name them (`Speaker.call`)."""
+
+    def __init__(self, snapshots: Iterable[Snapshot], uuids: Collection[bytes]) -> None:
+        self.lines: set[str] = set()
+        self._begun: list[str] = []
+        """The last call of each stretch: a long one may go on in the next chunk."""
+        self._continued: list[str] = []
+        """The beginnings of stretches: the end of a call that the chunk before began."""
+        for entry in (one for snapshot in snapshots for one in _entries_of(snapshot, uuids)):
+            for speaker, text in entry.stretches:
+                if speaker.role == CALLER:
+                    before, *calls = _CALL.split(text)
+                    self.lines |= set(map(call_line, calls))
+                    self._begun += [" ".join(one.split()) for one in calls[-1:]]
+                    self._continued += [" ".join(before.split())] if speaker.continues else []
+
+    def __bool__(self) -> bool:
+        return bool(self.lines or self._continued)
+
+    def __contains__(self, call: object) -> bool:
+        """Whether this call is one of them, also in part."""
+        assert isinstance(call, str), "as chunks name it"
+        if call in self.lines or any(call.startswith(one) for one in self._begun):
+            return True
+        own = call.removesuffix(CUT)
+        ends = (one[:size] for one in self._continued for size in range(PART_MIN, min(len(one), len(own)) + 1))
+        return any(map(own.endswith, ends)) or any(len(one) >= PART_MIN and one in own for one in self._continued)
 
 
-def naming(snapshot: Snapshot, calls: Collection[str], but: Collection[bytes]) -> set[bytes]:
-    """Return the other chunks that name one of these calls."""
-    named = ((entry.uuid, entry.calls) for entry in _entries_with(snapshot, status=0) if entry.uuid not in but)
-    return {uuid for uuid, own in named if not set(own).isdisjoint(calls)} if calls else set()
+def naming(snapshot: Snapshot, is_one: Callable[[str], bool]) -> dict[bytes, set[str]]:
+    """Return the chunks that name calls of which this is true, each with those."""
+    found = dict[bytes, set[str]]()
+    for number, view in snapshot.views.items():
+        bits: Bits = ((view.rows["role_bits"] & np.uint8(_RESULTS)) != 0) & (view.rows["is_erased"] == 0)
+        for entry in _entries(snapshot, ((number, row) for row in np.flatnonzero(bits).tolist())):
+            if gone := set(filter(is_one, entry.calls)):
+                found.setdefault(entry.uuid, set()).update(gone)
+    return found
 
 
 class Repeating(NamedTuple):
@@ -152,12 +186,16 @@ class Repeating(NamedTuple):
     words: list[str]
 
 
-def repeating(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collection[bytes]) -> list[Repeating]:
-    """Return the other chunks that repeat words of these texts; those that repeat most first."""
+def repeating(
+    snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collection[bytes], calls: Calls
+) -> list[Repeating]:
+    """Return the other chunks that repeat words of these texts; those that repeat most first. `calls`: those that go
+    everywhere."""
     overlap, found = Overlap(texts), dict[bytes, Repeating]()
     for snapshot in snapshots:
         for entry in _entries_with(snapshot, status=0):
-            if entry.uuid not in but and (words := overlap.shared("\n".join([*entry.calls, entry.content]))):
+            left = [one for one in entry.calls if one not in calls]
+            if entry.uuid not in but and (words := overlap.shared("\n".join([*left, entry.content]))):
                 found[entry.uuid] = Repeating(entry.uuid, snapshot.topic_id, words)
     return sorted(found.values(), key=lambda one: sum(map(len, one.words)), reverse=True)
 
@@ -375,17 +413,27 @@ class Eraser:
                 )
                 for plan in plans
             ]
-            erasures = [await self._with_digests(one) for one in erasures]
+            async with self.topics.held([one.topic_id for one in erasures if one.kind != "topic"]) as found:
+                snapshots = [topic.log.snapshot() for topic in found]
+                calls = await asyncio.to_thread(Calls, snapshots, uuids)
+            erasures = [await self._with_digests(one, calls) for one in erasures]
             begun = await asyncio.to_thread(self.store.ledger.begin, erasures)
             return [await self._carry_out(one) for one in begun]
 
-    async def _with_digests(self, erasure: Erasure) -> Erasure:
-        """An erasure that begins by itself, with the digests of the messages as the log still has them."""
+    async def _with_digests(self, erasure: Erasure, calls: Calls | None = None) -> Erasure:
+        """An erasure that begins by itself, with the digests of the messages and calls as the log still has them.
+        `calls`: those in the chunks; None: as this topic has them."""
         digests: set[bytes] = set()
+
+        def look(snapshot: Snapshot) -> set[bytes]:
+            gone = Calls([snapshot], erasure.chunk_uuids) if calls is None else calls
+            named = naming(snapshot, gone.__contains__).values() if gone else ()
+            return digests_of(snapshot, erasure.chunk_uuids) | set(map(call_digest, gone.lines.union(*named)))
+
         if erasure.kind != "topic":
             async with self.topics.held([erasure.topic_id]) as found:
                 for topic in found:
-                    digests = await asyncio.to_thread(digests_of, topic.log.snapshot(), erasure.chunk_uuids)
+                    digests = await asyncio.to_thread(look, topic.log.snapshot())
         joined = b"".join(sorted(digests))
         return msgspec.structs.replace(erasure, digests=joined, is_moved=False, request_end=0, done_at=None)
 
@@ -421,16 +469,18 @@ class Eraser:
             if not found:
                 await self._forget_shown(erasure, wiper)
                 return erasure
-            [topic], uuids = found, erasure.chunk_uuids
+            [topic], uuids, digests = found, erasure.chunk_uuids, erasure.text_digests
             concern = await asyncio.to_thread(_concern, erasure, topic.log.snapshot())
             async with self._blanked(concern, wiper):
                 async with topic.storing:  # what is being stored may be of the same messages
                     if erasure.forbid:
                         await asyncio.to_thread(self._forbid, topic, erasure)
-                    topic.cutter.drop(erasure.message_digests)
+                    await asyncio.to_thread(topic.cutter.drop, digests)
                     blocks = await _showing(topic.buffer, concern)
-                    await topic.forget(erasure.message_digests, uuids, wiper, blocks)
-                entries = await asyncio.to_thread(topic.log.erase, uuids, erasure.mark, wiper)
+                    await topic.forget(digests, uuids, wiper, blocks)
+                named = partial(naming, topic.log.snapshot(), lambda call: call_digest(call) in digests)
+                others = (await asyncio.to_thread(named)).keys() - uuids
+                entries = await asyncio.to_thread(topic.log.erase, uuids, erasure.mark, wiper, others, digests)
                 await topic.follow()
                 if blocks := await _showing(topic.buffer, concern):  # of turns that had recalled it before
                     await topic.forget((), uuids, wiper, blocks)
@@ -439,7 +489,7 @@ class Eraser:
             return msgspec.structs.replace(erasure, entries=max(entries, erasure.entries))
 
     def _forbid(self, topic: Topic, erasure: Erasure) -> None:
-        digests = erasure.message_digests
+        digests = erasure.text_digests
         contents = {
             item.content_digest
             for conversation in topic.buffer.conversations()
@@ -448,10 +498,12 @@ class Eraser:
             if len(item.message.said.strip()) >= SHORT_CONTENT
         }
         snapshot, uuids = topic.log.snapshot(), erasure.chunk_uuids
+        named = naming(snapshot, lambda call: call_digest(call) in digests).values()
+        calls = Calls([snapshot], uuids).lines.union(*named)
         forbidden = topic.log.forbidden.also(
-            messages=(int.from_bytes(one[:8], "little") for one in digests),
+            messages=map(digest_word, digests_of(snapshot, uuids)),
             contents=contents,
-            texts=map(text_hash, {*texts_of(snapshot, uuids), *calls_of(snapshot, uuids)}),
+            texts=map(text_hash, {*texts_of(snapshot, uuids), *calls}),
         )
         topic.log.forbid(forbidden)
 

@@ -27,6 +27,7 @@ from memd.entries import Draft, Entry
 from memd.ingest.pipeline import Cutter, may_return, under_new_uuid, unstored_runs
 from memd.messages import Message
 from memd.notes import Note
+from memd.store.erasure import named_in
 from memd.store.log.segment import ROWS_AT_ONCE, PendingChunk, PendingSegment, PendingView, UnstoredText
 from memd.store.store import TopicLog
 
@@ -352,8 +353,12 @@ class PartCutter:
                     self._stale.add(key)
 
     def drop(self, digests: Collection[bytes]) -> None:
-        """Drop the parts that came from these messages; what is left of them is cut anew."""
-        self._forget([key for digest in digests for key in self._with(digest)])
+        """Drop the parts that came from these messages, or name one of these calls (`call_digest`); what is left of
+        them is cut anew."""
+        naming = [
+            key for key, cut in self._known.copy().items() if any(named_in(one.draft, digests) for one in cut.chunks)
+        ]
+        self._forget([*naming, *(key for digest in digests for key in self._with(digest))])
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
         """The public ids of the pending chunks that came from a message, as it was cut last."""

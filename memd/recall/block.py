@@ -114,7 +114,7 @@ def chunk_line(chunk_id: str, text: str) -> str:
 
 def line_of(entry: Entry) -> str:
     """Return the whole line of a chunk under its own id, as it is counted: with the author's name, without calls."""
-    return chunk_line(entry.public_id, shown_text(entry.without_calls)) + "\n"
+    return chunk_line(entry.public_id, shown_text(entry.without_calls())) + "\n"
 
 
 def heading(at_us: int | None) -> str:

@@ -451,7 +451,7 @@ class Retriever:
             more = sum(self._tokens_of(block.call_line(call)) for call in one.entry.calls)
             is_whole = budget.drifted(tokens + more) <= left
             tokens += more if is_whole else 0
-            kept.append(one if is_whole else msgspec.structs.replace(one, entry=one.entry.without_calls))
+            kept.append(one if is_whole else msgspec.structs.replace(one, entry=one.entry.without_calls()))
         return tuple(kept), tokens
 
     def _candidates(

@@ -17,11 +17,13 @@ overwritten afterwards. Both have every record at the same place. Unreadable byt
 they were. The record that stands in place of one whose text was erased (a stub) is exactly as long as that was, so that
 everything behind it keeps its place and whoever reads the file meanwhile finds what he looks for. It keeps the entry's
 identity and its times, and says when and by whom it was erased; who wrote it goes with the text, as a name may be what
-had to go. To a memd that does not know of erasures it is a Deprecated entry.
+had to go. To a memd that does not know of erasures it is a Deprecated entry. A chunk that names an erased call loses
+its name and nothing else.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -33,7 +35,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
-from memd.entries import Entry, Erased, Status
+from memd.entries import ChunkState, Entry, Erased, Status
 from memd.errors import CorruptFile, InDoubt, StoreError
 from memd.messages import Message
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, make_folder, replace_file
@@ -70,7 +72,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     uuids: bytes = b""
     """Of the chunks, 16 bytes each; none of a topic."""
     digests: bytes = b""
-    """Of their messages, 16 bytes each, until it is done: what is still to be found in `hot.log`. In a file beside."""
+    """Of their messages, and of their calls as other chunks name them (`call_digest`), 16 bytes each, until it is done:
+    what is still to be found in `hot.log` and in other chunks. In a file beside."""
     forbid: bool = False
     """Whether the messages are never to be stored again."""
     is_moved: bool = False
@@ -90,8 +93,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return frozenset(self.uuids[at : at + 16] for at in range(0, len(self.uuids), 16))
 
     @property
-    def message_digests(self) -> frozenset[bytes]:
-        """The digests of the messages that the chunks came from."""
+    def text_digests(self) -> frozenset[bytes]:
+        """The digests of the messages that the chunks came from, and of the calls in them."""
         return frozenset(self.digests[at : at + 16] for at in range(0, len(self.digests), 16))
 
     def __str__(self) -> str:
@@ -309,10 +312,23 @@ def _hex(word: int) -> str:
     return f"{word:016x}"
 
 
-def without_text(data: bytes, uuids: Collection[bytes], mark: Erased) -> tuple[bytes, int]:
-    """Return the bytes of a log file in which every record of these chunks is a stub, and how many were made.
-    Unreadable bytes stay."""
-    changed, count = bytearray(data), 0
+def call_digest(call: str) -> bytes:
+    """Identifies a call as chunks name it (`Speaker.call`)."""
+    return hashlib.blake2b(call.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def named_in(entry: ChunkState, calls: Collection[bytes]) -> list[str]:
+    """Return those of some calls, by their `call_digest`s, that an entry names."""
+    return [call for call in entry.calls if call_digest(call) in calls]
+
+
+def without_text(
+    data: bytes, uuids: Collection[bytes], mark: Erased, calls: Collection[bytes] = ()
+) -> tuple[bytes, int, int]:
+    """Return the bytes of a log file in which every record of these chunks is a stub and no record names one of these
+    calls (`call_digest`), how many stubs were made, and how many records were changed beside these. Unreadable bytes
+    stay."""
+    changed, count, unnamed = bytearray(data), 0, 0
     for span in scan_records(data).spans:
         payload = payload_of(data, span)
         try:
@@ -322,7 +338,13 @@ def without_text(data: bytes, uuids: Collection[bytes], mark: Erased) -> tuple[b
         if entry.uuid in uuids and entry.erased is UNSET:
             changed[span.offset : span.end] = encode_record(stub_payload(entry, mark, len(payload)))
             count += 1
-    return bytes(changed), count
+        elif calls and (gone := named_in(entry, calls)):
+            bare = msgspec.structs.replace(entry.without_calls(gone), terms=UNSET)
+            padded = _padded(bare, len(payload))
+            assert padded is not None, "a name is longer than the field that pads"
+            changed[span.offset : span.end] = encode_record(padded)
+            unnamed += 1
+    return bytes(changed), count, unnamed
 
 
 def is_erasure_of(after: bytes, before: bytes) -> bool:
@@ -337,7 +359,8 @@ def is_erasure_of(after: bytes, before: bytes) -> bool:
             new, old = (decode_entry(payload_at(one, span.offset) or b"", dimension=None) for one in (after, before))
         except CorruptFile:
             return False
-        if new.content or new.vector or (new.uuid, new.canonical_id) != (old.uuid, old.canonical_id):
+        is_stub = not (new.content or new.vector) and (new.uuid, new.canonical_id) == (old.uuid, old.canonical_id)
+        if not is_stub and _without_names(new) != _without_names(old):
             return False
         rest[span.offset : span.end] = after[span.offset : span.end]
     return bytes(rest) == after
@@ -368,20 +391,23 @@ def stub_payload(entry: Entry, mark: Erased, length: int) -> bytes:
         unknown={},
         kind=entry.kind if entry.kind in ("turn", "note", "document") else "",
     )
-    base = encode_entry(bare)
-    for one in (mark, msgspec.structs.replace(mark, by="")):
-        told = _told(one)
-        if (room := length - len(base) - len(told) - _BIN32.size) >= 0:
-            assert base[0] == 0xDE, "a map of more than fifteen fields"
-            fields = int.from_bytes(base[1:3], "big") + 1
-            return b"\xde" + fields.to_bytes(2, "big") + base[3:] + told + _BIN32.pack(0xC6, room) + bytes(room)
-    return _filled(bare, length)
+    marked = (msgspec.structs.replace(bare, erased=one) for one in (mark, msgspec.structs.replace(mark, by="")))
+    stubs = (_padded(one, length) for one in marked)
+    return next(filter(None, stubs), None) or _filled(bare, length)
 
 
-def _told(mark: Erased) -> bytes:
-    """The field `erased` up to the head of its `pad`, which is the last member."""
-    value = _encoder.encode(msgspec.structs.replace(mark, pad=b"\0"))
-    return _encoder.encode("erased") + value[: -len(b"\xc4\x01\0")]
+def _without_names(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry.without_calls(), terms=UNSET, pad=UNSET)
+
+
+def _padded(entry: Entry, length: int) -> bytes | None:
+    """The payload of an entry, made as long as this by its `pad`; None: it is too long."""
+    base, key = encode_entry(msgspec.structs.replace(entry, pad=UNSET)), _encoder.encode("pad")
+    if (room := length - len(base) - len(key) - _BIN32.size) < 0:
+        return None
+    assert base[0] == 0xDE, "a map of more than fifteen fields"
+    fields = int.from_bytes(base[1:3], "big") + 1
+    return b"\xde" + fields.to_bytes(2, "big") + base[3:] + key + _BIN32.pack(0xC6, room) + bytes(room)
 
 
 def _filled(bare: Entry, length: int) -> bytes:

@@ -541,7 +541,7 @@ def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
     """Yield the live chunks of a chunk's kind that have exactly its text, said by the same roles, those that came last
     first. Those of a note or document are also of its source. An entry that cannot be read does not count."""
     is_sourced = chunk.kind != "turn"  # what was said is the same wherever it was imported from
-    displayed = chunk.without_calls.displayed
+    displayed = chunk.without_calls().displayed
     wanted = (chunk.kind, is_sourced and chunk.source, displayed)
     for text in dict.fromkeys((chunk.content, displayed)):  # entries without `speakers` have the shown text
         found = snapshot.live_places_of_text(text_hash(text))
@@ -550,7 +550,7 @@ def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
                 entry = snapshot.read(place)
             except StoreError:
                 continue
-            if (entry.kind, is_sourced and entry.source, entry.without_calls.displayed) == wanted:
+            if (entry.kind, is_sourced and entry.source, entry.without_calls().displayed) == wanted:
                 yield entry
 
 

@@ -25,7 +25,7 @@ from memd.entries import PUBLIC_ID_DIGITS_MIN, Draft, Entry, Erased, Status
 from memd.errors import CorruptFile, Fenced, ForeignFile, ShortLogFile, StoreError, StoreWriteFailed
 from memd.store.claim import Claim
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper
-from memd.store.erasure import ForbiddenText, encode_forbidden, holds, read_forbidden, without_text
+from memd.store.erasure import ForbiddenText, encode_forbidden, holds, named_in, read_forbidden, without_text
 from memd.store.index.sealed_index import (
     RATIO,
     SealedIndex,
@@ -431,8 +431,16 @@ class TopicLog:
         self.claim.write(self._layout.forbidden, encode_forbidden(forbidden))
         self.forbidden = forbidden
 
-    def erase(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
+    def erase(
+        self,
+        uuids: Collection[bytes],
+        mark: Erased,
+        wiper: Wiper,
+        naming: Collection[bytes] = (),
+        calls: Collection[bytes] = (),
+    ) -> int:
         """Erase the text and the vectors of all entries of these chunks, and of the indexes; return how many it were.
+        `naming`: the chunks that name one of the erased calls, by their `call_digest`s; they lose the name.
 
         Slow, and done again it goes on where it ended. Appends and searches go on meanwhile, in another file where the
         present one is rewritten.
@@ -444,10 +452,9 @@ class TopicLog:
         with self._merging, self._sealing:
             self._wipe_leftovers(wiper)
             for _ in range(_PASSES):
-                self._rotate_with(uuids)
-                views = {n: one for n, one in self._snapshot.views.items() if one.segment is not self._active}
-                full = [number for number, view in views.items() if holds(view.rows, uuids)]
-                count += self._erase_in_full(full, uuids, mark, wiper) if full else 0
+                full = self._having(uuids, naming, calls)
+                self._rotate_of(full)
+                count += self._erase_in_full(full, uuids, mark, wiper, calls) if full else 0
         ENTRIES_READ.clear()
         self._seal_full()
         return count
@@ -466,7 +473,14 @@ class TopicLog:
             for path in (*(folder / name for name in left if name not in written), *torn_files(self._files, [folder])):
                 wiper.wipe(path)
 
-    def _erase_in_full(self, numbers: list[int], uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
+    def _erase_in_full(
+        self,
+        numbers: list[int],
+        uuids: Collection[bytes],
+        mark: Erased,
+        wiper: Wiper,
+        calls: Collection[bytes],
+    ) -> int:
         merged = [v.index for v in self._snapshot.indexes if len(v.index.segments) > 1]
         with self._state:  # they are mapped: a search of one that is overwritten finds nothing
             self._search_singly([one for one in merged if not set(numbers).isdisjoint(one.segment_ids)])
@@ -474,8 +488,8 @@ class TopicLog:
         count, now = 0, OpenedTopic()
         for number in numbers:
             path = self._layout.bin(number)
-            data, erased = without_text(self._files.read(path), uuids, mark)
-            if erased:
+            data, erased, unnamed = without_text(self._files.read(path), uuids, mark, calls)
+            if erased or unnamed:
                 self.claim.write(path, data, wiper)
             count += erased
             open_by_log(self.claim, self._shared.model, number, now)
@@ -495,11 +509,18 @@ class TopicLog:
             index.columns = self._read_words(index.segments)
         self._snapshot = after_indexing(self._snapshot, own, {})
 
-    def _rotate_with(self, uuids: Collection[bytes]) -> None:
-        """Rotate the file that is appended to if it has a chunk that is to be erased: appends go on in another one."""
+    def _having(self, uuids: Collection[bytes], naming: Collection[bytes], calls: Collection[bytes]) -> list[int]:
+        """The segments that have something to erase; for the parameters see `erase`."""
+        snapshot = self._snapshot
+        places = [place for uuid in naming for place in snapshot.places(uuid)]
+        named = {number for (number, _), one in snapshot.read_many(places).items() if named_in(one, calls)}
+        return [number for number, view in snapshot.views.items() if number in named or holds(view.rows, uuids)]
+
+    def _rotate_of(self, numbers: Collection[int]) -> None:
+        """Rotate the file that is appended to if it is one of these segments: appends go on in another one."""
         with self._state:
             active = self._active
-            if active is not None and holds(active.rows, uuids):
+            if active is not None and active.segment_id in numbers:
                 self._rotate(active)
                 if self._active is active:
                     raise StoreWriteFailed(f"{self._layout.active}: cannot be renamed; erase again, and it goes on")

@@ -124,25 +124,32 @@ class SharedTopicLog(TopicLog):
         self.generation, self._kept_head = self.generation or 1, last
         super().forbid(forbidden)
 
-    def erase(self, uuids: Collection[bytes], mark: Erased, wiper: Wiper) -> int:
+    def erase(
+        self,
+        uuids: Collection[bytes],
+        mark: Erased,
+        wiper: Wiper,
+        naming: Collection[bytes] = (),
+        calls: Collection[bytes] = (),
+    ) -> int:
         """See TopicLog: in the rows, so that all drop their copies, and then in this one."""
         self.catch_up()
         rows: dict[tuple[Stream, int], bytes] = {}
         after = 0
-        for number in self._ids_of(uuids):
+        for number in self._ids_of({*uuids, *naming}):
             if number <= after:
                 continue
             for row in self._kept.since(self.topic_id, {"log": number - 1}, limit=1).of("log"):
                 after = row.last
-                data, erased = without_text(row.data, uuids, mark)
-                if erased:
+                data, erased, unnamed = without_text(row.data, uuids, mark, calls)
+                if erased or unnamed:
                     rows["log", row.last] = data
         if rows:
             generation = self._kept.rewrite(self.topic_id, self.generation, rows)
             if not generation:
                 raise Rewritten(f"topic {self.topic_id}: another daemon erases in it at this moment; it is done again")
             self.generation = generation
-        return super().erase(uuids, mark, wiper)
+        return super().erase(uuids, mark, wiper, naming, calls)
 
     # -- private ------------------------------------------------------------------------------------------------
 
