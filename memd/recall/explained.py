@@ -1,6 +1,6 @@
-"""A retrieval as plain values: the candidates in a turn's receipt, and the answer of `memd search`.
+"""A retrieval as plain values for JSON: the candidates in a turn's receipt, and the answer of `memd search`.
 
-Rule: a value for JSON only; every field is taken from `Retrieved` or its texts, and nothing is decided here.
+Rule: every field is copied from `Retrieved` or from its texts; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from memd.recall.retrieve import Candidate, Retrieved
 
 PARTS_DIGITS = 6
-"""Of the parts of a score that people and programs are told."""
+"""Decimals of scores in receipts and answers."""
 
 
 class Verdict(enum.StrEnum):
-    """Why a chunk is in or out, in the words that a user reads."""
+    """Why a chunk is shown or not, in the words that a user reads."""
 
     INJECTED = "injected"
     EARLIER = "in the block of an earlier turn"
@@ -44,50 +44,49 @@ class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     topic_id: str
     canonical_id: int
     said_at: int = 0
-    """When it was said, in microseconds since the epoch; 0 in receipts from before it was known."""
+    """Time it was said, in microseconds since the epoch; 0 in receipts of older versions."""
     score: float
     cosine: float
-    """To the nearest part of the question."""
+    """Cosine to the nearest part of the question."""
     meaning: float = 0.0
-    """The share of the score that it has for its vector; 0, as the next two, in receipts from before they were told."""
+    """Part of the score from its vector. This and the next two are 0 in receipts of older versions."""
     words: float = 0.0
-    """For the words that it shares with the question."""
+    """Part of the score from the words it shares with the question."""
     feedback: float = 0.0
-    """For its likeness to the best chunks."""
+    """Part of the score from its likeness to the best chunks."""
     neighbours: float
-    """For the chunks just before and after it."""
+    """Part of the score from the chunks just before and after it."""
     multiplier: float
-    """Of corrections."""
+    """Multiplier of corrections."""
     echo: float = 1.0
-    """The share of its score that an answer has left which was shown what it says, and the model's own words in a turn
-    that recalls anew."""
+    """Factor below 1 for an answer that repeats chunks it was shown, and for the model's own words when a turn recalls
+    again."""
     time: float = 1.0
-    """Above 1 where it was said when the question says."""
+    """Factor above 1 if it was said at the time that the question names."""
     tokens: int
-    """The tokens of its line in a prompt, in the model's tokens."""
+    """Length of its line in a prompt, in the model's tokens."""
     verdict: str
     """`injected`, or why not."""
     instructs: tuple[str, ...] = ()
-    """The signs that a document or a tool's result in it looks like an instruction to a model. In receipts only of what
-    was injected."""
+    """Signs that a document or tool result in it tries to instruct a model. In receipts only for injected chunks."""
 
 
 class FoundChunk(ScoredChunk, frozen=True, kw_only=True):
     """One candidate with its text."""
 
     created_at: int
-    """When it was stored, in microseconds since the epoch."""
+    """Time it was stored, in microseconds since the epoch."""
     roles: tuple[str, ...]
     content: str
     kind: str = "turn"
     source: str | None = None
     tags: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()
-    """Of a note its title, of a document's chunk the headings above it."""
+    """The title of a note, or the headings above a document's chunk."""
     page: int | None = None
     sheet: str | None = None
     author: str = ""
-    """The principal who said it; empty for the owner, and where there are none."""
+    """The principal who said it; empty for the owner, or if there are no principals."""
 
 
 class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,15 +95,14 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     question: str
     topics: tuple[str, ...]
     as_of: int | None = None
-    """The last canonical_id (microseconds since the epoch) that counted; None: the present."""
+    """The last canonical_id (microseconds since the epoch) that was searched; None: the present."""
     note: str | None = None
-    """The limits of the search, and why nothing was shown, in sentences for people; None: everything was searched, by
-    meaning and by words."""
+    """Limits of the search, and why nothing was shown, in sentences for people; None if there were no limits."""
     budget_tokens: int
     tokens: int
-    """Of the block that would be injected."""
+    """Length of the block that would be injected."""
     is_model_asked: bool
-    """Whether the embedding model read a part of the question; else the question table's vectors stood."""
+    """Whether the embedding model read a part of the question; otherwise the table's vectors were enough."""
     chunks: tuple[FoundChunk, ...]
 
 
@@ -112,7 +110,7 @@ _Chunk = TypeVar("_Chunk", bound=ScoredChunk)
 
 
 def scored_chunks(retrieved: Retrieved) -> tuple[ScoredChunk, ...]:
-    """The candidates without their text."""
+    """Return the candidates without their text."""
     return tuple(
         [
             _scored(ScoredChunk, one, instructs=instructing_chunk(one.entry) if one.verdict is Verdict.INJECTED else ())
@@ -122,11 +120,11 @@ def scored_chunks(retrieved: Retrieved) -> tuple[ScoredChunk, ...]:
 
 
 def search_answer(retrieved: Retrieved, as_of: int | None = None, limit: int | None = None) -> SearchAnswer:
-    """The whole answer.
+    """Return the answer of a search.
 
     Args:
         as_of: the canonical_id as of which the topics were searched; None: the present.
-        limit: the most candidates that are told; None: all.
+        limit: maximum number of candidates; None: all.
     """
     return SearchAnswer(
         question=retrieved.question,
@@ -152,7 +150,7 @@ def search_answer(retrieved: Retrieved, as_of: int | None = None, limit: int | N
 
 
 def origin_fields(entry: Entry) -> dict[str, Any]:
-    """The fields that say where a chunk is from."""
+    """Return the fields that say where a chunk is from."""
     return {
         "kind": entry.kind,
         "source": entry.source,

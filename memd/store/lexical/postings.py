@@ -1,9 +1,9 @@
-"""Columns of chunks beside their vectors: the postings of their words, their tokens, and what answers were shown.
+"""Columns of chunks beside their vectors: word postings, token counts, and the chunks that answers had been shown.
 
 Rule: computed when a chunk is stored and kept in its record (`Entry.terms`), so that a question reads columns and no
-text. A term is the CRC-32 of a word's stem: two words share one once in 200,000, which costs a little order and no
-chunk. Both kinds of columns answer the same two questions: which rows have a term, and how much each counts (the impact
-of BM25 with the length of the chunk, without the rarity of the term, which the whole topic decides).
+text. A term is the CRC-32 of a word's stem. Two words collide once in 200,000, which may change an order but loses no
+chunk. Both kinds of columns answer the same two questions: which rows have a term, and its impact in each, which is
+BM25 with the chunk's length but without the term's rarity, because rarity depends on the whole topic.
 
     Entry.terms:  | format u8 | length u16: terms with repetition | term u32 … | times u8 … |
 """
@@ -25,11 +25,11 @@ from memd.entries import Entry
 from memd.store.lexical.analyzer import LANGUAGE_MARK, STEMMERS, analyze, analyze_query, in_languages
 
 FORMAT = 1
-"""Raise it when `analyze` gives other terms: those in records are then made anew, in the background."""
+"""Increase when `analyze` changes its terms: stored ones are then recomputed in the background."""
 K1, B = 1.2, 0.5
-"""Of BM25 (Robertson and Zaragoza, 2009), with less for the length than its 0.75: a chunk has 300 tokens at most, and
-of a result the one line that was asked for is no worse for the others. Sealed segments keep what they were sealed
-with."""
+"""BM25's parameters (Robertson and Zaragoza, 2009). B is lower than the usual 0.75: a chunk has at most 300 tokens, and
+the one line of a tool result that answers a question is no worse for its neighbours. A sealed segment keeps the values
+it was sealed with."""
 TOKENS_MAX, LENGTH_MAX = 65_535, 65_535
 
 Keys = NDArray[np.uint32]
@@ -40,8 +40,8 @@ Values = TypeVar("Values", bound=np.generic)
 
 
 def grown(array: NDArray[Values]) -> NDArray[Values]:
-    """The array with as many rows again. These are zeros that take no memory until something is written there: a copy
-    of zeros would, and half of all columns are empty just after they have grown."""
+    """Return the array with twice the rows. The new rows are lazily allocated zeros, because half of a column is empty
+    just after it has grown."""
     larger = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger
@@ -49,7 +49,7 @@ def grown(array: NDArray[Values]) -> NDArray[Values]:
 
 @lru_cache(maxsize=8192)
 def key_of(term: str) -> int:
-    """The number that stands for a term."""
+    """Return the key of a term."""
     return zlib.crc32(term.encode("utf-8", "surrogatepass"))
 
 
@@ -57,10 +57,10 @@ Stream = tuple[str, str | None, bytes]
 
 
 def stream_of(entry: Entry) -> Stream:
-    """The stream of text that a chunk was cut from: its kind and source, and of notes each by itself.
+    """Return the stream of text that a chunk was cut from: its kind and source; each note is a stream of its own.
 
-    Neighbours never cross streams. All live conversations of a topic are one: a conversation is stored in many appends,
-    and the log does not tell whose the one before was.
+    Neighbours never cross streams. All live conversations of a topic form one stream, because the log does not say
+    which conversation an append belongs to.
     """
     note = entry.part.hash if entry.kind == "note" and entry.part is not UNSET else b""
     return entry.kind, entry.source, note
@@ -70,16 +70,16 @@ LANGUAGE_KEYS = {key_of(LANGUAGE_MARK + language): language for language in STEM
 
 
 class ChunkTerms(NamedTuple):
-    """The terms of one chunk, each once."""
+    """The distinct terms of one chunk."""
 
     keys: Keys
     times: NDArray[np.uint8]
     length: int
-    """Of all of them with repetition."""
+    """Number of terms with repetition."""
 
     @classmethod
     def of(cls, text: str) -> ChunkTerms:
-        """Analyze a text: about 0.1 ms for a chunk."""
+        """Analyze a text; about 0.1 ms for a chunk."""
         found = analyze(text)
         counts = Counter(map(key_of, found))
         times = np.minimum(np.fromiter(counts.values(), np.intp, len(counts)), 255).astype(np.uint8)
@@ -87,7 +87,7 @@ class ChunkTerms(NamedTuple):
 
     @classmethod
     def decoded(cls, data: bytes) -> ChunkTerms | None:
-        """The terms in a record; None for those of another format."""
+        """Decode the terms of a record; None if they have another format."""
         if len(data) < 3 or data[0] != FORMAT or (len(data) - 3) % 5:
             return None
         count = (len(data) - 3) // 5
@@ -95,15 +95,15 @@ class ChunkTerms(NamedTuple):
         return cls(keys, np.frombuffer(data, np.uint8, count, 3 + 4 * count), int.from_bytes(data[1:3], "little"))
 
     def encoded(self) -> bytes:
-        """As they stand in a record."""
+        """Encode them for a record."""
         head = bytes([FORMAT]) + self.length.to_bytes(2, "little")
         return head + self.keys.astype("<u4").tobytes() + self.times.tobytes()
 
 
 @lru_cache(maxsize=1024)
 def encoded_terms(text: str) -> bytes:
-    """The terms of a text as a record has them; what waits to be stored (of a long turn some hundred chunks) is
-    analyzed once."""
+    """Return the encoded terms of a text. Cached, so that the pending chunks of a long turn (some hundred) are analyzed
+    only once."""
     return ChunkTerms.of(text).encoded()
 
 
@@ -112,7 +112,7 @@ _asked = lru_cache(maxsize=64)(analyze_query)
 
 @lru_cache(maxsize=64)
 def query_keys(text: str, languages: frozenset[str]) -> Keys:
-    """The terms that a question asks for, each once: as English, and in each of these languages."""
+    """Return the distinct terms of a question, stemmed as English and as each of these languages."""
     known = _asked(text)
     if not languages:
         return np.fromiter(map(key_of, known), np.uint32, len(known))
@@ -123,31 +123,31 @@ def query_keys(text: str, languages: frozenset[str]) -> Keys:
 
 @lru_cache(maxsize=64)
 def identifier_keys(text: str) -> Keys:
-    """The terms of a question that can only be names: whole identifiers, versions, codes, hashes."""
+    """Return the terms of a question that are identifiers: names in code, versions, error codes, hashes."""
     found = [key_of(term) for term, is_exact in _asked(text).items() if is_exact]
     return np.array(found, np.uint32)
 
 
 def rarity(having: NDArray[np.intp], chunks: int) -> Floats:
-    """The inverse document frequency of terms that so many of a topic's chunks have; 0 for one that none has."""
+    """Return the inverse document frequency of terms that occur in `having` of a topic's chunks; 0 if in none."""
     found = np.log(1 + np.maximum(chunks - having + 0.5, 0.5) / (having + 0.5))
     return np.where(having > 0, found, 0.0).astype(np.float32)
 
 
 class Postings(NamedTuple):
-    """Where some terms occur: columns of the same length, one element for each row and term."""
+    """Occurrences of some terms: parallel columns with one element per row and term."""
 
     rows: NDArray[np.uint32]
     impacts: Floats
-    """Of BM25 without the rarity of the term."""
+    """BM25 without the term's rarity."""
     terms: Rows
-    """Which of the terms."""
+    """Position of the term among those asked for."""
     left_out: list[int]
-    """The terms that too many rows have."""
+    """Positions of the terms that were skipped as too common."""
 
     @classmethod
     def joined(cls, found: Sequence[tuple[int, NDArray[np.uint32], NDArray[Any]]], left_out: list[int]) -> Postings:
-        """Of the terms with these rows and impacts."""
+        """Join (term position, rows, impacts) of several terms."""
         if not found:
             return cls(np.empty(0, np.uint32), np.empty(0, np.float32), np.empty(0, np.intp), left_out)
         terms, rows, impacts = zip(*found, strict=True)
@@ -157,14 +157,14 @@ class Postings(NamedTuple):
 
 
 class WordScores:
-    """BM25 of the rows that have any of the terms, for each part of a question."""
+    """BM25 scores of the rows with any of the terms, for each part of a question."""
 
     def __init__(self, postings: Postings, weights: Floats, count: int) -> None:
-        """`weights`: of each term for each part, (p, k); `count`: rows there are."""
+        """`weights`: of each term in each part, (p, k); `count`: total number of rows."""
         self._has = np.zeros(count, np.bool_)
         self._has[postings.rows] = True
         self.rows: Rows = self._has.nonzero()[0]
-        """Those that have any, ascending; u of them."""
+        """The u rows with any of the terms, ascending."""
         self._place = np.empty(count, np.int32)
         self._place[self.rows] = np.arange(len(self.rows), dtype=np.int32)
         at = self._place[postings.rows]
@@ -173,7 +173,7 @@ class WordScores:
         """(p, u)"""
 
     def at(self, rows: Rows) -> Floats:
-        """Of some rows, (m, p)."""
+        """Return the scores of some rows, (m, p)."""
         found = np.zeros((len(rows), len(self.scores)), np.float32)
         has = self._has[rows]
         found[has] = self.scores[:, self._place[rows[has]]].T
@@ -181,32 +181,32 @@ class WordScores:
 
 
 class GrowingColumns:
-    """Columns that gain rows. One thread adds; others read rows below a count that a snapshot has published."""
+    """Columns of a growing segment. One thread adds rows; others read rows below a count that a snapshot published."""
 
     def __init__(self) -> None:
         self.count = 0
         self._postings: dict[int, bytearray] = {}
-        """Of a term: row << 8 | times in 32 bits, for each row that has it. See `copied`. There may be 100,000: the
-        garbage collector, for which everybody waits, looks through arrays, but not through these."""
+        """For each term, `row << 8 | times` as u32 for each row that has it; read with `copied`. There may be 100,000
+        of these, and unlike arrays the garbage collector does not traverse bytearrays."""
         self._lengths = np.zeros(64, np.uint16)
         self._tokens = np.zeros(64, np.uint16)
         self._follows = np.zeros(64, np.bool_)
         self._stream: Stream | None = None
-        """Of the row added last."""
+        """Stream of the last row."""
         self._shown_starts = np.zeros(65, np.uint32)
         self._shown = np.zeros(64, np.uint64)
         self.languages: frozenset[str] = frozenset()
         self.lacking: list[int] = []
-        """Rows of older logs whose record has no terms, or no count of tokens; see `complete`."""
+        """Rows whose record, from an old version, lacks terms or a token count; see `complete`."""
         self._sum: NDArray[np.float64] = np.zeros(1)
         self._summed = 0
         self.mean_sum: NDArray[np.float64] | None = None
-        """The sum of the first 2^k vectors, so that it seldom changes; `mean_count` says of how many."""
+        """Sum of the first `mean_count` vectors, a power of two, so that it rarely changes."""
         self.mean_count = 0
         self._length_sum = 0
 
     def extend(self, entries: Iterable[Entry | None]) -> None:
-        """Add a row for each entry; None stands for one that cannot be read."""
+        """Add a row for each entry; None for an unreadable one."""
         added: list[tuple[int, ChunkTerms]] = []
         for entry in entries:
             row = self.count
@@ -222,7 +222,7 @@ class GrowingColumns:
             if terms is not None:
                 added.append((row, terms))
             self._tokens[row] = 0 if entry.line_tokens is UNSET else min(entry.line_tokens, TOKENS_MAX)
-            # One that is not its chunk's first lies elsewhere.
+            # A later entry of a chunk (a correction) is not where its text was said, so it has no neighbours.
             stream = stream_of(entry) if entry.content and entry.origin_id == entry.canonical_id else None
             self._follows[row] = stream is not None and stream == self._stream
             self._stream = stream
@@ -236,28 +236,28 @@ class GrowingColumns:
         self._add_terms(added)
 
     def rows_with(self, keys: Keys) -> Rows:
-        """The rows that have all of these terms."""
+        """Return the rows that have all of these terms."""
         return _in_all([copied(self._postings.get(key, _NONE)) >> np.uint32(8) for key in keys.tolist()])
 
     def has(self, row: int, keys: Keys) -> NDArray[np.bool_]:
-        """Whether a row has each of these terms."""
+        """Return whether a row has each of these terms."""
         found = [copied(self._postings.get(key, _NONE)) >> 8 for key in keys.tolist()]
         return np.array([bool((rows == row).any()) for rows in found], np.bool_)
 
     def complete(self, row: int, entry: Entry) -> None:
-        """Give a row of an older log what its record lacks; not while another thread adds."""
+        """Supply what the record of a row lacks. Must not run while another thread adds rows."""
         if not self._lengths[row] and (terms := ChunkTerms.decoded(entry.terms or b"")) is not None:
             self._add_terms([(row, terms)])
         self._tokens[row] = min(entry.line_tokens or 0, TOKENS_MAX)
 
     @property
     def tokens(self) -> NDArray[np.uint16]:
-        """Raw tokens of each row's line; 0: not counted yet."""
+        """Raw tokens of each row's line; 0 if not counted yet."""
         return self._tokens[: self.count]
 
     @property
     def follows(self) -> NDArray[np.bool_]:
-        """Whether each row goes on where the one before it ended: the two are neighbours."""
+        """Whether each row continues the text of the row before it."""
         return self._follows[: self.count]
 
     @property
@@ -266,12 +266,12 @@ class GrowingColumns:
         return 150 * len(self._postings) + 4 * 60 * self.count + 16 * self.count
 
     def having(self, keys: Keys) -> NDArray[np.intp]:
-        """How many rows have each of these terms."""
+        """Return how many rows have each of these terms."""
         postings = self._postings
         return np.array([len(postings.get(key, b"")) // 4 for key in keys.tolist()], np.intp)
 
     def postings(self, keys: Keys, count: int, _: int) -> Postings:
-        """Where these terms occur in the first `count` rows."""
+        """Return the occurrences of these terms in the first `count` rows."""
         found = enumerate(map(self._postings.get, keys.tolist()))
         packed = [(term, copied(one)) for term, one in found if one is not None]
         if not packed:
@@ -285,7 +285,7 @@ class GrowingColumns:
         return Postings(rows, times / (times + norm.astype(np.float32)), terms, [])
 
     def sealed(self) -> SealedColumns:
-        """The same as columns that do not change."""
+        """Return an immutable copy."""
         keys = np.fromiter(self._postings, np.uint32, len(self._postings))
         counts = np.fromiter(map(len, self._postings.values()), np.intp, len(keys)) // 4
         packed = np.frombuffer(b"".join(self._postings.values()), np.uint32)
@@ -303,11 +303,11 @@ class GrowingColumns:
         )
 
     def shown(self, rows: Rows) -> tuple[Rows, NDArray[np.uint64]]:
-        """The chunks that rows had been shown: the position in `rows`, and the first half of the uuid, of each."""
+        """Return the chunks that these rows had been shown: position in `rows`, and first half of the uuid, of each."""
         return _slices(self._shown, self._shown_starts, rows)
 
     def _add_terms(self, added: Sequence[tuple[int, ChunkTerms]]) -> None:
-        """Add the terms of some rows, ascending: those of many at once, as a term by itself takes as long."""
+        """Add the terms of some rows, ascending. Grouped by term, because the cost is per term and not per row."""
         for row, terms in added:
             self._lengths[row] = max(1, terms.length)
             self._length_sum += terms.length
@@ -340,7 +340,7 @@ FEW_ROWS = 20
 
 
 def main_language(columns: GrowingColumns) -> str | None:
-    """The language but English that most rows are in, as `German`; None: most are in English, or there are few."""
+    """Return the language of most rows, as `German`; None if that is English, or there are few rows."""
     found = dict(
         zip(LANGUAGE_KEYS.values(), columns.having(np.array([*LANGUAGE_KEYS], np.uint32)).tolist(), strict=True)
     )
@@ -350,16 +350,16 @@ def main_language(columns: GrowingColumns) -> str | None:
 
 
 class SealedColumns(msgspec.Struct, frozen=True, eq=False):
-    """Columns that do not change: of sealed segments, one after the other, or of what waits to be stored."""
+    """Immutable columns of one or more sealed segments, concatenated."""
 
     terms: Keys
-    """Ascending, each once."""
+    """Distinct, ascending."""
     starts: NDArray[np.uint32]
-    """Of each term's postings, and their end."""
+    """Start of each term's postings, and the end of the last."""
     rows: NDArray[np.uint32]
-    """Of each posting, ascending within a term."""
+    """Row of each posting, ascending within a term."""
     impacts: NDArray[np.uint8]
-    """Of each posting, in 255ths of the most that times and length can give."""
+    """Impact of each posting, in 255ths of the maximum."""
     tokens: NDArray[np.uint16]
     follows: NDArray[np.bool_]
     shown_starts: NDArray[np.uint32]
@@ -370,14 +370,14 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, entries: Iterable[Entry | None]) -> SealedColumns:
-        """The columns of rows with these entries; None stands for one that cannot be read."""
+        """Compute the columns of these entries; None for an unreadable one."""
         growing = GrowingColumns()
         growing.extend(entries)
         return growing.sealed()
 
     @classmethod
     def joined(cls, parts: Sequence[SealedColumns]) -> SealedColumns:
-        """The columns of several, one after the other; their impacts stay as they were."""
+        """Concatenate several; their impacts stay as they were."""
         firsts = np.cumsum([0, *(len(part.tokens) for part in parts)])
         keys = np.concatenate([np.repeat(part.terms, part.starts[1:] - part.starts[:-1]) for part in parts])
         rows = np.concatenate([part.rows + np.uint32(first) for part, first in zip(parts, firsts, strict=False)])
@@ -401,26 +401,26 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def memory_bytes(self) -> int:
-        """Of all columns."""
+        """Size of all columns."""
         return sum(one.nbytes for one in msgspec.structs.astuple(self) if isinstance(one, np.ndarray))
 
     @property
     def languages(self) -> frozenset[str]:
-        """Those of the rows that are in none with English stems."""
+        """Languages of the rows that are not stemmed as English."""
         marks = np.array(list(LANGUAGE_KEYS), np.uint32)
         return frozenset(LANGUAGE_KEYS[key] for key in marks[self.having(marks) > 0].tolist())
 
     def having(self, keys: Keys) -> NDArray[np.intp]:
-        """How many rows have each of these terms."""
+        """Return how many rows have each of these terms."""
         first, end = self._ranges(keys)
         return end - first
 
     def rows_with(self, keys: Keys) -> Rows:
-        """The rows that have all of these terms."""
+        """Return the rows that have all of these terms."""
         return _in_all([self.rows[first:end] for first, end in zip(*self._ranges(keys), strict=True)])
 
     def postings(self, keys: Keys, _: int, postings_max: int) -> Postings:
-        """Where these terms occur; those are left out that most rows have, once there are more than `postings_max`."""
+        """Return the occurrences of these terms, rarest first, without the terms that would exceed `postings_max`."""
         first, end = self._ranges(keys)
         found: list[tuple[int, NDArray[np.uint32], NDArray[np.uint8]]] = []
         left, left_out = postings_max, list[int]()
@@ -435,7 +435,7 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
         return joined._replace(impacts=joined.impacts.astype(np.float32) / np.float32(255))
 
     def words_at(self, rows: Rows, keys: Keys, weights: Floats) -> Floats:
-        """BM25 of some rows for each part, (m, p), with all terms, which weigh so much, (p, k)."""
+        """Return BM25 of some rows for each part, (m, p). `weights`: of each term in each part, (p, k)."""
         scores = np.zeros((len(rows), len(weights)), np.float32)
         for start, stop, weight in zip(*(one.tolist() for one in self._ranges(keys)), weights.T, strict=True):
             if start < stop:
@@ -455,7 +455,7 @@ class SealedColumns(msgspec.Struct, frozen=True, eq=False):
         return _slices(self.shown_uuids, self.shown_starts, rows)
 
     def _ranges(self, keys: Keys) -> tuple[Rows, Rows]:
-        """Where the postings of each term begin and end."""
+        """Return where the postings of each term begin and end."""
         if not len(self.terms):
             nothing = np.zeros(len(keys), np.intp)
             return nothing, nothing
@@ -468,20 +468,20 @@ _NONE = bytearray()
 
 
 def copied(packed: bytearray) -> NDArray[np.uint32]:
-    """The numbers in bytes that another thread may append to: they cannot grow while somebody looks into them, and
-    numpy would let others run while it copies; `bytes` does not."""
+    """Copy numbers from a buffer that another thread may append to. A bytearray cannot grow while numpy has a view of
+    it, and numpy releases the GIL while copying; `bytes` does not."""
     return np.frombuffer(bytes(packed), np.uint32)
 
 
 def _in_all(found: Sequence[NDArray[np.uint32]]) -> Rows:
-    """The rows that are in all of these lists; none where there is no list."""
+    """Return the rows common to all of these lists; none if there is no list."""
     return reduce(np.intersect1d, found).astype(np.intp) if found else np.empty(0, np.intp)
 
 
 def _postings(
     keys: Keys, rows: NDArray[np.uint32], times: Floats, lengths: Floats
 ) -> tuple[Keys, NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint8]]:
-    """Postings by term, with their impacts; `lengths`: of each row."""
+    """Group postings by term and compute their impacts; `lengths`: of each row."""
     mean = max(1.0, float(lengths.sum()) / max(1, int(np.count_nonzero(lengths))))
     impact = times / (times + K1 * (1 - B + B / mean * lengths[rows]))
     return _sorted(keys, rows, np.maximum(1, np.round(255 * impact)).astype(np.uint8))
