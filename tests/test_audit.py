@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from conftest import Serving
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from daemon_process import Answer, DaemonProcess, ask, token_setting, tool_call, wait_until
+from drafts import open_store
 from full_disk import FullDisk
 
 from memd.admin import auditing
@@ -376,7 +377,7 @@ async def test_an_act_with_a_detail_of_any_length_keeps_no_other_out_of_the_audi
 
 def test_encrypting_a_directory_is_an_act_of_whoever_did_it(tmp_path: Path) -> None:
     key, folder = tmp_path / "key", tmp_path / "memory"
-    folder.mkdir()
+    open_store(None, folder).close()
     variables = {"MEMD_ENCRYPTION_KEY_FILE": str(key), "MEMD_AUDIT_RECORD": "always"}
     for command in (["key", "new", str(key)], ["encrypt", "on", "--data-dir", str(folder)]):
         done = CliRunner().invoke(main, command, env=variables)

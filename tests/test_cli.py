@@ -158,10 +158,10 @@ def test_whoever_asks_hears_which_settings_a_running_daemon_does_not_know(
     assert index.exit_code == 0 and not index.stderr and "1 file; " in index.stdout
 
 
-def test_former_commands_go_on_working_and_no_list_has_them(tmp_path: Path) -> None:
+def test_former_commands_go_on_working_and_no_list_has_them(tmp_path: Path, log_dir: Path) -> None:
     assert memd("key", "new", tmp_path / "old").exit_code == memd("encrypt", "key", tmp_path / "new").exit_code == 0
     for former in (["encrypt", "on"], ["decrypt"], ["encrypt", "off"]):
-        told = memd(*former, "--data-dir", tmp_path)
+        told = memd(*former, "--data-dir", log_dir)
         assert told.exit_code in (1, 2) and "there is no key" in told.stderr, told.output
     assert not FORMER.keys() & {*COMMANDS, *re.findall(r"^  (\w+)", memd("--help").stdout, re.MULTILINE)}
 
@@ -353,22 +353,32 @@ def test_a_terminal_obeys_no_character_of_an_error(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "gone\\x07: there is no such folder" in refused.stderr
 
 
-ASKED = [["verify"], ["verify", "--data-dir"], ["export", "--data-dir"], ["backup", "to"], ["encrypt", "--data-dir"]]
+ON_A_MEMORY = [
+    *("search x", "turn", "log", "correct 9ada --helpful", "undo 9ada", "show 9ada", "stats", "digest", "related 9ada"),
+    *("entities", "usage", "backup to", "verify", "export", "encrypt", "encrypt on", "encrypt off", "erase work --yes"),
+    *("encrypt rekey --new-key-stdin", "sources", "index", "reembed", "token list"),
+    *("token rotate anna", "token revoke anna", "audit"),
+]
 
 
-@pytest.mark.parametrize("asked", ASKED)
-def test_a_folder_that_is_no_memory_is_not_taken_for_one_though_it_has_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str]
+@pytest.mark.parametrize("command", ON_A_MEMORY)
+def test_a_command_that_reads_or_mends_a_memory_makes_none_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    other = tmp_path / "other"
+    (empty := tmp_path / "empty").mkdir()
+    other, typo = tmp_path / "other", tmp_path / "typo"
     for path in (other / "notes.md", other / "letters" / "ann.md", other / "films" / "segments" / "one.mp4"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("The spare key is with Ann.")
-    result = memd(*asked, *(["--data-dir"] if asked[0] == "backup" else []), other)
-    assert result.exit_code == 2 and not (tmp_path / "to").exists()
-    assert one_line(result).startswith(f"memd: {other}: is no memory: it has nothing of memd in it; name a data")
-    assert sorted(path.name for path in other.iterdir()) == ["films", "letters", "notes.md"]
+    before = sorted(tmp_path.rglob("*"))
+    for folder in (empty, other, typo):
+        result = memd(*command.split(), "--data-dir", folder)
+        why = "there is no such folder" if folder == typo else "is no memory: it has nothing of memd in it"
+        assert result.exit_code == 2
+        assert one_line(result).startswith(f"memd: {folder}: {why}; name a data directory (--data-dir)")
+    assert memd("verify", other).exit_code == 2
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # Terminals that are narrow, or whose encoding lacks characters
@@ -386,7 +396,7 @@ def test_commands_show_what_is_stored_where_the_terminal_lacks_its_characters(se
 
 
 def test_what_stands_in_brackets_is_shown_as_it_is(tmp_path: Path) -> None:
-    (folder := tmp_path / "mine[bold]").mkdir()
+    open_store(None, folder := tmp_path / "mine[bold]").close()
     told = CliRunner().invoke(main, ["stats", "--data-dir", str(folder)])
     assert told.exit_code == 0 and folder.name in told.stdout
 

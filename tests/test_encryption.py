@@ -612,7 +612,8 @@ def test_a_key_is_the_same_in_each_form(tmp_path: Path) -> None:
 
 
 def test_a_key_file_that_is_gone_is_named_with_what_to_do(tmp_path: Path) -> None:
-    done = memd("encrypt", "on", "--data-dir", tmp_path, MEMD_ENCRYPTION_KEY_FILE=str(tmp_path / "gone"))
+    open_store(None, memory := tmp_path / "memory").close()
+    done = memd("encrypt", "on", "--data-dir", memory, MEMD_ENCRYPTION_KEY_FILE=str(tmp_path / "gone"))
     assert done.exit_code == 1 and f"{tmp_path / 'gone'}: there is no such file; put the key" in done.output
 
 

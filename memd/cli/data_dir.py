@@ -225,11 +225,9 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
 
 @contextmanager
 def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple[Path, LocalDisk]]:
-    """Yield a folder with the files of all topics, or at least of one, and its disk. Raises ConfigError: the folder of
-    the settings has nothing of memd in it; StoreError: it is the copy of a cluster that the settings do not name, or
-    the cluster cannot be read."""
+    """Yield a folder with the files of all topics, or at least of one, and its disk. Raises StoreError: the folder of
+    the settings is the copy of a cluster that they do not name, or the cluster cannot be read."""
     if not config.cluster.is_on:
-        _check_memory(config.data_dir)
         layout.check_no_cluster(files := disk_of(config), config.data_dir)
         yield config.data_dir, files
         return
@@ -243,13 +241,6 @@ def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple
             for done, of, _ in into_folder(kept, Path(folder), files, names):
                 advanced(done, of)
         yield Path(folder), files
-
-
-def _check_memory(folder: Path) -> None:
-    """Raise ConfigError unless a folder has something of memd in it."""
-    if not layout.is_memory(LocalDisk(), folder):
-        what = "name a data directory (--data-dir), or the folder that `memd backup` wrote to"
-        raise ConfigError(f"{folder}: is no memory: it has nothing of memd in it; {what}")
 
 
 def waiting_messages(data_dir: Path, files: LocalDisk, topic_id: str | None = None) -> int:
@@ -297,7 +288,6 @@ def state(config: Config) -> int:
     """
     files, folder = LocalDisk(), config.data_dir
     flags.refuse_cluster(config, _NOT_A_CACHE)
-    _check_memory(folder)
     path, is_whole = folder / layout.KEY_NAME, False
     master = master_key(config.encryption) if config.encryption.is_on else None
     if files.size(path) is None:

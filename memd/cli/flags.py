@@ -202,14 +202,19 @@ def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = Fa
 
 
 def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
-    """Return the settings, as `config_of`, for a command that works on a data directory that is there already. Raises
-    ConfigError: a setting is wrong, or there is no such folder."""
+    """Return the settings, as `config_of`, for a command that works on a memory that is there already, and makes none.
+    Raises ConfigError: a setting is wrong, or the folder is none or has nothing of memd in it."""
+    from memd.store.disk import LocalDisk
+    from memd.store.layout import is_memory  # with it comes numpy, which --help does without
+
     config = config_of(path, given)
-    if not (config.cluster.is_on or config.data_dir.is_dir()):  # a cache may be lost
+    if not (config.cluster.is_on or is_memory(LocalDisk(), config.data_dir)):  # a cache may be lost
+        is_folder = config.data_dir.is_dir()
+        what = "is no memory: it has nothing of memd in it" if is_folder else "there is no such folder"
         raise ConfigError(
             memory_elsewhere(config)
-            or f"{config.data_dir}: there is no such folder: `memd serve`, `memd add` and `memd remember` begin a "
-            "memory; if you have one elsewhere, name it with --data-dir"
+            or f"{config.data_dir}: {what}; name a data directory (--data-dir), or the folder that `memd backup` wrote "
+            "to; `memd serve`, `memd add` and `memd remember` begin a memory"
         )
     return config
 

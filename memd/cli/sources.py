@@ -283,7 +283,7 @@ def sources(config: Config, topic: str | None, removed: tuple[str, ...], as_json
 
 
 @click.command()
-@with_settings(config_to_begin)
+@with_settings()
 @options_of(IndexBody)
 @click.option("--json", "as_json", is_flag=True, help="The sources as one JSON object.")
 def index(config: Config, *, force: bool, as_json: bool) -> int:
