@@ -322,10 +322,13 @@ def test_export_writes_a_json_object_per_entry_in_order(log_dir: Path) -> None:
     assert entries[0]["content"] == f"{CONTENT} 0"
 
 
-def test_export_into_a_file_replaces_it(log_dir: Path, tmp_path: Path) -> None:
+def test_export_replaces_a_file_only_by_force(log_dir: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     output.write_text("old")
-    result = memd("export", "--data-dir", log_dir, "--output", output)
+    refused = memd("export", "--data-dir", log_dir, "--output", output)
+    assert refused.exit_code == 2 and output.read_text() == "old"
+    assert one_line(refused).startswith(f"memd: {output}: is there already; name another file, or replace it with --f")
+    result = memd("export", "--data-dir", log_dir, "--output", output, "--force")
     assert result.exit_code == 0 and result.stdout.startswith(f"{output}: {ENTRIES + 1:,} entries, ")
     assert len(output.read_text().splitlines()) == ENTRIES + 1
     assert list(tmp_path.iterdir()) == [output]

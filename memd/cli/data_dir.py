@@ -100,13 +100,16 @@ def verify(config_path: Path | None, data_dir: str | None, as_json: bool, folder
 @options_of(route_of(reads.export).query)
 @click.option("--as", "form", type=flags.OneOf(list(FORMS)), help="Write conversations, as other programs read them.")
 @click.option("--output", metavar="FILE", default="-", help="Write to this file instead of stdout.")
-def export(config: Config, topic: str | None, live: bool, form: str | None, output: str) -> int:
+@click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
+def export(config: Config, topic: str | None, live: bool, form: str | None, output: str, force: bool) -> int:
     """Write the log as JSON Lines, one entry per line, oldest first.
 
     Example: memd export --topic work --output work.jsonl
     """
-    # A new or regular file is replaced only when it is complete; /dev/null or a pipe is written as it is.
+    # A new or regular file is there only when it is complete; /dev/null or a pipe is written as it is.
     atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
+    if atomic and Path(output).exists() and not force:
+        raise BadQuestion(f"{output}: is there already; name another file, or replace it with --force")
     try:
         with (
             topics_folder(config, topic) as (folder, files),
