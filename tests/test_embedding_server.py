@@ -374,6 +374,7 @@ def test_a_daemon_tells_the_best_in_its_order_and_keeps_its_own_where_it_fails_o
 
     def asked() -> tuple[list[str], str | None]:
         found = ask(f"{daemon.own_url}/memd/search?q=Where+does+the+key+hang%3F&role=user").json
+        assert found["is_reranked"] == (found["note"] is None)
         return [next(text for text in TEXTS if text in one["content"]) for one in found["chunks"]], found["note"]
 
     shortest_first, note = asked()

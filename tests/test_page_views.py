@@ -189,6 +189,19 @@ def test_a_topic_is_read_from_its_beginning(told: DaemonProcess, open_page: Open
     expect(page.get_by_label("Topic", exact=True)).to_have_value("bikes")
 
 
+def test_what_a_search_finds_in_several_topics_is_one_list_with_the_best_first(
+    empty: DaemonProcess, open_page: OpenPage
+) -> None:
+    told = ("The shop listens on port 4443.", "The shop is open on Tuesdays.", "The ferry leaves the port at six.")
+    for topic in ("work", "copy"):
+        for text in told:
+            empty.tell(text, topic=topic)
+    page = open_page(empty, "#/search?q=Which+port+does+the+shop+listen+on%3F")
+    expect(page.locator("details.candidate")).to_have_count(2 * len(told))
+    scores = [float(one) for one in page.locator("details.candidate:not(.out) .score").all_inner_texts()]
+    assert len(scores) > 2 and scores == sorted(scores, reverse=True)
+
+
 def test_the_search_answers_while_one_types_and_every_search_has_an_address(
     told: DaemonProcess, open_page: OpenPage
 ) -> None:

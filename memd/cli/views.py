@@ -44,8 +44,7 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
     answer, given, exit_code = asked.answer, asked.given.keys(), 0 if asked.answer.tokens else FOUND_SOMETHING
     if not answer.chunks and not asked.daemon.ask(reads.log_page, limit=1).events:
         return [NOTHING_STORED], exit_code
-    is_reranked = bool(asked.config.rerank.url)  # by whose order, not by the scores
-    ranked = answer.chunks if is_reranked else sorted(answer.chunks, key=lambda chunk: -chunk.score)
+    ranked = answer.chunks if answer.is_reranked else sorted(answer.chunks, key=lambda chunk: -chunk.score)
     injected = [chunk for chunk in ranked if chunk.verdict == INJECTED]
     others = [chunk for chunk in ranked if chunk.verdict != INJECTED] if explain else []
     names = ("id", "topic"), *((one.id, one.topic_id) for one in injected + others)
@@ -55,7 +54,7 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
         shown.insert(len(injected), Text("What would not be shown to the model, and why", "bold"))
     if shown:
         verdict = "              verdict" if explain else ""
-        order = "              in the reranker's order" if is_reranked and not explain else ""
+        order = "              in the reranker's order" if answer.is_reranked and not explain else ""
         shown.insert(0, Text(f"score  {'id':{widths[0]}}  {'topic':{widths[1]}}  said{verdict}{order}", "dim"))
     if not answer.chunks:
         where = "of what was chosen" if given - {"q", "topic", "as_of", "limit"} else "that is stored"

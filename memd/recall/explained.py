@@ -103,6 +103,8 @@ class SearchAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Length of the block that would be injected."""
     is_model_asked: bool
     """Whether the embedding model read a part of the question; otherwise the table's vectors were enough."""
+    is_reranked: bool = False
+    """Whether the order is the reranker's; otherwise it is that in which they fill the budget, near copies last."""
     chunks: tuple[FoundChunk, ...]
 
 
@@ -134,6 +136,7 @@ def search_answer(retrieved: Retrieved, as_of: int | None = None, limit: int | N
         budget_tokens=retrieved.budget.tokens,
         tokens=retrieved.budget.drifted(retrieved.raw_tokens),
         is_model_asked=retrieved.is_model_asked,
+        is_reranked=retrieved.is_reranked,
         chunks=tuple(
             _scored(
                 FoundChunk,

@@ -131,6 +131,7 @@ class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
     search_ms: float = 0.0
     fill_ms: float = 0.0
     is_model_asked: bool = False
+    is_reranked: bool = False
     trouble: EmbeddingError | None = None
     """Why the embedding model failed; None if it worked or was not needed."""
     note: str | None = None
@@ -287,8 +288,10 @@ class Retriever:
         rows = scores.order(field, everything=filters.everything)
         if scores.is_silent and field.competes.any():
             notes.insert(0, SILENT_NOTE)
+        is_reranked = False
         if self.reranker is not None and not scores.is_silent:
             rows, more = self._reranked(question, field, rows, budget)
+            is_reranked = more is None
             notes += [] if more is None else [more]
         marks.append(time.perf_counter())
         header = block.heading(now_us if self._dates else None)
@@ -307,6 +310,7 @@ class Retriever:
             embed_ms=spent[1] if reading.read or reading.notes else 0.0,
             fill_ms=spent[3],
             is_model_asked=bool(reading.read),
+            is_reranked=is_reranked,
             trouble=reading.trouble,
             note=" ".join(notes) or None,
         )

@@ -118,6 +118,8 @@ export type SearchAnswer = {
   tokens: number;
   /** Whether the embedding model read a part of the question; else the question table's vectors stood. */
   is_model_asked: boolean;
+  /** Whether the order is the reranker's; else near copies of better chunks come last. */
+  is_reranked: boolean;
   chunks: FoundChunk[];
 };
 

@@ -74,13 +74,16 @@ async function offer(list, topic) {
 }
 
 function found(told) {
-  const injected = told.chunks.filter((one) => one.verdict === "injected").length;
+  const isShown = (one) => one.verdict === "injected";
+  const injected = told.chunks.filter(isShown).length;
+  // Near copies fill the budget last; to people one list, best first, says more.
+  const best = told.is_reranked ? told.chunks : told.chunks.toSorted((a, b) => isShown(b) - isShown(a) || b.score - a.score);
   const words = `${count(injected, "chunk")}, ${number(told.tokens)} of ${number(told.budget_tokens)} tokens, would be shown to the model; ${number(told.chunks.length - injected)} more candidates.`;
   announce(words);
   return [
     el("p", {}, words, told.as_of && [" As of ", when(told.as_of), "."]),
     told.note && el("p", { class: "remark" }, told.note),
-    candidates(told.chunks, { open: true }),
+    candidates(best, { open: true }),
   ].filter(Boolean);
 }
 
