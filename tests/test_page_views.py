@@ -189,6 +189,22 @@ def test_a_topic_is_read_from_its_beginning(told: DaemonProcess, open_page: Open
     expect(page.get_by_label("Topic", exact=True)).to_have_value("bikes")
 
 
+def test_a_note_that_was_given_a_day_has_it_in_every_view_and_command(
+    empty: DaemonProcess, open_page: OpenPage
+) -> None:
+    text = "The lamp of the harbour was oiled by Ingrid."
+    noted = {"content": text, "said_at": "2026-03-14T12:00"}
+    answer = ask(f"{empty.own_url}/memd/notes", {"topic_id": "bikes", "notes": [noted]})
+    [chunk] = answer.json["notes"][0]["chunk_ids"]
+    for command in (["search", "Who oiled the lamp?"], ["log"], ["show", chunk], ["digest", "--by", "day"]):
+        assert "2026-03-14" in empty.run(*command).stdout, command
+    page = open_page(empty, "#/timeline")
+    expect(page.locator(".log li").filter(has_text=text)).to_contain_text("said 14 Mar 2026")
+    for view in ("search?q=Who+oiled+the+lamp%3F", "search?words=lamp", "read?topic=bikes", f"chunk/bikes/{chunk}"):
+        page = open_page(empty, f"#/{view}")
+        expect(page.get_by_role("main")).to_contain_text("14 Mar 2026")
+
+
 def test_what_a_search_finds_in_several_topics_is_one_list_with_the_best_first(
     empty: DaemonProcess, open_page: OpenPage
 ) -> None:
