@@ -250,6 +250,23 @@ def test_the_search_answers_while_one_types_and_every_search_has_an_address(
     assert "topic=bikes" in page.url
 
 
+@pytest.mark.parametrize(
+    "view", ["search?q=Which+nuts+are+in+the+cake%3F", "search?words=hazelnuts", "read?topic=bikes"]
+)
+def test_a_chunk_is_taken_out_where_it_is_seen_with_one_click_and_taken_back_with_another(
+    told: DaemonProcess, open_page: OpenPage, view: str
+) -> None:
+    page = open_page(told, f"#/{view}")
+    seen = page.locator("details.candidate, ol.log > li").filter(has_text=CAKE)
+    seen.get_by_role("button", name="Take out").click()
+    back = seen.get_by_role("button", name="Take back")
+    expect(back).to_be_visible()
+    assert CAKE not in " ".join(live(told)) and POSTGRES in " ".join(live(told))
+    back.click()
+    expect(seen.get_by_role("button", name="Take out")).to_be_visible()
+    assert CAKE in " ".join(live(told))
+
+
 def test_many_are_taken_out_at_once_and_brought_back(told: DaemonProcess, open_page: OpenPage) -> None:
     page = open_page(told, "#/search?words=e")
     stored = len(live(told))

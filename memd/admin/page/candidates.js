@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { meter } from "./charts.js";
 import { badge, chunkLink, day, el, line, number, origin, problem, said, warning, when } from "./dom.js";
+import { outButton } from "./selection.js";
 
 /** A list of candidates; those of a search bring their text, those of a turn fetch it when they are opened.
  *
@@ -35,7 +36,7 @@ function candidate(found, { open, beginning }) {
 
 function place(found) {
   return el("p", { class: "meta" }, chunkLink(found.topic_id, found.id), el("span", {}, found.topic_id),
-    Boolean(found.said_at) && when(found.said_at), origin(found), warning(found.instructs), el("span", {}, `${number(found.tokens)} tokens`));
+    Boolean(found.said_at) && when(found.said_at), origin(found), warning(found.instructs), el("span", {}, `${number(found.tokens)} tokens`), outButton(found));
 }
 
 function equation(found) {

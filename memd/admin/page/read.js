@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { badge, chunkLink, count, day, el, line, origin, problem, said, warning, when } from "./dom.js";
-import { selection } from "./selection.js";
+import { outButton, selection } from "./selection.js";
 
 const PAGE = 100;
 
@@ -17,7 +17,7 @@ export async function show(main, { topic, query, again }) {
     const told = await get("/memd/transcript", { ...choice, skip: shown, limit: PAGE });
     for (const one of told.chunks) {
       if (day(one.said_at) !== last) list.append(el("li", { class: "day" }, el("h2", {}, (last = day(one.said_at)))));
-      list.append(el("li", {}, el("p", { class: "meta" }, selected.box(one), when(one.said_at), chunkLink(one.topic_id, one.id), !topic && el("span", {}, one.topic_id), origin(one), warning(one.instructs)), said(one.content),
+      list.append(el("li", {}, el("p", { class: "meta" }, selected.box(one), when(one.said_at), chunkLink(one.topic_id, one.id), !topic && el("span", {}, one.topic_id), origin(one), warning(one.instructs), outButton(one)), said(one.content),
         one.shown.length > 0 && el("p", { class: "meta" }, badge("memory had shown"), el("span", { class: "ids" }, one.shown.map((uuid) => chunkLink(one.topic_id, uuid.slice(0, 8)))))));
     }
     shown += told.chunks.length;

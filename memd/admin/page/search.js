@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { candidates } from "./candidates.js";
 import { announce, badge, chunkLink, count, day, el, hashOf, line, number, problem, said, warning, when, whose } from "./dom.js";
-import { selection } from "./selection.js";
+import { outButton, selection } from "./selection.js";
 
 const PAGE = 500; // sorted by when they were said; the daemon tells them by when they were stored
 const FILTERS = ["from", "to", "role", "kind", "source", "as_of"]; // a field called "contains" would hide form.contains()
@@ -98,7 +98,7 @@ async function chosen(choice, again, options) {
     for (const chunk of told.chunks.sort((a, b) => b.said_at - a.said_at)) {
       if (day(chunk.said_at) !== last) list.append(el("li", { class: "day" }, el("h2", {}, (last = day(chunk.said_at)))));
       list.append(el("li", {}, el("p", { class: "meta" }, selected.box(chunk), when(chunk.said_at), chunkLink(chunk.topic_id, chunk.id), el("span", {}, chunk.topic_id),
-        chunk.kind !== "turn" && badge(chunk.kind), chunk.source && el("a", { href: hashOf("search", { source: chunk.source, topic: chunk.topic_id }) }, line(chunk.source, 80)), whose(chunk), warning(chunk.instructs)), said(chunk.content)));
+        chunk.kind !== "turn" && badge(chunk.kind), chunk.source && el("a", { href: hashOf("search", { source: chunk.source, topic: chunk.topic_id }) }, line(chunk.source, 80)), whose(chunk), warning(chunk.instructs), outButton(chunk)), said(chunk.content)));
     }
     next = told.next;
     more.hidden = next === null;

@@ -1,5 +1,5 @@
-// Taking out many chunks of a list at once, and the undo of it. Rule: nothing is taken out before the button that says
-// how many; each can be brought back here, and later on its own page.
+// Taking out chunks of a list, one with its own button or many at once, and the undo of it. Rule: nothing asks whether
+// one is sure; what was taken out can be brought back here, and later on its own page.
 
 import { post } from "./api.js";
 import { announce, count, el, problem } from "./dom.js";
@@ -29,26 +29,18 @@ export function selection(list, done) {
     outcome.focus();
   };
   const takeOut = async () => {
-    const byTopic = Map.groupBy([...chosen.values()], (one) => one.topic_id);
-    const undone = [];
-    const failed = [];
-    for (const [topic_id, some] of byTopic) {
-      const body = { topic_id, chunk_ids: some.map((one) => one.uuid), action: "Update", reason: reason.value };
-      const told = await post("/memd/corrections", body);
-      undone.push(...told.applied.map((canonical_id) => ({ topic_id, canonical_id })));
-      failed.push(...told.failed);
-    }
+    const { entries, failed } = await takenOut([...chosen.values()], reason.value);
     for (const box of boxes().filter((one) => one.checked)) box.closest("li").classList.add("left-out");
     boxes().forEach((box) => box.checked && box.click());
-    const undo = el("button", { type: "button", click: () => act(() => bringBack(undone)) }, "Undo");
-    const words = `${count(undone.length, "chunk")} taken out.${failed.length ? ` ${failed.length} could not be: they have changed meanwhile.` : ""}`;
+    const undo = el("button", { type: "button", click: () => act(() => bringBack(entries)) }, "Undo");
+    const words = `${count(entries.length, "chunk")} taken out.${failed.length ? ` ${failed.length} could not be: they have changed meanwhile.` : ""}`;
     outcome.replaceChildren(el("p", {}, words, " ", undo, " ", el("button", { type: "button", click: done }, "Show the list anew")));
     announce(words);
   };
-  const bringBack = async (undone) => {
-    for (const one of undone) await post("/memd/undo", { ...one, reason: "taken back on the page" });
+  const bringBack = async (entries) => {
+    await takenBack(entries);
     for (const item of list.querySelectorAll(".left-out")) item.classList.remove("left-out");
-    const words = `${count(undone.length, "chunk")} brought back.`;
+    const words = `${count(entries.length, "chunk")} brought back.`;
     outcome.replaceChildren(el("p", {}, words));
     announce(words);
   };
@@ -58,4 +50,44 @@ export function selection(list, done) {
     draw();
   } });
   return { box, bar: el("div", { class: "selecting" }, form, outcome) };
+}
+
+/** The button that takes a chunk out, and then takes that back; none if the token may not. */
+export function outButton(chunk) {
+  const entries = [];
+  const toggle = async () => {
+    try {
+      if (entries.length) {
+        await takenBack(entries.splice(0));
+      } else {
+        const told = await takenOut([chunk]);
+        if (told.failed.length) throw new Error(`memd: ${chunk.id} could not be taken out: it has changed meanwhile`);
+        entries.push(...told.entries);
+      }
+      const isOut = entries.length > 0;
+      button.textContent = isOut ? "Take back" : "Take out";
+      button.closest("li, details").classList.toggle("left-out", isOut);
+      announce(`Chunk ${chunk.id} ${isOut ? "taken out" : "brought back"}.`);
+    } catch (error) {
+      button.after(problem(error));
+    }
+  };
+  const button = el("button", { type: "button", title: `Chunk ${chunk.id}`, click: toggle }, "Take out");
+  return may("correct", chunk.topic_id) && button;
+}
+
+/** Take chunks out; the entries that did, for `takenBack`, and the chunks that have changed meanwhile. */
+async function takenOut(chunks, reason = "") {
+  const entries = [];
+  const failed = [];
+  for (const [topic_id, some] of Map.groupBy(chunks, (one) => one.topic_id)) {
+    const told = await post("/memd/corrections", { topic_id, chunk_ids: some.map((one) => one.uuid), action: "Update", reason });
+    entries.push(...told.applied.map((canonical_id) => ({ topic_id, canonical_id })));
+    failed.push(...told.failed);
+  }
+  return { entries, failed };
+}
+
+async function takenBack(entries) {
+  for (const one of entries) await post("/memd/undo", { ...one, reason: "taken back on the page" });
 }
