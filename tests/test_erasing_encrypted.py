@@ -42,7 +42,7 @@ from encrypted_files import EncryptedCrashFiles
 
 from memd.admin import history
 from memd.admin.history import log_page
-from memd.cli.flags import config_of_existing
+from memd.cli.flags import config_to_begin
 from memd.cli.main import main
 from memd.cli.running import daemon_for
 from memd.daemon.app import Daemon, running
@@ -145,7 +145,7 @@ class Memory:
 
     def note(self, topic: str, *texts: str) -> list[str]:
         """Store notes; their ids."""
-        with daemon_for(config_of_existing(None, {"data_dir": str(self.folder)})) as daemon:
+        with daemon_for(config_to_begin(None, {"data_dir": str(self.folder)})) as daemon:
             body = {"topic_id": topic, "notes": [{"content": text} for text in texts]}
             told = msgspec.json.decode(daemon.answer("/memd/notes", body))
             ids = [one for note in told["notes"] for one in note["chunk_ids"]]
@@ -285,7 +285,7 @@ async def test_a_command_that_was_killed_is_finished_by_the_next_start(
     words: list[str | Path] = [*what, *(chunk if what == ["--chunk"] else []), "--yes", "--data-dir", memory.folder]
     await killed(event, path, 1, "erase", *words)
     assert memory.run("verify", code=1).output.count("is being erased on") == 1
-    async with running(config_of_existing(None, {"data_dir": str(memory.folder)})) as daemon:
+    async with running(config_to_begin(None, {"data_dir": str(memory.folder)})) as daemon:
         await daemon.retention.eraser.resume()
         assert daemon.store.ledger.pending == [] and await chunks_in(daemon, "a") == 1
     memory.run("verify")
@@ -315,7 +315,7 @@ async def test_an_erasure_of_several_topics_that_was_killed_is_finished_or_was_n
     ledger = memory.folder / "memd.erasures"
     assert len(list(ledger.glob("*.json"))) == written
     assert memory.run("verify", code=int(not left)).output.count("is being erased on") == 3 - left
-    async with running(config_of_existing(None, {"data_dir": str(memory.folder)})) as daemon:
+    async with running(config_to_begin(None, {"data_dir": str(memory.folder)})) as daemon:
         await daemon.retention.eraser.resume()
         assert [await chunks_in(daemon, topic) for topic in topics] == [int(left > 0)] * 3
     assert len(list(ledger.glob("*"))) == 3 - left, "nothing waits there for a later start"
