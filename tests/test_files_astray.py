@@ -45,6 +45,29 @@ def told(daemon: DaemonProcess, *facts: str, topic: str = "default") -> None:
     )
 
 
+def test_columns_that_cannot_be_written_are_named_with_the_remedy_and_tried_again(serving: Serving) -> None:
+    daemon = serving(SMALL_SEGMENTS)
+    columns = daemon.data_dir / "default" / "segments" / "seg_0001.meta"
+    told(daemon, FACTS[0])
+    (columns / "a folder").mkdir(parents=True)
+    for fact in FACTS[1:]:
+        daemon.chat([user(fact)])
+        daemon.wait_stored(fact)
+    wait_until(lambda: "work on an index failed" in daemon.log.read_text(), lambda: repr(daemon))
+    assert f"{columns}: cannot be written" in daemon.log.read_text()
+    health = ask(f"{daemon.own_url}/memd/health").json
+    [trouble] = [one for one in health["troubles"] if str(columns) in one["what"]]
+    assert "check that the disk is healthy" in trouble["remedy"] and health["memory"] == "ok"
+    checked = daemon.run("check").stdout
+    assert "topic default is searched all the same" in checked and str(columns) in checked
+    assert "heliotrope" in daemon.run("search", "the password of the boathouse").stdout
+    (columns / "a folder").rmdir()
+    columns.rmdir()
+    wait_until(columns.is_file, lambda: repr(daemon))
+    wait_until(lambda: not ask(f"{daemon.own_url}/memd/health").json["troubles"], lambda: repr(daemon))
+    assert "indexes" not in daemon.run("check").stdout
+
+
 def test_a_missing_segment_is_not_passed_over_in_silence(serving: Serving) -> None:
     daemon = serving(SMALL_SEGMENTS)
     told(daemon, *FACTS)

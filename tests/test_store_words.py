@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,7 +25,8 @@ from memd.recall.columns import TopicColumns
 from memd.selection import EVERYTHING
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.lexical.analyzer import Kind, analyze_query, entities_of, kind_of
-from memd.store.log.segment import NOTHING_PENDING, GrowingSegment
+from memd.store.lexical.postings import encoded_terms
+from memd.store.log.segment import NOTHING_PENDING
 from memd.store.store import Store, TopicLog
 from memd.store.tools.verify import verify
 
@@ -314,18 +314,48 @@ def test_two_threads_that_complete_the_words_of_an_old_log_share_the_work(
         old.setattr("memd.store.topic.encoded_terms", lambda text: b"\0another format")
         filled(tmp_path).close()
     topic = open_store(None, tmp_path, segment_entries_max=100).topic("talk")
-    both, read = threading.Barrier(2, timeout=60), GrowingSegment.read_many
+    counted = list[str]()
 
-    def together(segment: GrowingSegment, rows: Any) -> list[Entry | None]:
-        entries = read(segment, rows)
-        both.wait()
-        return entries
+    def terms(text: str) -> bytes:
+        counted.append(text)
+        return encoded_terms(text)
 
     with monkeypatch.context() as at_once, ThreadPoolExecutor(2) as threads:
-        at_once.setattr(GrowingSegment, "read_many", together)
+        at_once.setattr("memd.store.topic.encoded_terms", terms)
         for completing in [threads.submit(topic.complete_words) for _ in range(2)]:
             completing.result()
     assert not topic.wordless and found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+    assert len(counted) == len({*counted}) == 9
+
+
+def test_an_append_that_fills_a_segment_of_an_old_log_does_not_wait_for_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as old:
+        old.setattr("memd.store.topic.encoded_terms", lambda text: b"\0another format")
+        filled(tmp_path).close()
+    store = open_store(None, tmp_path, segment_entries_max=10)
+    store.shared = msgspec.structs.replace(store.shared, line_tokens=lambda entry: len(entry.content.split()))
+    topic = store.topic("talk")
+    is_counting, may_count = threading.Event(), threading.Event()
+
+    def terms(text: str) -> bytes:
+        if "ERR_7421" in text:
+            is_counting.set()
+            assert may_count.wait(60)
+        return encoded_terms(text)
+
+    with monkeypatch.context() as slow, ThreadPoolExecutor(1) as threads:
+        slow.setattr("memd.store.topic.encoded_terms", terms)
+        completing = threads.submit(topic.complete_words)
+        assert is_counting.wait(60)
+        topic.append([draft("the tenth")])
+        assert topic.unsealed() == [1] and not completing.done()
+        may_count.set()
+        completing.result()
+    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+    topic.seal_full()
+    assert topic.unsealed() == [] and found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
 
 
 def test_words_without_a_file_are_found_although_the_disk_is_full(tmp_path: Path, sealed: Path) -> None:

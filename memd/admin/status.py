@@ -67,7 +67,8 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     trouble: str | None
     """The first of these troubles in one line; None: there is none."""
     troubles: list[Trouble]
-    """All troubles: of the disk, of topics, of the cluster's database; and of the backup and the settings."""
+    """All troubles: of the disk, of topics, of the cluster's database; and of the backup, of indexes and of the
+    settings."""
     upstream: UpstreamHealth
     """The model server; of several the first that answers."""
     upstreams: list[UpstreamHealth]
@@ -178,6 +179,8 @@ async def health(parts: DaemonParts, who: Principal) -> DaemonHealth:
     troubles = _troubles(parts, topics, sees_all=sees_all)
     backup = parts.backup.health if parts.backup is not None and sees_all else None
     late = [_trouble(backup.trouble, _ago(backup.lag_seconds))] if backup is not None and backup.trouble else []
+    sealing = [topic.log.seal_trouble for topic in topics]
+    late += [_trouble(str(error), 0) for error in [one for one in sealing if one is not None][:TROUBLED_MAX]]
     changed = await asyncio.to_thread(parts.token_watch.changed_settings) if sees_all else []
     late += [_trouble(outdated(changed), 0)] if changed else []
     upstreams = parts.upstreams()

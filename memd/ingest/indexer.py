@@ -1,4 +1,4 @@
-"""Merges indexes, in the background.
+"""Seals full segments that could not be sealed when they were filled, and merges indexes, in the background.
 
 Rule: it runs at low priority, in threads of its own, and gives way while a request is being answered. Work that fails
 is tried again later; meanwhile searches find everything, only slower.
@@ -51,7 +51,7 @@ class Jobs:
 
 
 class Indexer:
-    """Merges one group of indexes at a time."""
+    """Seals segments, and merges one group of indexes at a time."""
 
     def __init__(self, tasks: Tasks, priority: Priority) -> None:
         self._jobs = Jobs(tasks)
@@ -67,9 +67,14 @@ class Indexer:
 
     def look_after(self, topic: Topic) -> None:
         """Start the work that the topic's indexes need, unless it is running, or it is too early to try again."""
-        name = f"merge {topic.id}"
-        if topic.log.due_merge() and not self._retries.is_early(name):
-            self._jobs.begin(name, topic, partial(self._tried, name, topic))
+        works = {
+            "seal": (self._seal, topic.log.unsealed()),
+            "merge": (self._merge, topic.log.due_merge()),
+        }
+        for kind, (work, is_due) in works.items():
+            name = f"{kind} {topic.id}"
+            if is_due and not self._retries.is_early(name):
+                self._jobs.begin(name, topic, partial(self._tried, name, partial(work, topic)))
 
     def stop(self) -> None:
         """Let a running merge end at its next step: it starts anew next time, and nobody waits for it."""
@@ -80,9 +85,9 @@ class Indexer:
         self.stop()
         self._merger.shutdown(wait=True, cancel_futures=True)
 
-    async def _tried(self, name: str, topic: Topic) -> None:
+    async def _tried(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await self._merge(topic)
+            await work()
             self._retries.succeeded(name)
         except StoreError as error:
             self._metrics.errors.add("index")
@@ -90,6 +95,9 @@ class Indexer:
             log.error("work on an index failed and is tried again, nothing is lost", extra=fields)
         except GivenUp:
             pass
+
+    async def _seal(self, topic: Topic) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._merger, topic.log.seal_full)
 
     async def _merge(self, topic: Topic) -> None:
         while segment_ids := topic.log.due_merge():

@@ -107,6 +107,9 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     """Sentences: what was found missing or damaged when the topic was opened or loaded."""
     segments: int
     unsealed: int
+    """Full ones whose columns are not written."""
+    seal_trouble: str = ""
+    """Why they could not be written, and what to do; empty: nothing has failed."""
     indexes: int
     """How many are searched; fewer than sealed segments if some are merged."""
     indexes_loaded: int
@@ -121,7 +124,7 @@ _TAIL_BYTES = 64 << 10
 _PASSES = 2
 """Of an erasure: during the first one a chunk may be corrected, by an entry in the file that is begun then."""
 _COMPLETED_AT_ONCE = 50
-"""Rows of an old log that get their words between two appends."""
+"""Rows of an old log that get their words at a time."""
 
 
 class TopicLog:
@@ -131,6 +134,7 @@ class TopicLog:
 
     - `_merging` while a merged index is built, so that one merge runs at a time;
     - `_sealing` while a segment is sealed or a damaged index is dropped: both replace segments;
+    - `_counting` while words of an old log are counted, some rows at a time;
     - `_state` while the next snapshot is made. An append holds it through its fsync, nothing else for long.
     """
 
@@ -146,6 +150,7 @@ class TopicLog:
         self._layout = layout
         self._merging = threading.Lock()
         self._sealing = threading.Lock()
+        self._counting = threading.Lock()
         self._state = threading.Lock()
         self._closed = False
         opened = open_topic(claim, shared.model)
@@ -218,7 +223,7 @@ class TopicLog:
             self._snapshot = after_append(self._snapshot, active, entries, spans, fresh)
             if active.count >= self._shared.segment_entries_max:
                 self._rotate(active)
-        self._seal_full()
+        self._seal_whole()
         return entries
 
     def _check_made(self, drafts: Sequence[Draft], made_at: int) -> None:
@@ -280,22 +285,50 @@ class TopicLog:
             number for number, view in views if isinstance(view.segment, GrowingSegment) and view.segment is not active
         ]
 
-    def _seal_full(self) -> None:
-        """Read the contents of full segments from disk from the next snapshot on: 50 ms for each. One whose columns
-        cannot be written, or that is filled during an erasure, stays as it is until a later append or start."""
-        if not self.unsealed() or not self._sealing.acquire(blocking=False):
-            return
-        with ExitStack() as ending, suppress(StoreError):
-            ending.callback(self._sealing.release)
+    seal_trouble: StoreError | None = None
+    """Why a full segment could not be sealed; None: all were that were tried last."""
+
+    def seal_full(self) -> None:
+        """Seal all full segments; those of an older log once their words are complete, which takes seconds in which
+        appends go on. Raises StoreError: a file cannot be read or written; what is not sealed is searched all the same.
+        """
+        for number in self.unsealed():
+            self._complete_growing(self._growing(number))
+        with self._sealing:
+            self._seal(self.unsealed())
+
+    def _seal_whole(self) -> None:
+        """Seal at once what is full and has all its words, in 50 ms each, unless something else replaces segments at
+        this moment. What is left is for `seal_full`."""
+        if self._shared.line_tokens is None:  # nobody waits for a store that has no counter, and all its rows lack it
             for number in self.unsealed():
-                growing = self._snapshot.views[number].segment
-                assert isinstance(growing, GrowingSegment), "an unsealed segment"
-                self._complete_growing(growing)
-                sealed, indexes = seal(self.claim, growing)
+                self._complete_growing(self._growing(number))
+        whole = [number for number in self.unsealed() if not self._growing(number).columns.lacking]
+        if whole and self._sealing.acquire(blocking=False):
+            with ExitStack() as ending, suppress(StoreError):
+                ending.callback(self._sealing.release)
+                self._seal(whole)
+
+    def _seal(self, numbers: Iterable[int]) -> None:
+        """Read the contents of full segments from disk from the next snapshot on. With `_sealing`."""
+        try:
+            for number in numbers:
+                if isinstance(self._snapshot.views[number].segment, SealedSegment):
+                    continue  # another thread was faster
+                sealed, indexes = seal(self.claim, self._growing(number))
                 segments = {one: view.segment for one, view in self._snapshot.views.items()} | {number: sealed}
                 uuid_index = uuid_index_of(segments.values())
                 with self._state:
                     self._snapshot = after_indexing(self._snapshot, indexes, {number: sealed}, uuid_index)
+        except StoreError as error:
+            self.seal_trouble = error
+            raise
+        self.seal_trouble = None
+
+    def _growing(self, number: int) -> GrowingSegment:
+        growing = self._snapshot.views[number].segment
+        assert isinstance(growing, GrowingSegment), "an unsealed segment"
+        return growing
 
     def load(self) -> None:
         """Load all indexes, so that the next search does not wait for it. Slow the first time.
@@ -342,16 +375,17 @@ class TopicLog:
                         publish_words(self.claim, index, parts)
 
     def _complete_growing(self, segment: GrowingSegment) -> None:
-        while rows := segment.columns.lacking[:_COMPLETED_AT_ONCE]:
-            entries = segment.read_many(segment.rows[rows])
-            with self._state:
-                for row, entry in zip(rows, entries, strict=True):
-                    if row not in segment.columns.lacking:
-                        continue  # another thread was faster
-                    segment.columns.lacking.remove(row)
-                    if entry is not None and entry.content:
-                        counted = self.counted(entry)
-                        segment.columns.complete(row, counted)
+        while True:
+            with self._counting:  # two threads share the work
+                if not (rows := segment.columns.lacking[:_COMPLETED_AT_ONCE]):
+                    return
+                entries = segment.read_many(segment.rows[rows])
+                counted = [None if one is None or not one.content else self.counted(one) for one in entries]
+                with self._state:
+                    for row, entry in zip(rows, counted, strict=True):
+                        segment.columns.lacking.remove(row)
+                        if entry is not None:
+                            segment.columns.complete(row, entry)
 
     def _words_of(self, index: SealedIndex) -> SealedColumns | None:
         """The columns of an index: in memory, of its own file, or joined from those of its segments; None: some must be
@@ -456,7 +490,7 @@ class TopicLog:
                 self._rotate_of(full)
                 count += self._erase_in_full(full, uuids, mark, wiper, calls) if full else 0
         ENTRIES_READ.clear()
-        self._seal_full()
+        self._seal_whole()
         return count
 
     def retire(self) -> None:
@@ -536,6 +570,7 @@ class TopicLog:
             damage=tuple(str(finding) for finding in self.findings if finding.kind == "damaged"),
             segments=len(segments),
             unsealed=len(self.unsealed()),
+            seal_trouble=str(self.seal_trouble or ""),
             indexes=len(indexes),
             unindexed=self.wordless,
             indexes_loaded=sum(index.is_loaded for index in indexes),

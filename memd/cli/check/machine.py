@@ -511,6 +511,19 @@ def lag(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
         yield ok(behind)
 
 
+@check("indexes")
+def unsealed(daemon: RunningDaemon | None) -> Iterator[CheckResult]:
+    """The running daemon can write the columns of full segments."""
+    told = {}
+    with contextlib.suppress(MemdError):  # it wants another token: that was said
+        told = {} if daemon is None else daemon.ask(status.stats).topics
+    for topic_id, one in told.items():
+        if one.seal_trouble:
+            what, _, remedy = one.seal_trouble.rpartition("; ")
+            more = f"topic {topic_id} is searched all the same, with more memory: {what or one.seal_trouble}"
+            yield warning(more, f"{remedy or 'see the log'}; it is tried again each minute")
+
+
 OLDEST = 14
 """The first version of PostgreSQL that memd is tested with."""
 CLOCKS_SECONDS = 2.0

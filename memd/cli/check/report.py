@@ -135,6 +135,7 @@ def outcomes(
         yield from machine.audit(config.data_dir, disk)
         yield from machine.bucket(config, env)
         yield from machine.lag(config, daemon)
+        yield from machine.unsealed(daemon)
         yield from machine.cluster(config)
         yield from machine.embedding_model(config, topics, disk)
         yield from machine.reranker(config)

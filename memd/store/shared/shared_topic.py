@@ -211,7 +211,7 @@ class SharedTopicLog(TopicLog):
                 self._take_group(group.header, group, row.data)
                 self.noticed(group.entries)
                 self.head = row.last
-        self._seal_full()
+        self._seal_whole()
 
     def _take_group(self, header: Header, group: LogFile, data: bytes) -> None:
         active = self._active_of(header)
