@@ -221,10 +221,18 @@ def test_what_a_daemon_refuses_is_said_with_flags_in_place_of_the_parameters(ser
         assert result.exit_code == 2 and one_line(result) == f"memd: {said}\n"
 
 
-def test_what_others_call_a_command_is_told_its_name_here() -> None:
-    for other, name in OTHERS_CALL_IT.items():
-        assert name in COMMANDS and other not in COMMANDS
-        assert one_line(memd(other)) == f"memd: there is no command '{other}'; it is called {name} here\n"
+def test_what_others_call_a_command_is_told_what_does_that_here() -> None:
+    for other, way in OTHERS_CALL_IT.items():
+        assert re.findall("`memd (.+)`", way)[0] in COMMANDS and other not in COMMANDS
+        assert one_line(memd(other)) == f"memd: there is no command '{other}'; {way} does that here\n"
+    assert {"ls", "rm", "list", "forget", "delete", "start", "stop"} <= OTHERS_CALL_IT.keys()
+
+
+def test_help_of_a_command_is_its_help() -> None:
+    for named in ([], ["search"], ["token"], ["token", "add"]):
+        told = memd("help", *named)
+        assert told.exit_code == 0 and told.stdout == memd(*named, "--help").stdout
+    assert one_line(memd("help", "serv")) == "memd: there is no command 'serv'; did you mean serve?\n"
 
 
 def test_a_model_and_an_upstream_exclude_each_other(tmp_path: Path) -> None:

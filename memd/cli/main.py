@@ -80,20 +80,26 @@ FORMER = {"decrypt": "data_dir", "import": "sources", "key": "data_dir", "rekey"
 
 SHELLS = ("bash", "zsh", "fish")
 OTHERS_CALL_IT = {
-    "delete": "erase",
-    "doctor": "check",
-    "forget": "erase",
-    "health": "check",
-    "history": "log",
-    "list": "stats",
-    "note": "remember",
-    "query": "search",
-    "run": "serve",
-    "settings": "config",
-    "start": "serve",
-    "status": "check",
+    "delete": "`memd erase`",
+    "doctor": "`memd check`",
+    "find": "`memd search`",
+    "forget": "`memd erase`",
+    "health": "`memd check`",
+    "history": "`memd log`",
+    "list": "`memd stats`",
+    "ls": "`memd stats`",
+    "note": "`memd remember`",
+    "query": "`memd search`",
+    "remove": "`memd erase`",
+    "rm": "`memd erase`",
+    "run": "`memd serve`",
+    "settings": "`memd config`",
+    "start": "`memd serve`",
+    "status": "`memd check`",
+    "stop": "Ctrl-C where `memd serve` runs, or SIGTERM,",
 }
-"""Names that other programs have for a command; to the spelling another one may be nearer (`forget`: correct)."""
+"""Commands of other programs, and the way to the same here; by its spelling another one may be nearer (`forget`:
+correct)."""
 
 
 class AllCommands(CommandGroup):
@@ -113,12 +119,16 @@ class AllCommands(CommandGroup):
             say(said)
         return sys.exit(code) if extra.get("standalone_mode", True) else code
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See `click.Command.parse_args`; `help COMMAND` is `COMMAND --help`."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """See CommandGroup; it knows the names that other programs have for a command, too."""
         if args[0] in OTHERS_CALL_IT and not ctx.resilient_parsing:
-            raise BadQuestion(f"there is no command {args[0]!r}; it is called {OTHERS_CALL_IT[args[0]]} here")
+            raise BadQuestion(f"there is no command {args[0]!r}; {OTHERS_CALL_IT[args[0]]} does that here")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context | None = None) -> list[str]:
