@@ -23,7 +23,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -182,8 +182,7 @@ _FORWARDING = re.compile(
     r"|x-envoy-external-address|tailscale-user-.*|x-(?:cluster-)?client-ip|x-original-forwarded-.*",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"[^\s,;]+")
-_NAME_END = re.compile(r"[=:.]")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,}")
 _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 """A host that may stand in an address, as `urlsplit` gives it."""
 
@@ -226,56 +225,47 @@ def principal_of(request: web.BaseRequest) -> Principal:
     return request[_PRINCIPAL]
 
 
-def headers_with_token(request: web.BaseRequest, principals: Principals) -> set[str]:
-    """Return the headers (lower case) that carry a token of memd's own, which must not reach the upstream.
+def own_secrets(request: web.BaseRequest, principals: Principals) -> list[tuple[str, str]]:
+    """The tokens of memd's own that a request shows, each with its header; none of them may reach the upstream.
 
     One that was taken back neither: beside a token that is known it is no reason to refuse the request.
     """
     if principals.is_open:
-        return set()
-    return {
-        name.lower()
+        return []
+    return [
+        (name, secret)
         for name, secret in shown_secrets(request)
-        if secret.startswith(SECRET_PREFIX) or principals.find(secret) is not None
-    }
+        if secret and (secret.startswith(SECRET_PREFIX) or principals.find(secret) is not None)
+    ]
 
 
-def without_secrets(name: str, value: str, principals: Principals) -> str | None:
+def without_secrets(name: str, value: str, own: Collection[str]) -> str | None:
     """The part of a header that may leave for the upstream; None: nothing.
 
-    Nothing where a secret stands in it that memd accepts; of `Cookie` all cookies but that one.
+    Nothing where one of these secrets stands in it, as in `has_secret`; of `Cookie` all cookies but that one.
     """
-    if principals.is_open:
-        return value
     if name.lower() != "cookie":
-        return None if _has_secret(value, principals) else value
+        return None if has_secret(value, own) else value
     cookies = value.split(";")
-    kept = [cookie for cookie in cookies if not _has_secret(cookie, principals)]
+    kept = [cookie for cookie in cookies if not has_secret(cookie, own)]
     return value if len(kept) == len(cookies) else ";".join(kept).strip() or None
 
 
-def _has_secret(text: str, principals: Principals) -> bool:
-    return any(principals.find(one) is not None for one in _possible_secrets(text) if one)
-
-
-def _possible_secrets(text: str) -> Iterator[str]:
-    """All that may be a secret in a header: the whole, all behind a scheme, each word, and all behind a name in it.
-
-    Who shows one decides how: memd knows but the digests of those that it accepts, and cannot look for one in a text.
+def has_secret(text: str, own: Collection[str]) -> bool:
+    """Whether one of these secrets stands in a text, plainly, percent-encoded or in base64, and not as a part of a
+    longer word; or anybody's that `memd token` made. In time that grows with the length alone: a client chooses it.
     """
-    text = text.strip()
-    scheme, _, shown = text.partition(" ")
-    yield text
-    yield shown.strip()
-    if scheme.lower() == "basic":
-        with contextlib.suppress(ValueError):
-            user, _, password = base64.b64decode(shown.strip()).decode(errors="surrogateescape").partition(":")
-            yield from (user, password)
-    for word in _WORD.findall(text):
-        for begin in (0, *(found.end() for found in _NAME_END.finditer(word))):
-            yield word[begin:].strip('"')
-            if "%" in word:
-                yield unquote(word[begin:].strip('"'))
+    if not own:
+        return False
+    ones = "|".join(map(re.escape, own))
+    secret = re.compile(rf"(?<![\w-])(?:{ones}|{SECRET_PREFIX}[\w-]{{{UNGUESSABLE_CHARACTERS},}})(?![\w-])")
+    return any(secret.search(form) for form in (text, unquote(text), *map(_from_base64, _BASE64.findall(text))))
+
+
+def _from_base64(word: str) -> str:
+    with contextlib.suppress(ValueError):
+        return base64.urlsafe_b64decode(word.replace("+", "-").replace("/", "_") + "==").decode(errors="replace")
+    return ""
 
 
 def is_own(request: web.BaseRequest, listen_host: str) -> bool:
@@ -417,7 +407,10 @@ class WrongTokens:
             right = [secret for secret in shown if is_spent and principals.find(secret) is not None]
             if right and all(len(secret) < UNGUESSABLE_CHARACTERS for secret in right):
                 return self._too_many(request.remote, api)
-            is_in_address = any(principals.find(value) is not None for value in request.query.values())
+            own = {one for _, one in own_secrets(request, principals) if len(one) >= UNGUESSABLE_CHARACTERS}
+            is_in_address = has_secret(request.raw_path, own) or any(  # a short one may be any word of a path
+                principals.find(value) is not None for value in request.query.values()
+            )
             return error_response(400, TOKEN_IN_ADDRESS, "invalid_request_error", api) if is_in_address else None
         self.note(request.remote)
         if not shown and any(name.lower() in _TOKEN_NAMES for name in request.query):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -81,6 +82,14 @@ def test_what_is_refused_is_told_in_the_answer_and_in_a_header(
     assert headers["X-Memory-Status"] == "bad-memory-in" and reason in headers["X-Memory-Problem"]
     [signal] = out["signals"]
     assert signal["type"] == "memory_in_refused" and reason in signal["reason"] and out["injected_chunks"] == []
+
+
+@pytest.mark.parametrize("unit", [" '", ' "', "` - at `$", "` - at `$.notes[1", "' - at `"])
+def test_a_long_name_of_an_unknown_member_holds_up_nobody(in_topic: DaemonProcess, unit: str) -> None:
+    began = time.monotonic()
+    answer = in_topic.chat([user("Hello.")], memory_in={unit * (16_000 // len(unit)): 1})
+    assert "a member that memd does not know" in (answer.headers["X-Memory-Problem"] or "")
+    assert time.monotonic() - began < 5
 
 
 def test_where_no_chunk_could_be_corrected_the_reason_is_told(daemon: DaemonProcess) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Connect
+from conftest import Connect, MakeDaemon
 from daemon_process import DaemonProcess, ask
 from raw_wire import RawUpstream, answer, answering, request
 
@@ -127,6 +128,11 @@ def closed(tmp_path_factory: pytest.TempPathFactory, raw: RawUpstream) -> Iterat
         (f'X-Custom: Digest username="ann", response="{OWN}"', None),
         ("X-Custom: own%3Dse.cret%3Aword", None),
         (f"Authorization: Basic {base64.b64encode(f'ann:{OWN}'.encode()).decode()}", None),
+        (f"X-Custom: {base64.b64encode(f'Bearer {OWN}'.encode()).decode()}", None),
+        (f'X-Custom: {{"token": "{OWN}"}}', None),
+        (f"X-Custom: '{OWN}'", None),
+        (f"Referer: https://ann:{OWN}@host/page", None),
+        (f"X-Custom: another principal's is memd_{'b' * 43}", None),
         (f"Cookie: theme=dark; memd={OWN}; session=x=y", "Cookie: theme=dark; session=x=y"),
         (f'Cookie: memd="{OWN}"', None),
         (f"api-key: {OTHERS}", f"api-key: {OTHERS}"),
@@ -149,3 +155,32 @@ def test_a_secret_of_memd_s_own_never_leaves_for_the_upstream(
     assert "se.cret" not in head.replace(f"{OWN}s", "")
     name = sent.partition(":")[0]
     assert [line for line in head.split("\r\n") if line.startswith(name)] == ([] if kept is None else [kept])
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("unit", [".%", "=.:", "%41.", "memd_", "a+/"])
+def test_a_header_that_looks_like_thousands_of_secrets_holds_up_nobody(
+    closed: DaemonProcess, raw: RawUpstream, connect: Connect, unit: str
+) -> None:
+    raw.script = answering(answer(b"{}"))
+    client, began = connect(closed.base_url), time.monotonic()
+    odd = f"X-Foo: {unit * (8_000 // len(unit))}".encode()
+    client.send(request(b"GET", b"/v1/models", f"X-Memory-Token: {OWN}".encode(), odd))
+    assert client.read_head().startswith(b"HTTP/1.1 200")
+    assert time.monotonic() - began < 5
+
+
+LONG = "memd_" + "a" * 43
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "path", [f"/v1/models/{LONG}", f"/v1/models?key=Bearer%20{LONG}", f"/v1/models;{LONG}?a=1", f"/v1/models?a={LONG}."]
+)
+def test_a_token_anywhere_in_an_address_is_refused(
+    make_daemon: MakeDaemon, raw: RawUpstream, connect: Connect, path: str
+) -> None:
+    client = connect(make_daemon(raw.url, {"auth": {"token": LONG}}).start().base_url)
+    client.send(request(b"GET", path.encode(), f"X-Memory-Token: {LONG}".encode()))
+    assert client.read_head().startswith(b"HTTP/1.1 400")
+    assert b"does not belong in an address" in client.read_body()

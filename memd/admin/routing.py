@@ -76,7 +76,7 @@ def names_of(named: Iterable[str]) -> tuple[str, ...]:
 PAGE_MAX = 500
 PAGE = 50
 Query = TypeVar("Query", bound=msgspec.Struct)
-_AT = re.compile(r"(?s)(.*) - at `\$\.(\w+).*`")
+_AT = re.compile(r"(?s)\A(.*) - at `\$\.(\w+).*`")
 
 
 Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX, description="How many.")]

@@ -42,7 +42,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_writer import StreamWriter
 from multidict import CIMultiDict, MultiMapping
 
-from memd.access import headers_with_token, is_from_foreign_page, is_let_in_still, without_secrets
+from memd.access import is_from_foreign_page, is_let_in_still, own_secrets, without_secrets
 from memd.errors import UpstreamError
 from memd.principals import Principals
 from memd.proxy.upstream.client import HOP_BY_HOP, NOT_FORWARDED, REFUSALS
@@ -220,13 +220,15 @@ _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 
 def forwarded_headers(request: web.BaseRequest, principals: Principals) -> CIMultiDict[str]:
     """The client's headers, without hop-by-hop ones (those that `Connection` names too), memd's own and its secrets."""
+    own = own_secrets(request, principals)
+    secrets = {secret for _, secret in own}
     dropped = NOT_FORWARDED.union(
-        named_in_connection(request.headers), OWN_REQUEST_HEADERS, headers_with_token(request, principals)
+        named_in_connection(request.headers), OWN_REQUEST_HEADERS, (name.lower() for name, _ in own)
     )
     spelled: dict[str, str] = {}  # the client library drops all but the last of two that differ in case
     headers: CIMultiDict[str] = CIMultiDict()
     for name, value in decoded(request.raw_headers):
-        if name.lower() not in dropped and (kept := without_secrets(name, value, principals)) is not None:
+        if name.lower() not in dropped and (kept := without_secrets(name, value, secrets)) is not None:
             headers.add(spelled.setdefault(name.lower(), name), kept)
     return headers
 

@@ -24,8 +24,6 @@ PROBLEM_HEADER_CHARACTERS_MAX = 1_000
 INJECTED_HEADER_BYTES_MAX = 4096  # proxies and servers refuse header lines from 8 KB on
 _WHITE_SPACE = b" \t\n\r"
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
-_QUOTED = re.compile(r""" (['"]).*\1(?=(?: - at `[^`]*`)?\Z)""", re.DOTALL)
-"""The part of msgspec's messages that quotes an unexpected value."""
 _UNKNOWN = re.compile(
     r"Object contains unknown field `(.*?)`((?: - at `\$(?:\.(?:corrections|notes)\[\d+\]|\.filter)?`)?)", re.DOTALL
 )
@@ -137,7 +135,7 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
     except RecursionError as error:
         raise BadMemoryIn(f"memory_in is nested too deeply: {_SHAPE}") from error
     except ValueError as error:
-        problem = _without_unknown(_QUOTED.sub("", str(error))).replace("`$", "`memory_in")
+        problem = _without_unknown(str(error)).replace("`$", "`memory_in")
         raise BadMemoryIn(f"memory_in: {problem}; {_SHAPE}") from error
     if wire.topic_id is not None:
         _check_topic(wire.topic_id, "topic_id")
