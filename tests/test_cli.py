@@ -389,6 +389,7 @@ def test_a_command_that_reads_or_mends_a_memory_makes_none_where_there_is_none(
         assert result.exit_code == 2
         assert one_line(result).startswith(f"memd: {folder}: {why}; name a data directory (--data-dir)")
     assert memd("verify", other).exit_code == 2
+    assert one_line(memd("move", typo, "postgresql://nobody@127.0.0.1:1/x")).startswith(f"memd: {typo}: there is no s")
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -519,6 +519,8 @@ def move(
     if is_into_log == from_log:
         raise BadQuestion(_TWO_SIDES)
     folder, place = (Path(source), target) if is_into_log else (Path(target), source)
+    if is_into_log:
+        flags.check_memory(folder)
     if place.startswith(_SCHEMES):
         config = flags.config_of(config_path, {"cluster.database": place})
     else:

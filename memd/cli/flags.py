@@ -204,19 +204,24 @@ def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = Fa
 def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
     """Return the settings, as `config_of`, for a command that works on a memory that is there already, and makes none.
     Raises ConfigError: a setting is wrong, or the folder is none or has nothing of memd in it."""
+    config = config_of(path, given)
+    if not config.cluster.is_on:  # a cache may be lost
+        check_memory(config.data_dir, memory_elsewhere(config))
+    return config
+
+
+def check_memory(folder: Path, elsewhere: str = "") -> None:
+    """Raise ConfigError unless a folder has something of memd in it. `elsewhere`: where else there is a memory."""
     from memd.store.disk import LocalDisk
     from memd.store.layout import is_memory  # with it comes numpy, which --help does without
 
-    config = config_of(path, given)
-    if not (config.cluster.is_on or is_memory(LocalDisk(), config.data_dir)):  # a cache may be lost
-        is_folder = config.data_dir.is_dir()
-        what = "is no memory: it has nothing of memd in it" if is_folder else "there is no such folder"
+    if not is_memory(LocalDisk(), folder):
+        what = "is no memory: it has nothing of memd in it" if folder.is_dir() else "there is no such folder"
         raise ConfigError(
-            memory_elsewhere(config)
-            or f"{config.data_dir}: {what}; name a data directory (--data-dir), or the folder that `memd backup` wrote "
-            "to; `memd serve`, `memd add` and `memd remember` begin a memory"
+            elsewhere
+            or f"{folder}: {what}; name a data directory (--data-dir), or the folder that `memd backup` wrote to; "
+            "`memd serve`, `memd add` and `memd remember` begin a memory"
         )
-    return config
 
 
 def config_to_begin(path: Path | None, given: dict[str, Any]) -> Config:
