@@ -5,6 +5,12 @@ import { meter } from "./charts.js";
 import { badge, chunkLink, day, el, line, number, origin, problem, said, warning, when } from "./dom.js";
 import { outButton } from "./selection.js";
 
+/** The candidates of a search in one list, best first. They come as they fill the budget, near copies last. */
+export function ranked({ chunks, is_reranked: isReranked }) {
+  const isShown = (one) => one.verdict === "injected";
+  return isReranked ? chunks : chunks.toSorted((a, b) => isShown(b) - isShown(a) || b.score - a.score);
+}
+
 /** A list of candidates; those of a search bring their text, those of a turn fetch it when they are opened.
  *
  * `beginnings`: id → what is shown of a closed one that has not brought its text. */

@@ -1,7 +1,7 @@
 // The chunks that a question would get, and why; now, or as of a time. Without a question: the chunks of a choice.
 
 import { get } from "./api.js";
-import { candidates } from "./candidates.js";
+import { candidates, ranked } from "./candidates.js";
 import { announce, badge, chunkLink, count, day, el, hashOf, line, number, problem, said, warning, when, whose } from "./dom.js";
 import { outButton, selection } from "./selection.js";
 
@@ -74,16 +74,13 @@ async function offer(list, topic) {
 }
 
 function found(told) {
-  const isShown = (one) => one.verdict === "injected";
-  const injected = told.chunks.filter(isShown).length;
-  // Near copies fill the budget last; to people one list, best first, says more.
-  const best = told.is_reranked ? told.chunks : told.chunks.toSorted((a, b) => isShown(b) - isShown(a) || b.score - a.score);
+  const injected = told.chunks.filter((one) => one.verdict === "injected").length;
   const words = `${count(injected, "chunk")}, ${number(told.tokens)} of ${number(told.budget_tokens)} tokens, would be shown to the model; ${number(told.chunks.length - injected)} more candidates.`;
   announce(words);
   return [
     el("p", {}, words, told.as_of && [" As of ", when(told.as_of), "."]),
     told.note && el("p", { class: "remark" }, told.note),
-    candidates(best, { open: true }),
+    candidates(ranked(told), { open: true }),
   ].filter(Boolean);
 }
 

@@ -1,7 +1,7 @@
 // Turns as they happen: the question, the block that memory put in front of it, and the cost.
 
 import { get } from "./api.js";
-import { candidates } from "./candidates.js";
+import { candidates, ranked } from "./candidates.js";
 import { bars, meter } from "./charts.js";
 import { announce, badge, chunkLink, conversationLink, count, details, el, facts, hashOf, line, ms, number, plain, problem, said, when, whose } from "./dom.js";
 import { welcome } from "./welcome.js";
@@ -202,5 +202,5 @@ async function replay(turn, answer) {
   const same = gained.length + lost.length === 0;
   answer.replaceChildren(
     el("p", {}, same ? "Nothing would change." : `${count(gained.length, "chunk")} more, ${number(lost.length)} fewer, ${number(kept.length)} the same.`),
-    facts({ "＋ gained": ids(gained), "− lost": ids(lost), "= kept": ids(kept) }), candidates(now.chunks));
+    facts({ "＋ gained": ids(gained), "− lost": ids(lost), "= kept": ids(kept) }), candidates(ranked(now)));
 }
