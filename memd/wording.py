@@ -47,6 +47,12 @@ def unsearched(chunks: int) -> str:
     )
 
 
+NOTHING_STORED = (
+    "Nothing is stored yet. What is said through memd is (`memd serve`), and `memd add PATH` and `memd remember` put "
+    "something in."
+)
+
+
 def waiting_note(messages: int) -> str:
     """Say that so many messages are not in the log yet; empty if all are."""
     if not messages:
@@ -106,19 +112,19 @@ def tallied(counts: Mapping[str, int]) -> str:
 
 
 def memory_words(status: str, shown: int, *, is_kept: bool, http_status: int | None) -> list[str]:
-    """Say what memory did in a turn, the most important first: `["2 memories", "stored"]`.
+    """Say what memory did in a turn, the most important first: `["2 memories", "kept"]`.
 
     Args:
         status: as in `X-Memory-Status`.
         shown: the number of chunks in the prompt.
-        is_kept: whether what was said is stored.
+        is_kept: whether what was said is stored, or waits for it in the journal.
         http_status: of the answer; None: there was none.
     """
     words = ["no answer" if http_status is None else f"HTTP {http_status}"] if http_status != 200 else []
     words += [status.replace(":", ": ")] if status not in ("none", "injected") else []
     words += [counted(shown, "memory")] if shown else []
     is_well = http_status == 200 and status in ("none", "injected")
-    return [*words, "stored"] if is_kept and is_well else words or ["no memory"]
+    return [*words, "kept"] if is_kept and is_well else words or ["no memory"]
 
 
 def not_english(language: str) -> tuple[str, str]:

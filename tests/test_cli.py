@@ -377,13 +377,12 @@ def test_a_command_that_reads_or_mends_a_memory_makes_none_where_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (empty := tmp_path / "empty").mkdir()
     other, typo = tmp_path / "other", tmp_path / "typo"
     for path in (other / "notes.md", other / "letters" / "ann.md", other / "films" / "segments" / "one.mp4"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("The spare key is with Ann.")
     before = sorted(tmp_path.rglob("*"))
-    for folder in (empty, other, typo):
+    for folder in (other, typo):
         result = memd(*command.split(), "--data-dir", folder)
         why = "there is no such folder" if folder == typo else "is no memory: it has nothing of memd in it"
         assert result.exit_code == 2
@@ -391,6 +390,26 @@ def test_a_command_that_reads_or_mends_a_memory_makes_none_where_there_is_none(
     assert memd("verify", other).exit_code == 2
     assert one_line(memd("move", typo, "postgresql://nobody@127.0.0.1:1/x")).startswith(f"memd: {typo}: there is no s")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_is_there_and_empty_is_an_empty_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / ".gitkeep").touch()  # as in a clone
+    for command, code in (("", 0), ("stats", 0), ("search x", 1), ("log", 0)):
+        told = memd(*command.split())
+        assert told.exit_code == code and "Nothing is stored yet. What is said" in told.stdout, told.output
+    for command in ("turn", "sources", "token list"):
+        assert memd(*command.split()).exit_code == 0
+
+
+def test_sources_of_the_settings_begin_a_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "moon.md").write_text("The moon base is at Tycho.")
+    (tmp_path / "config.yaml").write_text("sources: [notes]\ndata_dir: kept")
+    told = memd("index")
+    assert told.exit_code == 0 and "1 file; 1 chunk written" in told.stdout and (tmp_path / "kept").is_dir()
 
 
 # Terminals that are narrow, or whose encoding lacks characters

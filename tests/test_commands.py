@@ -69,7 +69,7 @@ def test_a_request_that_was_retried_after_a_failure_is_told_as_stored(
     wait_until(lambda: len(daemon.export()) == 1, lambda: f"stored: {daemon.export()}")
     wait_until(lambda: len(json.loads(out(daemon, "turn", "--json"))["turns"]) == 2, daemon.__repr__)
     retried, first = [line for line in out(daemon, "turn").splitlines() if FACTS[0][:20] in line]
-    assert "HTTP 502" in first and "stored" in retried and "no memory" not in retried
+    assert "HTTP 502" in first and "kept" in retried and "no memory" not in retried
 
 
 def test_a_turn_is_explained(told: DaemonProcess) -> None:
@@ -78,6 +78,7 @@ def test_a_turn_is_explained(told: DaemonProcess) -> None:
     explained = out(told, "turn", latest_turn(told))
     assert "[memory] Excerpts" in explained and FACTS[0] in explained and QUESTION in explained
     assert re.search(r"memory took \d+ tokens", explained)
+    assert " shown to the model\n" in explained and "injected" not in explained
     budget = json.loads(out(told, "turn", latest_turn(told), "--json"))["budget_tokens"]
     assert f"Candidates for a budget of {budget:,} tokens" in explained
     assert re.search(r"[0-9a-f]{4}\s.*\sshown to the model", explained)

@@ -111,7 +111,7 @@ def answered_on_a_terminal(**fields: object) -> str:
 def test_on_a_terminal_a_request_is_a_short_line_with_what_its_owner_asked() -> None:
     told = answered_on_a_terminal(asked=Content("On which port\ndoes the shop listen?"))
     assert re.fullmatch(r'\d\d:\d\d:\d\d  shop  2 memories \(17 ms\)  "On which port does the shop listen\?"', told)
-    assert re.fullmatch(r"\S+  shop  stored \(17 ms\)", answered_on_a_terminal(status="none", injected=0))
+    assert re.fullmatch(r"\S+  shop  kept \(17 ms\)", answered_on_a_terminal(status="none", injected=0))
     assert "  shop  degraded: store (" in answered_on_a_terminal(status="degraded:store", injected=0)
     assert "  -  HTTP 502 (" in answered_on_a_terminal(topic=None, http_status=502, status="none", injected=0)
     long = answered_on_a_terminal(asked=Content("Where? " * 99))
@@ -133,7 +133,7 @@ def test_a_terminal_gets_the_short_lines_unless_the_settings_say_otherwise(
         process.terminate()
     os.close(parent)
     os.close(child)
-    assert re.search(r'\d\d:\d\d:\d\d  default  stored \(\d+ ms\)  "Where is the spare key\?"', shown.decode())
+    assert re.search(r'\d\d:\d\d:\d\d  default  kept \(\d+ ms\)  "Where is the spare key\?"', shown.decode())
 
 
 # No word of a conversation

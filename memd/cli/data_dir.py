@@ -58,7 +58,7 @@ from memd.store.tools.export import FORMS, Told, conversations, exported_entries
 from memd.store.tools.export import export as export_log
 from memd.store.tools.verify import verify as verify_log
 from memd.store.tools.verify import with_audit
-from memd.wording import counted, day_and_time, for_terminal, sized, tallied, unsearched, waiting_note
+from memd.wording import NOTHING_STORED, counted, day_and_time, for_terminal, sized, tallied, unsearched, waiting_note
 
 if TYPE_CHECKING:
     from memd.store.encryption.converting import ConversionReport
@@ -681,6 +681,8 @@ def _lines(figures: StoredFigures) -> Lines:
         lines.append("These are the topics in this cache, as the daemon had them last; the cluster may have more.")
     if waiting := waiting_note(figures.waiting_messages):
         lines.append(f"{waiting}.")
+    elif not (figures.topics or figures.is_cache):
+        lines.append(NOTHING_STORED)
     if figures.daemon is None:
         who = "No daemon holds this folder; only a running one"
         if figures.daemon_url is not None:
@@ -746,5 +748,6 @@ def _remembered(config: Config) -> tuple[list[str], bool]:
     named += [f"{counted(len(topics) - TOPICS_NAMED, 'topic')} more"] if len(topics) > TOPICS_NAMED else []
     told = [f"{where}: {counted(sum(one.chunks for one in topics), 'chunk')} ({', '.join(named)})."] if topics else []
     told += [f"{note}."] if (note := waiting_note(waiting)) else []
-    nothing = (not told and flags.memory_elsewhere(config)) or "nothing is stored yet"
-    return told or [f"{nothing[0].upper()}{nothing[1:]}."], not (told or config.cluster.is_on)
+    elsewhere = "" if told else flags.memory_elsewhere(config)
+    nothing = f"{elsewhere[0].upper()}{elsewhere[1:]}." if elsewhere else NOTHING_STORED
+    return told or [nothing], not (told or config.cluster.is_on)

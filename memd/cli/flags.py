@@ -202,8 +202,8 @@ def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = Fa
 
 
 def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
-    """Return the settings, as `config_of`, for a command that works on a memory that is there already, and makes none.
-    Raises ConfigError: a setting is wrong, or the folder is none or has nothing of memd in it."""
+    """Return the settings, as `config_of`, for a command that works on a memory that is there already. Raises
+    ConfigError: a setting is wrong, or see `check_memory`."""
     config = config_of(path, given)
     if not config.cluster.is_on:  # a cache may be lost
         check_memory(config.data_dir, memory_elsewhere(config))
@@ -211,12 +211,15 @@ def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
 
 
 def check_memory(folder: Path, elsewhere: str = "") -> None:
-    """Raise ConfigError unless a folder has something of memd in it. `elsewhere`: where else there is a memory."""
+    """Raise ConfigError unless a folder is there and has something of memd in it, or nothing: an empty one is an empty
+    memory. `elsewhere`: where else there is a memory."""
     from memd.store.disk import LocalDisk
     from memd.store.layout import is_memory  # with it comes numpy, which --help does without
 
-    if not is_memory(LocalDisk(), folder):
-        what = "is no memory: it has nothing of memd in it" if folder.is_dir() else "there is no such folder"
+    is_folder = folder.is_dir()
+    is_empty = is_folder and all(one.name.startswith(".") for one in folder.iterdir())  # but for .gitkeep
+    if not (is_empty or is_memory(LocalDisk(), folder)):
+        what = "is no memory: it has nothing of memd in it" if is_folder else "there is no such folder"
         raise ConfigError(
             elsewhere
             or f"{folder}: {what}; name a data directory (--data-dir), or the folder that `memd backup` wrote to; "

@@ -20,7 +20,7 @@ import msgspec
 from memd.admin import documents
 from memd.admin.documents import DocumentList, IndexBody, SourceStates
 from memd.admin.writes import take_notes
-from memd.cli.flags import FOUND_SOMETHING, OneOf, config_to_begin, say, with_settings
+from memd.cli.flags import FOUND_SOMETHING, OneOf, config_of_existing, config_to_begin, say, with_settings
 from memd.cli.operations import Lines, options_of, progress, show, time_of
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
@@ -282,8 +282,13 @@ def sources(config: Config, topic: str | None, removed: tuple[str, ...], as_json
     return 0
 
 
+def _config_to_index(path: Path | None, given: dict[str, Any]) -> Config:
+    """See `config_to_begin`; a folder of the command line, which may be misspelt, must be there."""
+    return (config_to_begin if given["data_dir"] is None else config_of_existing)(path, given)
+
+
 @click.command()
-@with_settings()
+@with_settings(_config_to_index)
 @options_of(IndexBody)
 @click.option("--json", "as_json", is_flag=True, help="The sources as one JSON object.")
 def index(config: Config, *, force: bool, as_json: bool) -> int:

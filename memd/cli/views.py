@@ -5,6 +5,8 @@ Rule: the daemon searches, reads and adds up; these commands only show its answe
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -18,14 +20,17 @@ from memd.cli.operations import Lines, RouteAnswer, indented, json_flag, marks_o
 from memd.cli.operations import show as show_answer
 from memd.cli.running import daemon_for
 from memd.errors import BadQuestion
-from memd.recall.explained import INJECTED, FoundChunk, ScoredChunk, SearchAnswer
+from memd.recall.explained import INJECTED, FoundChunk, SearchAnswer
 from memd.receipts import Receipt
 from memd.settings.model import Config
-from memd.wording import counted, day_and_time, for_terminal, memory_words, name_for_terminal, waiting_note
-
-NOTHING_STORED = (
-    "Nothing is stored yet. What is said through memd is (`memd serve`), and `memd add PATH` and `memd remember` put "
-    "something in."
+from memd.wording import (
+    NOTHING_STORED,
+    counted,
+    day_and_time,
+    for_terminal,
+    memory_words,
+    name_for_terminal,
+    waiting_note,
 )
 
 
@@ -43,7 +48,7 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
     """
     answer, given, exit_code = asked.answer, asked.given.keys(), 0 if asked.answer.tokens else FOUND_SOMETHING
     if not answer.chunks and not asked.daemon.ask(reads.log_page, limit=1).events:
-        return [NOTHING_STORED], exit_code
+        return [_waiting(asked) or NOTHING_STORED], exit_code
     ranked = answer.chunks if answer.is_reranked else sorted(answer.chunks, key=lambda chunk: -chunk.score)
     injected = [chunk for chunk in ranked if chunk.verdict == INJECTED]
     others = [chunk for chunk in ranked if chunk.verdict != INJECTED] if explain else []
@@ -83,9 +88,9 @@ def _unknown(asked: RouteAnswer[SearchAnswer]) -> list[str]:
     return told
 
 
-def _verdict(chunk: ScoredChunk) -> str:
-    """As the page has it."""
-    return "shown to the model" if chunk.verdict == INJECTED else chunk.verdict
+def _plain(verdict: str) -> str:
+    """A verdict or status as the page has it."""
+    return "shown to the model" if verdict == INJECTED else verdict
 
 
 def _candidate(chunk: FoundChunk, id_width: int, topic_width: int, *, explain: bool) -> Group:
@@ -94,7 +99,7 @@ def _candidate(chunk: FoundChunk, id_width: int, topic_width: int, *, explain: b
     head = Text.assemble(score, f"  {chunk.id:{id_width}}  ", topic, said, *marks_of(chunk))
     parts: Lines = [head]
     if explain:
-        head.append(f"  {_verdict(chunk)}", "green" if chunk.verdict == INJECTED else "yellow")
+        head.append(f"  {_plain(chunk.verdict)}", "green" if chunk.verdict == INJECTED else "yellow")
         echo = "" if chunk.echo == 1 else f", times {chunk.echo:.2f} as an echo"
         echo += "" if chunk.time == 1 else f", times {chunk.time:g} for its time"
         summed = (
@@ -205,6 +210,13 @@ def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
     return lines, 0
 
 
+def _waiting(asked: RouteAnswer[Any]) -> str:
+    """Say what of the topics that were asked for is not in the log yet; empty if all is."""
+    topics = asked.daemon.ask(status.topics).topics  # those that may be read
+    given = asked.given.get("topic", ())
+    return waiting_note(sum(one.unstored for one in topics if not given or one.topic_id in given))
+
+
 @click.command()
 @shows(reads.log_page)
 def log(asked: RouteAnswer[LogPage]) -> tuple[Lines, int]:
@@ -214,11 +226,12 @@ def log(asked: RouteAnswer[LogPage]) -> tuple[Lines, int]:
     """
     page = asked.answer
     lines: Lines = [_event(event) for event in page.events]
-    if not lines:
-        lines.append(f"Nothing before {asked.given['before']}." if "before" in asked.given else "Nothing is stored.")
-    topics = asked.daemon.ask(status.topics).topics  # those that may be read
-    waiting = sum(one.unstored for one in topics if one.topic_id in asked.given.get("topic", (one.topic_id,)))
-    lines += [note] if (note := waiting_note(waiting)) else []
+    waiting = _waiting(asked)
+    if not lines and "before" in asked.given:
+        lines.append(f"Nothing before {asked.given['before']}.")
+    elif not (lines or waiting):
+        lines.append(NOTHING_STORED)
+    lines += [waiting] if waiting else []
     if page.next is not None:
         lines.append(f"There is more: --before {page.next}")
     return lines, 0
@@ -344,7 +357,7 @@ def _turn_lines(one: Receipt) -> Lines:
     by = f"  by {name_for_terminal(one.author)}" if one.author else ""
     topic = (one.topic_id, "cyan")
     lines: Lines = [
-        Text.assemble((one.turn_id, "bold"), f"  {time_of(one.at)}  ", topic, f"  {one.status}{kind}{by}"),
+        Text.assemble((one.turn_id, "bold"), f"  {time_of(one.at)}  ", topic, f"  {_plain(one.status)}{kind}{by}"),
         Text(f"{one.api}, mode {one.mode}, model {for_terminal(one.model) or '-'}, {answered}"),
     ]
     if one.forwarded_tokens:  # none of a request that went on without memory were counted
@@ -372,7 +385,7 @@ def _turn_lines(one: Receipt) -> Lines:
             said = time_of(chunk.said_at)[:10] if chunk.said_at else ""
             cells = [f"{getattr(chunk, name):.3f}" for name in numbers[:6]]
             times = f"{chunk.multiplier * chunk.echo * chunk.time:.3g}"
-            shown.add_row(chunk.id, said, *cells, times, str(chunk.tokens), _verdict(chunk))
+            shown.add_row(chunk.id, said, *cells, times, str(chunk.tokens), _plain(chunk.verdict))
         lines.append(shown)
     if one.block is not None:
         lines += [Text("The block, as the model saw it", style="bold"), indented(one.block, below=1)]

@@ -130,7 +130,7 @@ function shownWords(turn) {
   const fresh = turn.injected ?? turn.candidates.filter((one) => one.verdict === "injected").length;
   const stood = Math.max(0, turn.shown.length - fresh);
   const isKept = turn.mode === "full" && turn.status === "none" && turn.http_status === 200;
-  if (!fresh && !stood) return isKept ? "stored; nothing in memory has to do with it" : "nothing from memory";
+  if (!fresh && !stood) return isKept ? "kept; nothing in memory has to do with it" : "nothing from memory";
   return `${fresh} from memory${stood ? ` + ${number(stood)} of earlier turns` : ""}`;
 }
 
