@@ -32,6 +32,10 @@ WHEN = (
     "when nobody expected it any more",
     "although the workshop was closed",
 )
+RARE = (
+    "For the bread of the summer feast take two pounds of rye and one of wheat, a spoon of salt, warm milk and "
+    "caraway; let it rise over night, knead it in the morning, and bake it until the crust sounds hollow."
+)
 FACT = "Hello there! Thanks a lot, the code of the boat shed's alarm is 7731."
 
 
@@ -41,7 +45,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     folder = tmp_path_factory.mktemp("silence")
     file = folder / "talk.jsonl"
     facts = [f"{who} {what} {when}." for who, what, when in itertools.product(WHO, WHAT, WHEN)]
-    messages = [part for text in [FACT, *facts] for part in ({"role": "user", "content": text}, ANSWERED)]
+    messages = [part for text in [FACT, RARE, *facts] for part in ({"role": "user", "content": text}, ANSWERED)]
     file.write_text(json.dumps({"messages": messages}))
     with recording_upstream() as upstream:
         daemon = DaemonProcess(folder, upstream.url, {"chunking": {"min_tokens": 1}})
@@ -145,6 +149,12 @@ def test_who_is_asked_for_by_name_is_found(told: DaemonProcess, question: str) -
     """A model that has never heard a name sees nothing near; the words know it."""
     assert searched(told, question)["note"] is None
     assert status(told, question)[0] == "injected"
+
+
+@pytest.mark.parametrize("word", ["caraway", "CARAWAY?", "Hollow"])
+def test_a_single_word_finds_the_only_chunk_that_has_it(told: DaemonProcess, word: str) -> None:
+    shown = [chunk["content"] for chunk in searched(told, word)["chunks"] if chunk["verdict"] == "injected"]
+    assert any(RARE in content for content in shown)
 
 
 def test_what_helped_once_is_not_shown_for_everything(daemon: DaemonProcess) -> None:

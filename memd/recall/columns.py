@@ -24,7 +24,7 @@ from memd.recall.question import is_marked
 from memd.recall.times import Span
 from memd.selection import EVERYTHING, Selection
 from memd.store.index.vectors import multipliers, products
-from memd.store.lexical.analyzer import is_stopword
+from memd.store.lexical.analyzer import is_single_word, is_stopword
 from memd.store.lexical.postings import (
     GrowingColumns,
     Keys,
@@ -57,7 +57,7 @@ TOKEN_BYTES = 3
 
 _WORD = re.compile(r"[^\W\d_]+")
 _SIGNS = " ?!.#:"
-_AMID = re.compile(r"(?<=[^\W\d_] )[^\W\d_]+|(?<=, )[^\W\d_]+")
+_AMID = re.compile(r"(?:(?<=[^.!?:\s] )|(?<=[(\"'“‘«\[/]))[^\W\d_]+")
 """Words that do not begin a sentence."""
 
 Floats = NDArray[np.float32]
@@ -91,7 +91,8 @@ class Terms(NamedTuple):
     weights: Floats
     """Weight of each term in each part, (p, k); 0 if the part does not have it, or no chunk has it."""
     is_named: Bits
-    """Parts with an identifier (letters with digits or signs) that some chunk has, (p,)."""
+    """Parts that point to chunks by words alone, (p,): with an identifier (letters with digits or signs) that some
+    chunk has, or of one word that a single chunk has."""
 
 
 class ChunkSource:
@@ -381,7 +382,9 @@ class TopicColumns:
         having = sum((one.having(keys) for one in self._columns), np.zeros(len(keys), np.intp))  # unmade words: none
         rare = rarity(np.maximum(having, 1), sum(one.count for one in self._columns))
         weights = np.where(exact, IDENTIFIER_WEIGHT * rare, rare) * (asks & (having > 0))
-        is_named = np.asarray((exact & (having > 0)).any(axis=1), np.bool_)
+        is_word = np.fromiter(map(is_single_word, self._parts), np.bool_)
+        is_alone = is_word & (asks & (having == 1)).any(axis=1)
+        is_named = np.asarray((exact & (having > 0)).any(axis=1) | is_alone, np.bool_)
         return Terms(keys, rare, asks, weights.astype(np.float32), is_named)
 
     @cached_property
@@ -406,10 +409,9 @@ class TopicColumns:
             asked = self.terms.keys[self.terms.asks[part]]
             return source.columns is not None and bool(source.columns.has(label, asked).any())
         [entry] = self.entries(source.places(np.array([label]))).values()
-        known = {word.capitalize() for word in _WORD.findall(self._parts[part])}
-        return entry is not None and any(
-            not is_stopword(name.lower()) for name in known.intersection(_AMID.findall(entry.content))
-        )
+        known = {word.lower() for word in _WORD.findall(self._parts[part])}
+        names = () if entry is None else (name for name in _AMID.findall(entry.content) if name[0].isupper())
+        return any(name in known and not is_stopword(name) for name in map(str.lower, names))
 
     def entries(self, places: tuple[Rows, Rows]) -> dict[Place, Entry | None]:
         """Read the chunks at these segments and rows. None for chunks erased meanwhile, and for unreadable ones, which

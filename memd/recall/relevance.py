@@ -127,7 +127,7 @@ class Field:
         telling: Floats = np.max([topic.telling for topic in topics], axis=0)
         self._weights = np.array(weights, np.float32) * telling / telling.max()
         self.is_named = np.any([topic.terms.is_named for topic in topics], axis=0)
-        """Parts with an identifier that some chunk has, (p,): sufficient evidence by itself."""
+        """See `Terms`; sufficient evidence by itself."""
         few = sum(int(source.competes.sum()) for _, source in self._sources)
         self._silent_below = SILENT_BELOW - FEWER * math.log10(MANY_CHUNKS / min(max(1, few), MANY_CHUNKS))
         self._asked, self._is_read = vectors.copy(), np.zeros(len(vectors), np.bool_)

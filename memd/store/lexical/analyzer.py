@@ -185,6 +185,11 @@ def is_stopword(word: str) -> bool:
     return word.partition("'")[0].partition("’")[0] in _STOPWORDS
 
 
+def is_single_word(text: str) -> bool:
+    """Whether a text is one word; no text in a script without spaces is."""
+    return len(text.split()) == 1 and not _UNSPACED_RUN.search(text)
+
+
 def in_languages(text: str, languages: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], set[str]]:
     """Return by which other terms a chunk in one of these languages has the terms of `analyze_query`, and which of
     these may be function words in one."""
