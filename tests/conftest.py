@@ -60,6 +60,7 @@ MARKER_OF_FIXTURE = {
     "typescript": "node",
     "memd_client": "node",
     "browser": "browser",
+    "grown_once": "thorough",  # its log comes and goes in each test, several times in most
 }
 ONLY_FOR_THE_WHOLE = {
     *(
@@ -145,8 +146,10 @@ def _is_quick(config: pytest.Config) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests by the fixtures that they use; those that take longest come first, or a core waits in the end."""
+    if _is_quick(config):
+        _keep_one_loss(config, items)
     items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         used = {MARKER_OF_FIXTURE[name] for name in getattr(item, "fixturenames", ()) if name in MARKER_OF_FIXTURE}
@@ -155,6 +158,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             used.add("process")
         for marker in used - own:
             item.add_marker(marker)
+
+
+def _keep_one_loss(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave each test of power cuts with one of the ways in which a disk loses what was not synced."""
+    first: dict[str, str] = {}
+    others: list[pytest.Item] = []
+    for item in items:
+        parameters: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+        loss, test = parameters.get("loss", ""), item.nodeid.partition("[")[0]
+        if loss != first.setdefault(test, loss):
+            others.append(item)
+    items[:] = [item for item in items if item not in others]
+    config.hook.pytest_deselected(items=others)
 
 
 def pytest_collection_finish() -> None:

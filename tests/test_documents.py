@@ -187,6 +187,7 @@ async def test_a_document_whose_vectors_fail_is_left_as_it_was(stage: Stage, top
     assert contents(topic) == ["One.", "Two."]
 
 
+@pytest.mark.thorough
 async def test_chunks_stay_in_the_order_of_their_file_whatever_changes(stage: Stage, topic: Topic) -> None:
     rng = random.Random(7)
     rows = [f"Row {number}." for number in range(6)]

@@ -324,6 +324,7 @@ def test_importing_a_conversation_again_or_one_that_goes_on_adds_only_what_is_ne
     assert [shown_text(one) for one in exported(tmp_path / "new")[len(once) :]] == ["user: Who painted the tower?"]
 
 
+@pytest.mark.thorough
 def test_an_interrupted_import_goes_on_in_a_long_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_parts, "STRETCH_CHARACTERS", 2_000)
     file = written(tmp_path / "long.jsonl", [long_conversation(20)])

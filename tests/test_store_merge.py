@@ -81,6 +81,7 @@ def test_the_words_of_a_merged_index_may_be_longer_than_a_record(monkeypatch: py
     assert again.snapshot().places_with("chunk 5.3") == found != []
 
 
+@pytest.mark.thorough
 def test_merges_go_on_in_tiers_and_leave_few_indexes() -> None:
     files = CrashFiles()
     topic, _ = grown(files, 0)

@@ -120,6 +120,7 @@ async def test_what_is_said_while_a_topic_opens_is_searched_whenever_other_reque
         assert LAMP[1][2:] in found.entry.displayed
 
 
+@pytest.mark.thorough
 async def test_searches_do_not_wait_for_all_of_a_long_message_that_comes_into_their_columns(topic: Topic) -> None:
     sentences = " ".join(f"The berth {n} at the northern pier belongs to boat {n * 7}." for n in range(4_000))
     conversation = talk(topic.buffer, f"u:{sentences}", "a:Noted.")
@@ -133,6 +134,7 @@ async def test_searches_do_not_wait_for_all_of_a_long_message_that_comes_into_th
     assert seen < len(unstored.chunks(until=0.0))
 
 
+@pytest.mark.thorough
 async def test_the_garbage_collector_has_no_more_to_look_through_for_what_waits(topic: Topic) -> None:
     found = []
     for pier in ("northern", "southern", "eastern", "western"):  # the first time modules are loaded
@@ -773,6 +775,7 @@ async def calls_of(work: Callable[[], Awaitable[object]]) -> int:
     return next(called)
 
 
+@pytest.mark.thorough
 async def test_a_request_a_stored_batch_and_a_note_cost_no_more_the_more_waits(stage: Stage, topic: Topic) -> None:
     said, calls = flood(topic, 0, 1), list[list[int]]()
     for waiting in (60, 600):

@@ -1,7 +1,7 @@
 """How much a run tries: everything in `make test`, a sample of it in the fast loop.
 
-Rule: the sample leaves out only more of the same; a test that is worth nothing with less, and takes over half a second
-of a core, has the marker `thorough`, with which `make quick` leaves it out.
+Rule: the sample leaves out only more of the same; a test that is worth nothing with less, and takes over a third of a
+second of a core, has the marker `thorough`, with which `make quick` leaves it out.
 """
 
 from __future__ import annotations
