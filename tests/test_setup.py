@@ -189,6 +189,19 @@ def test_undo_brings_back_every_byte(home: Path, run: Run, runs: int) -> None:
     assert "nothing to take back" in run("--undo").output
 
 
+@pytest.mark.parametrize(
+    "none", ["models: []", "models: null", "models: {}", '"models": [ ]', "'models': ~  # none yet"]
+)
+def test_an_empty_list_is_replaced_and_comes_back(home: Path, run: Run, none: str) -> None:
+    (home / ".continue").mkdir()
+    (path := home / ".continue/config.yaml").write_text(before := f"name: Local Config\n{none}\nschema: v1\n")
+    assert run("--yes").exit_code == 0
+    assert path.read_text().count("models") == 1 and read(path)["models"][0]["name"] == "memd"
+    path.write_text(path.read_text() + "rules: []\n")
+    assert run("--undo", "--yes").exit_code == 0
+    assert read(path) == yaml.safe_load(before) | {"models": [], "rules": []}
+
+
 def test_undo_keeps_what_was_changed_since(home: Path, run: Run) -> None:
     installed(home)
     run("--yes")
@@ -224,7 +237,10 @@ def test_only_what_is_installed_is_touched(home: Path, run: Run) -> None:
         (".codex/config.toml", 'model_providers = { own = { name = "own" } }\n'),
         (".continue/config.yaml", "models: [{name: big}]\n"),
         (".continue/config.yaml", "models: {\n"),
+        (".continue/config.yaml", "models: [\n]\n"),
+        (".continue/config.yaml", "? models\n: []\n"),
         (".aider.conf.yml", "- a list\n"),
+        (".aider.conf.yml", '"model": sonnet\n'),
         (".continue/config.json", "{}"),
     ],
 )

@@ -314,13 +314,22 @@ def _parsed(text: str, kind: str) -> Json:
     try:
         if kind == ".toml":
             return tomllib.loads(text)
-        told = (yaml.safe_load(text) or {}) if kind in YAML else json.loads(text) if text.strip() else {}
+        told = _yaml(text) if kind in YAML else json.loads(text) if text.strip() else {}
     except (ValueError, yaml.YAMLError) as error:
         place = str(error).splitlines()[0]
         raise CannotEdit(f"memd cannot read it ({place}); comments in JSON are not read either") from None
     if not isinstance(told, dict):
         raise CannotEdit("it holds no settings with names")
     return told
+
+
+def _yaml(text: str) -> Any:
+    """As PyYAML reads it, but for a key that is there twice, which others take for an error."""
+    root = yaml.compose(text, yaml.SafeLoader)
+    names = [key.value for key, _ in root.value] if isinstance(root, yaml.MappingNode) else []
+    if repeated := next((name for name in names if names.count(name) > 1), ""):
+        raise yaml.YAMLError(f"{repeated!r} is there twice")
+    return yaml.safe_load(text) or {}
 
 
 def _by_hand(wanted: Json, kind: str) -> str:
@@ -385,17 +394,17 @@ def _with_entries(text: str, name: str, names: list[str], entries: list[Json], *
     """A YAML list with its entries of these names replaced, at its beginning."""
     for one in names:
         text = re.sub(rf"^( *)- name: {one}\n(?:\1 +\S.*\n)*", "", text, flags=re.MULTILINE)
-    key = re.search(rf"^{name}:[ \t]*(?:#.*)?\n", text, re.MULTILINE)
+    empty = r"\[[ \t]*\]|\{[ \t]*\}|null|~"
+    key = re.search(rf"^([\"']?){name}\1:[ \t]*(?:{empty})?[ \t]*(#.*)?\n", text, re.MULTILINE)
+    before, after = (text[: key.start()], text[key.end() :]) if key else (text, "")
     if is_gone:
-        return text[: key.start()] + text[key.end() :] if key else text
-    if key is None:
-        text, at = f"{text}{name}:\n", len(text) + len(name) + 2
-    else:
-        at = key.end()
-    sibling = re.match(r"(?:[ \t]*(?:#.*)?\n)*( *)- ", text[at:])
+        return before + after
+    sibling = re.match(r"(?:[ \t]*(?:#.*)?\n)*( *)- ", after)
     indent = sibling[1] if sibling else "  "
+    value = "" if entries or sibling else " []"
+    comment = f"  {key[2]}" if key and key[2] else ""
     dumped = yaml.safe_dump(entries, sort_keys=False, width=1_000_000) if entries else ""
-    return text[:at] + re.sub(r"^(?=.)", indent, dumped, flags=re.MULTILINE) + text[at:]
+    return f"{before}{name}:{value}{comment}\n" + re.sub(r"^(?=.)", indent, dumped, flags=re.MULTILINE) + after
 
 
 def _pairs(values: Json, sign: str) -> Iterator[str]:
