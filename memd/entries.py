@@ -84,16 +84,17 @@ class Speaker(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Section(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The place of a chunk in the note or document that it was cut from."""
+    """The place of a chunk in the note or document that it was cut from, or the title of its conversation."""
 
     hash: bytes
-    """Of a document: SHA-256 of the file when the chunk was written. Of a note: 16 bytes that no other one has."""
+    """Of a document: SHA-256 of the file when the chunk was written. Of a note: 16 bytes that no other one has. Of a
+    conversation: nothing."""
     number: int = 0
     """Its place: chunks of one document are in the order of their numbers, those of one number in that of their
     `origin_id`. Counted from 0 when it is new; what is put in later is numbered between its neighbours."""
     of: int = 1
     heading: tuple[str, ...] = ()
-    """The headings above it, the outermost first; of a note its title."""
+    """The headings above it, the outermost first; of a note or conversation its title."""
     page: int | None = None
     sheet: str | None = None
     root: bytes = b""
@@ -148,7 +149,7 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     action_by: str | UnsetType = UNSET
     """The principal whose correction wrote this entry."""
     part: Section | UnsetType = UNSET
-    """Of a note or document."""
+    """Of a note or document, or of a conversation that has a title."""
     tags: tuple[str, ...] | UnsetType = UNSET
     """Of a note."""
     completes: tuple[bytes, ...] | UnsetType = UNSET

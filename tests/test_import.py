@@ -510,6 +510,19 @@ def test_a_topic_of_its_own_is_called_as_the_export_or_as_the_folder_that_an_age
     assert topics == {"chatgpt-export", "lathe", "sessions"}
 
 
+def test_a_conversation_is_found_by_its_title_and_shown_as_it_was_said(tmp_path: Path) -> None:
+    said = {"uuid": "2", "sender": "human", "text": "Ok, we take the Enyaq 85, in blue. Delivery in June."}
+    chats = [{"uuid": "1", "name": "Choosing a car", "chat_messages": [said]}]
+    (path := tmp_path / "conversations.json").write_text(json.dumps(chats))
+    memd(folder := tmp_path / "memory", "add", path)
+    [chunk] = json.loads(memd(folder, "search", "--json", "which car did we decide on").stdout)["chunks"]
+    assert chunk["verdict"] == "injected" and chunk["content"] == f"user: {said['text']}"
+    assert chunk["heading"] == ["Choosing a car"]
+    [again] = exported(folder)
+    memd(other := tmp_path / "other", "add", written(tmp_path / "export.jsonl", [again]))
+    assert exported(other)[0]["part"] == again["part"]
+
+
 def test_a_folder_that_is_an_unpacked_export_is_taken_as_one(tmp_path: Path) -> None:
     inbox = tmp_path / "inbox"
     unpacked = inbox / "chatgpt"

@@ -76,13 +76,19 @@ class Cutter:
             yield self.redactor.draft(draft)
 
     def cut(
-        self, topic_id: str, runs: Sequence[Sequence[Utterance]], *, kind: str = "turn", source: str | None = None
+        self,
+        topic_id: str,
+        runs: Sequence[Sequence[Utterance]],
+        *,
+        kind: str = "turn",
+        source: str | None = None,
+        title: str = "",
     ) -> list[Draft]:
         """Cut and redact; a chunk never crosses two runs. The same messages make the same chunks, uuids and all."""
-        drafts = []
+        part, drafts = Section(b"", heading=(title,)) if title else UNSET, []
         for run in runs:
             places: Counter[bytes] = Counter()
-            for draft in self._split(run, kind=kind, source=source):
+            for draft in self._split(run, kind=kind, source=source, part=part):
                 if draft.digests:
                     first = draft.digests[0]
                     place, places[first] = places[first], places[first] + 1
@@ -152,6 +158,7 @@ class Drafter:
         *,
         kind: str = "turn",
         source: str | None = None,
+        title: str = "",
         is_apart: bool = False,
     ) -> list[Draft]:
         """Cut, redact and embed one batch, of messages or of text without a speaker; a chunk never crosses two runs.
@@ -160,7 +167,7 @@ class Drafter:
         nothing is a duplicate. Raises EmbeddingError: the model failed on a text.
         """
         digests = [message.digest for run in runs for message in run if message.digest is not None]
-        cut = self.cutter.cut(topic.topic_id, runs, kind=kind, source=source)
+        cut = self.cutter.cut(topic.topic_id, runs, kind=kind, source=source, title=title)
         new = [under_new_uuid(topic, draft) for draft in cut]
         return self.embedded(topic, new, digests, is_shown=lambda uuid: is_apart)
 
@@ -227,7 +234,7 @@ class Drafter:
 
     def _vectors(self, batch: Sequence[BatchDraft]) -> NDArray[np.float32]:
         """Their vectors, shape `(n, dimension)`: those of copies are known, and no text is embedded twice."""
-        known = {one.draft.embedded_text: one.copy.embedding for one in batch if one.copy is not None}
+        known = {one.copy.embedded_text: one.copy.embedding for one in batch if one.copy is not None}
         texts = [text for text in dict.fromkeys(one.draft.embedded_text for one in batch) if text not in known]
         known.update(zip(texts, self.embed_many(texts) if texts else (), strict=True))
         return np.array([known[one.draft.embedded_text] for one in batch], dtype=np.float32)

@@ -114,6 +114,7 @@ class Thread(msgspec.Struct):
     """For each message the position of the one before it, or `NO_PARENT`."""
     folder: str = ""
     """The folder that a coding agent worked in."""
+    title: str = ""
     problems: tuple[str, ...] = ()
     """All that is not as it should be, and was made the best of."""
 
@@ -191,6 +192,7 @@ def thread_of(
     *,
     begun: int | None = None,
     folder: str = "",
+    title: str = "",
     problems: Sequence[str] = (),
 ) -> Thread:
     """Order the tree. `thread_id`: the program's own; empty: one that the same first message gives. `leaf`: the last
@@ -226,7 +228,8 @@ def thread_of(
             raise BadImport("; ".join([*problems, *found][:3]))
         raise EmptyImport("it has no message with text")
     thread_id = thread_id or hashlib.blake2b(messages[0].content_digest, digest_size=8).hexdigest()
-    return Thread(program, thread_id, messages, parents, folder, (*problems, *found))
+    title = " ".join(title.split())[:NAME_CHARACTERS_MAX]
+    return Thread(program, thread_id, messages, parents, folder, title, (*problems, *found))
 
 
 def _by_id(nodes: Iterable[Node]) -> tuple[dict[str, Node], list[str]]:
@@ -277,6 +280,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     beside: tuple[str, ...] = ()
     messages: str = ""
     id: str = ""
+    called: str = ""
     leaf: str = ""
     frame: str = ""
     message: str = ""
@@ -319,9 +323,8 @@ def thread_in(export: Export, item: bytes, dating: Dating) -> Thread:
         begun = dating.time_of(framed)
     elements: Iterable[tuple[str, Raw]]
     elements = (("", raw) for raw in LIST.decode(listed)) if is_list(listed) else OBJECT.decode(listed).items()
-    return thread_of_elements(
-        export, elements, dating, _text_at(members, export.id), _text_at(members, export.leaf) or None, begun
-    )
+    own_id, leaf, title = (_text_at(members, path) for path in (export.id, export.leaf, export.called))
+    return thread_of_elements(export, elements, dating, own_id, leaf or None, begun, title)
 
 
 def thread_of_elements(
@@ -331,6 +334,7 @@ def thread_of_elements(
     own_id: str = "",
     leaf: str | None = None,
     begun: int | None = None,
+    title: str = "",
 ) -> Thread:
     """Read the messages of a conversation, each behind its id, which is empty where they are a list. Raises BadImport,
     EmptyImport: as `thread_in` does."""
@@ -359,7 +363,7 @@ def thread_of_elements(
         before = node.id
     # A chat of Open WebUI by itself has no id: that of its first message is as unique.
     own_id = own_id or next((node.id for node in nodes if node.messages and is_by_id), "")
-    return thread_of(export.name, own_id, nodes, leaf, begun=begun, problems=problems)
+    return thread_of(export.name, own_id, nodes, leaf, begun=begun, title=title, problems=problems)
 
 
 def _messages(export: Export, members: Members, raw: Raw, dating: Dating) -> list[Message]:

@@ -73,6 +73,8 @@ class GivenPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     source: Annotated[str, Meta(min_length=1, max_length=1_000)]
     """The conversation: only chunks of one source can be neighbours."""
     messages: Annotated[tuple[GivenMessage, ...], Meta(min_length=1)]
+    title: Annotated[str, Meta(max_length=1_000)] = ""
+    """Of the conversation: its chunks are found by it."""
     after: Hex | None = None
     """The digest of the message before the first, as it was told when that was taken; None: there is none."""
     question: GivenMessage | None = None
@@ -126,7 +128,7 @@ def part_drafts(
         stretch.insert(0, (previous, speech.heard(part.question.message(author))))
     redactor = drafter.cutter.redactor
     runs = unstored_runs(topic, stretch, redactor)
-    drafts = drafter.drafts(topic, runs, source=part.source, is_apart=is_apart)
+    drafts = drafter.drafts(topic, runs, source=part.source, title=part.title, is_apart=is_apart)
     known = len(messages) - len({one.digest for run in runs for one in run} - {previous})
     redacted = redactor.marks([draft.content for draft in drafts])
     answered = tuple(digest.hex() for digest in (*[previous] * leading, *digests))
@@ -297,6 +299,7 @@ class Sending:
             given = GivenPart(
                 thread.source,
                 tuple(map(GivenMessage.of, thread.messages[part.start : part.stop])),
+                thread.title,
                 None if before == NO_PARENT else digests[before],
                 _question(thread, part.start),
             )
