@@ -129,6 +129,30 @@ async def test_a_question_that_somebody_else_has_answered_anew_is_theirs_with_th
     }
 
 
+async def test_an_erased_call_stays_in_front_of_what_the_same_call_returned_to_others(house: House) -> None:
+    for name in ("ann", "bob"):
+        function = {"name": "bash", "arguments": json.dumps({"cmd": "make lamps"})}
+        call = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": name, "type": "function", "function": function}],
+        }
+        told = "\n".join(f"Row {number} of {name}: nothing to report." for number in range(60))
+        result = {"role": "tool", "tool_call_id": name, "content": told}
+        await house.chat(name, messages=[{"role": "user", "content": f"Go on, {name}."}, call, result])
+    await house.settled()
+
+    async def calling(name: str) -> list[str]:
+        _, found = await house.ask("owner", TOPIC)
+        return [one["id"] for one in found["chunks"] if one["author"] == name and "make lamps" in one["content"]]
+
+    hers, his = await calling("ann"), await calling("bob")
+    assert len(hers) > 2 and len(his) > 2
+    erased = {"topic_id": "team-a", "chunk_ids": his[-1:]}
+    assert (await house.ask("owner", "/memd/erase", erased))[1]["plans"][0]["unnamed"] == len(his) - 1
+    assert (await calling("ann"), await calling("bob")) == (hers, [])
+
+
 async def test_a_correction_names_who_made_it_and_leaves_the_chunk_to_its_author(house: House) -> None:
     note = {"topic_id": "team-a", "notes": [{"content": LAMP}]}
     _, taken = await house.ask("ann", "/memd/notes", note)

@@ -367,21 +367,24 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Ask
     async with parts.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
         having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
         mine = [one for one in having if who.may("admin", one.id)]
-        calls = await asyncio.to_thread(erasing.Calls, [topic.log.snapshot() for topic in mine], uuids)
         remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
-        plans = list[PlannedErasure]()
-        for topic in topics:
-            plan = await asyncio.to_thread(erasing.plan_of, topic.log.snapshot(), uuids, calls)
-            if (plan.entries or plan.unnamed) and who.may("admin", topic.id):
-                plans.append(plan)
-            elif plan.unnamed:
-                remains.append(f"its call, in front of what it returned, in topic {topic.id}")
+        administered = [topic for topic in topics if who.may("admin", topic.id)]
+        plans = await asyncio.to_thread(_plans, [topic.log.snapshot() for topic in administered], uuids)
         for topic in mine:
             await parts.archiver.store_named(topic, uuids, whole=True)  # its message is forgotten with a chunk
             digests = await asyncio.to_thread(erasing.digests_of, topic.log.snapshot(), uuids)
             remains += _live_prompts(topic, digests, forbid=body.forbid)
-        remains += await asyncio.to_thread(_elsewhere, topics, mine, uuids, calls, who)
+        remains += await asyncio.to_thread(_elsewhere, topics, mine, uuids, who)
     return _Asked(plans, plans, uuids, remains)
+
+
+def _plans(snapshots: list[Snapshot], uuids: set[bytes]) -> list[PlannedErasure]:
+    """Plan the erasure in each topic that has one of these chunks, or a copy of one that names their calls."""
+    having = [one for one in snapshots if any(map(one.knows, uuids))]
+    calls = erasing.calls_of(having, uuids)
+    concerned = uuids.union(*(erasing.naming(one, calls) for one in having))
+    plans = [erasing.plan_of(one, uuids, calls) for one in snapshots if any(map(one.knows, concerned))]
+    return [plan for plan in plans if plan.entries or plan.unnamed]
 
 
 async def _written(topics: Sequence[Topic], body: ErasureBody) -> list[history.Named]:
@@ -432,9 +435,7 @@ def _until(store: Store, backup: Path) -> str:
     )
 
 
-def _elsewhere(
-    topics: list[Topic], having: list[Topic], uuids: Collection[bytes], calls: erasing.Calls, who: Principal
-) -> tuple[str, ...]:
+def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes], who: Principal) -> tuple[str, ...]:
     """Where else the words of some chunks are, as far as `who` may read that."""
     topics = [topic for topic in topics if who.may("read", topic.id)]
     told: list[str] = []
@@ -450,7 +451,7 @@ def _elsewhere(
         entries = (snapshot.find(uuid) for uuid in uuids)
         files |= {one.source for one in entries if one is not None and one.kind == "document" and one.source}
     is_few = len(uuids) <= erasing.COMPARED_MAX
-    others = erasing.repeating([topic.log.snapshot() for topic in topics], texts, uuids, calls) if is_few else []
+    others = erasing.repeating([topic.log.snapshot() for topic in topics], texts, uuids) if is_few else []
     if not is_few:
         most = f"over {erasing.COMPARED_MAX:,} are not compared"
         told.append(f"other chunks with words of it, if there are any: {most}")

@@ -36,10 +36,10 @@ from memd.errors import StoreError
 from memd.ingest.indexer import Indexer
 from memd.ingest.topic import erased_in
 from memd.ingest.topics import Topic, Topics
-from memd.messages import CUT, RESULT_ROLES, Block, call_line
+from memd.messages import RESULT_ROLES, Block, call_line
 from memd.selection import Selection
 from memd.store.disk import Wiper
-from memd.store.erasure import Erasure, ForbiddenText, Kind, call_digest
+from memd.store.erasure import Erasure, ForbiddenText, Kind, call_digest, named_in
 from memd.store.log.columns import Bits, digest_word, role_bits, text_hash, uuid_bytes
 from memd.store.shared.books import SharedErasures, SharedTimes
 from memd.store.snapshot import Place, Snapshot
@@ -65,8 +65,6 @@ _DOCUMENT = 3
 _WORDS = re.compile(r"\w+")
 _CALL = re.compile(r"^(?=\[call )", re.MULTILINE)
 _RESULTS = role_bits(RESULT_ROLES)
-PART_MIN = 8
-"""Characters of a call that tell it from others, where a chunk has its end alone."""
 
 
 class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +88,14 @@ class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
     """Other chunks, of a tool's result, that lose the beginning of its call."""
 
 
-def plan_of(snapshot: Snapshot, uuids: Collection[bytes] | None = None, calls: Calls | None = None) -> PlannedErasure:
-    """Plan the erasure of some chunks of a topic; None: of the whole topic. `calls`: those in the chunks."""
+def plan_of(
+    snapshot: Snapshot, uuids: Collection[bytes] | None = None, calls: Collection[bytes] = ()
+) -> PlannedErasure:
+    """Plan the erasure of some chunks of a topic; None: of the whole topic. `calls`: see `calls_of`."""
     places = snapshot.latest_places() if uuids is None else _places_of(snapshot, uuids)
     left = [(number, row) for number, row in places if not snapshot.views[number].rows[row]["is_erased"]]
     plan = _planned(snapshot, "topic" if uuids is None else "chunks", left)
-    others = naming(snapshot, calls.__contains__).keys() - set(uuids or ()) if calls else ()
-    return msgspec.structs.replace(plan, unnamed=len(others))
+    return msgspec.structs.replace(plan, unnamed=len(naming(snapshot, calls) - set(uuids or ())))
 
 
 def plan_by_age(snapshot: Snapshot, before: int, visible: Collection[bytes]) -> tuple[PlannedErasure, set[bytes]]:
@@ -137,44 +136,30 @@ def texts_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
         yield from (text for text in (entry.content, *entry.calls, entry.reason) if text)
 
 
-class Calls:
-    """The calls in all texts that some chunks ever had, as other chunks name them (`Speaker.call`)."""
-
-    def __init__(self, snapshots: Iterable[Snapshot], uuids: Collection[bytes]) -> None:
-        self.lines: set[str] = set()
-        self._begun: list[str] = []
-        """The last call of each stretch: a long one may go on in the next chunk."""
-        self._continued: list[str] = []
-        """The beginnings of stretches: the end of a call that the chunk before began."""
-        for entry in (one for snapshot in snapshots for one in _entries_of(snapshot, uuids)):
-            for speaker, text in entry.stretches:
-                if speaker.role == CALLER:
-                    before, *calls = _CALL.split(text)
-                    self.lines |= set(map(call_line, calls))
-                    self._begun += [" ".join(one.split()) for one in calls[-1:]]
-                    self._continued += [" ".join(before.split())] if speaker.continues else []
-
-    def __bool__(self) -> bool:
-        return bool(self.lines or self._continued)
-
-    def __contains__(self, call: object) -> bool:
-        """Whether this call is one of them, also in part."""
-        assert isinstance(call, str), "as chunks name it"
-        if call in self.lines or any(call.startswith(one) for one in self._begun):
-            return True
-        own = call.removesuffix(CUT)
-        ends = (one[:size] for one in self._continued for size in range(PART_MIN, min(len(one), len(own)) + 1))
-        return any(map(own.endswith, ends)) or any(len(one) >= PART_MIN and one in own for one in self._continued)
+def call_lines_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[tuple[str, str]]:
+    """Return the calls in all texts that these chunks ever had: the author, and the line by which other chunks of that
+    author name the call (`Speaker.call`)."""
+    return {
+        (entry.author or "", call_line(call))
+        for entry in _entries_of(snapshot, uuids)
+        for speaker, text in entry.stretches
+        if speaker.role == CALLER
+        for call in _CALL.split(text)[1:]
+    }
 
 
-def naming(snapshot: Snapshot, is_one: Callable[[str], bool]) -> dict[bytes, set[str]]:
-    """Return the chunks that name calls of which this is true, each with those."""
-    found = dict[bytes, set[str]]()
-    for number, view in snapshot.views.items():
+def calls_of(snapshots: Iterable[Snapshot], uuids: Collection[bytes]) -> set[bytes]:
+    """Return the `call_digest`s of the calls in chunks: in several topics, as their results may have been copied."""
+    return {call_digest(*call) for snapshot in snapshots for call in call_lines_of(snapshot, uuids)}
+
+
+def naming(snapshot: Snapshot, calls: Collection[bytes]) -> set[bytes]:
+    """Return the chunks that name one of these calls (`call_digest`)."""
+    found = set[bytes]()
+    for number, view in snapshot.views.items() if calls else ():
         bits: Bits = ((view.rows["role_bits"] & np.uint8(_RESULTS)) != 0) & (view.rows["is_erased"] == 0)
-        for entry in _entries(snapshot, ((number, row) for row in np.flatnonzero(bits).tolist())):
-            if gone := set(filter(is_one, entry.calls)):
-                found.setdefault(entry.uuid, set()).update(gone)
+        rows = ((number, row) for row in np.flatnonzero(bits).tolist())
+        found.update(entry.uuid for entry in _entries(snapshot, rows) if named_in(entry, calls))
     return found
 
 
@@ -186,15 +171,13 @@ class Repeating(NamedTuple):
     words: list[str]
 
 
-def repeating(
-    snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collection[bytes], calls: Calls
-) -> list[Repeating]:
-    """Return the other chunks that repeat words of these texts; those that repeat most first. `calls`: those that go
-    everywhere."""
-    overlap, found = Overlap(texts), dict[bytes, Repeating]()
+def repeating(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collection[bytes]) -> list[Repeating]:
+    """Return the other chunks that repeat words of these texts; those that repeat most first."""
+    overlap, found, snapshots = Overlap(texts), dict[bytes, Repeating](), list(snapshots)
+    gone = calls_of(snapshots, but)
     for snapshot in snapshots:
         for entry in _entries_with(snapshot, status=0):
-            left = [one for one in entry.calls if one not in calls]
+            left = set(entry.calls).difference(named_in(entry, gone))
             if entry.uuid not in but and (words := overlap.shared("\n".join([*left, entry.content]))):
                 found[entry.uuid] = Repeating(entry.uuid, snapshot.topic_id, words)
     return sorted(found.values(), key=lambda one: sum(map(len, one.words)), reverse=True)
@@ -415,20 +398,19 @@ class Eraser:
             ]
             async with self.topics.held([one.topic_id for one in erasures if one.kind != "topic"]) as found:
                 snapshots = [topic.log.snapshot() for topic in found]
-                calls = await asyncio.to_thread(Calls, snapshots, uuids)
+                calls = await asyncio.to_thread(calls_of, snapshots, uuids)
             erasures = [await self._with_digests(one, calls) for one in erasures]
             begun = await asyncio.to_thread(self.store.ledger.begin, erasures)
             return [await self._carry_out(one) for one in begun]
 
-    async def _with_digests(self, erasure: Erasure, calls: Calls | None = None) -> Erasure:
+    async def _with_digests(self, erasure: Erasure, calls: Collection[bytes] = ()) -> Erasure:
         """An erasure that begins by itself, with the digests of the messages and calls as the log still has them.
-        `calls`: those in the chunks; None: as this topic has them."""
-        digests: set[bytes] = set()
+        `calls`: those that are known already."""
+        digests: set[bytes] = set(calls)
 
         def look(snapshot: Snapshot) -> set[bytes]:
-            gone = Calls([snapshot], erasure.chunk_uuids) if calls is None else calls
-            named = naming(snapshot, gone.__contains__).values() if gone else ()
-            return digests_of(snapshot, erasure.chunk_uuids) | set(map(call_digest, gone.lines.union(*named)))
+            uuids = erasure.chunk_uuids
+            return digests | digests_of(snapshot, uuids) | calls_of([snapshot], uuids)
 
         if erasure.kind != "topic":
             async with self.topics.held([erasure.topic_id]) as found:
@@ -478,8 +460,7 @@ class Eraser:
                     await asyncio.to_thread(topic.cutter.drop, digests)
                     blocks = await _showing(topic.buffer, concern)
                     await topic.forget(digests, uuids, wiper, blocks)
-                named = partial(naming, topic.log.snapshot(), lambda call: call_digest(call) in digests)
-                others = (await asyncio.to_thread(named)).keys() - uuids
+                others = await asyncio.to_thread(naming, topic.log.snapshot(), digests) - uuids
                 entries = await asyncio.to_thread(topic.log.erase, uuids, erasure.mark, wiper, others, digests)
                 await topic.follow()
                 if blocks := await _showing(topic.buffer, concern):  # of turns that had recalled it before
@@ -498,8 +479,7 @@ class Eraser:
             if len(item.message.said.strip()) >= SHORT_CONTENT
         }
         snapshot, uuids = topic.log.snapshot(), erasure.chunk_uuids
-        named = naming(snapshot, lambda call: call_digest(call) in digests).values()
-        calls = Calls([snapshot], uuids).lines.union(*named)
+        calls = {line for _, line in call_lines_of(snapshot, uuids)}
         forbidden = topic.log.forbidden.also(
             messages=map(digest_word, digests_of(snapshot, uuids)),
             contents=contents,

@@ -312,14 +312,14 @@ def _hex(word: int) -> str:
     return f"{word:016x}"
 
 
-def call_digest(call: str) -> bytes:
-    """Identifies a call as chunks name it (`Speaker.call`)."""
-    return hashlib.blake2b(call.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def call_digest(author: str, call: str) -> bytes:
+    """Return the 16-byte digest of a call as an author's chunks name it (`Speaker.call`)."""
+    return hashlib.blake2b(f"{author}\0{call}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def named_in(entry: ChunkState, calls: Collection[bytes]) -> list[str]:
     """Return those of some calls, by their `call_digest`s, that an entry names."""
-    return [call for call in entry.calls if call_digest(call) in calls]
+    return [call for call in entry.calls if call_digest(entry.author or "", call) in calls]
 
 
 def without_text(
