@@ -363,17 +363,58 @@ async def test_an_import_without_the_right_to_correct_changes_no_chunk_of_anothe
 
     out = {"status": "Deprecated", "action": "Update", "author": "write"}
     for changes in (out, {"content": "The word is turnip."}):
-        assert await imported("write", hers, **changes) == 403
-    assert await imported("write", hers) == 200, "which the topic has already"
+        assert await imported("scribe", hers, **changes) == 403
+        assert await imported("write", hers, **changes) == 200, "a chunk of its own: it hears nothing of hers"
+    assert await imported("scribe", hers) == 200, "which the topic has already"
     assert await imported("write", own, **out) == 200
+    _, told = await house.ask("owner", "/memd/chunks?topic=team-a")
+    assert sorted(one["author"] for one in told["chunks"]) == ["ann", "write"]
+    assert {one["author"]: one["content"] for one in told["chunks"]}["ann"] == LAMP
     assert await imported("bob", hers, content="The word is turnip.") == 200
-    _, log = await house.ask("owner", "/memd/log?topic=team-a")
-    assert [(one["author"], one["by"]) for one in log["events"]] == [
-        ("bob", "bob"),
-        ("write", "write"),
-        ("write", "write"),
-        ("ann", "ann"),
+    _, story = await house.ask("owner", f"/memd/chunks/{hers['uuid']}")
+    assert [(one["author"], one["content"]) for one in story["versions"]] == [
+        ("ann", LAMP),
+        ("bob", "The word is turnip."),
     ]
+
+
+@pytest.mark.parametrize("name", ["scribe", "write"])
+async def test_what_is_imported_under_the_uuid_of_what_somebody_is_about_to_say_is_no_chunk_of_theirs(
+    tmp_path: Path, name: str
+) -> None:
+    async with house_in(tmp_path / "same") as house:
+        await house.chat("ann", LAMP)
+        await house.settled()
+        _, exported = await house.ask("owner", "/memd/export?topic=team-a")
+    line = json.loads(exported.splitlines()[0])
+    assert LAMP in line["content"]
+    dead = {"status": "Deprecated", "action": "Update", "content": "", "speakers": []}
+    for claim in (dead, {"content": "The word is turnip.", "speakers": []}, {}):
+        async with house_in(tmp_path / f"{len(claim)}-{name}") as house:
+            body = {"topic_id": "team-a", "lines": [{"line": line | claim}]}
+            assert (await house.ask(name, "/memd/import/entries", body))[0] == 200
+            assert (await house.ask(name, "/memd/import/entries", body))[1]["known"] == 1, "resumed"
+            await house.chat("ann", LAMP)
+            await house.settled()
+            _, own = await house.ask("owner", "/memd/export?topic=team-a")
+            his = [one for one in map(json.loads, own.splitlines()) if one["author"] == name]
+            later = {"topic_id": "team-a", "lines": [{"line": one | dead} for one in his]}
+            assert (await house.ask(name, "/memd/import/entries", later))[0] == 200, "his own is his to take out"
+            _, told = await house.ask("owner", "/memd/chunks?topic=team-a")
+            assert any(one["author"] == "ann" and LAMP in one["content"] for one in told["chunks"])
+
+
+async def test_who_said_the_same_as_another_does_not_take_it_out_without_the_right_to_correct(house: House) -> None:
+    await house.chat("scribe", LAMP)
+    await house.settled()
+    _, exported = await house.ask("scribe", "/memd/export?topic=team-a")
+    dead = json.loads(exported.splitlines()[0]) | {"status": "Deprecated", "action": "Update", "content": ""}
+    body = {"topic_id": "team-a", "lines": [{"line": dead | {"speakers": []}}]}
+    assert (await house.ask("scribe", "/memd/import/entries", body))[0] == 403
+    await house.chat("ann", LAMP)
+    await house.settled()
+    _, told = await house.ask("ann", "/memd/chunks?topic=team-a")
+    assert any(LAMP in one["content"] for one in told["chunks"])
 
 
 @pytest.mark.parametrize("same", ["uuid", "text"])
@@ -394,7 +435,7 @@ async def test_an_import_does_not_get_before_what_somebody_said_that_is_still_to
         status, _ = await house.ask("write", "/memd/import/entries", {"topic_id": "team-a", "lines": [{"line": line}]})
         await house.settled()
         _, story = await house.ask("owner", f"/memd/chunks/{hers}")
-        assert (status, [one["author"] for one in story["versions"]]) == (403 if same == "uuid" else 200, ["ann"])
+        assert (status, [one["author"] for one in story["versions"]]) == (200, ["ann"])
 
 
 async def test_what_takes_out_chunks_of_somebody_elses_document_needs_the_right_to_correct(house: House) -> None:
@@ -506,8 +547,9 @@ async def test_with_the_right_to_write_alone_nobody_takes_the_words_of_others_ou
     await write(house, "write", "import", WORDS["chat"])
     dead = [{**line, "status": "Deprecated", "content": "", "speakers": []} for line in lines]
     ids = [line["id"] for line in lines]
+    own = {"topic_id": TEAM, "lines": [{"line": one} for one in dead]}
+    assert (await house.ask("write", "/memd/import/entries", own))[0] == 200, "dead chunks of its own"
     refused: tuple[tuple[str, dict[str, object]], ...] = (
-        ("/memd/import/entries", {"topic_id": TEAM, "lines": [{"line": one} for one in dead]}),
         ("/memd/documents/remove", {"topic_id": TEAM, "sources": ["docs/tower.md"], "below": True}),
         ("/memd/corrections", {"topic_id": TEAM, "chunk_ids": ids, "action": "Update"}),
         ("/memd/corrections", {"topic_id": TEAM, "chunk_ids": ids, "action": "Unhelpful", "steps": 10}),

@@ -22,7 +22,15 @@ from memd.admin.routing import PAGE, Body, Extent, Limit, TheTopic, TopicBody, T
 from memd.entries import Draft, Section
 from memd.errors import BadQuestion, NotFound
 from memd.ingest.imports.exports import ITEM_BYTES_MAX
-from memd.ingest.imports.parts import GivenLine, GivenPart, LinesTaken, PartTaken, line_drafts, part_drafts
+from memd.ingest.imports.parts import (
+    GivenLine,
+    GivenPart,
+    LinesTaken,
+    PartTaken,
+    line_drafts,
+    part_drafts,
+    uuid_of_guest,
+)
 from memd.ingest.pipeline import Drafter
 from memd.ingest.readers.files import FileReader
 from memd.ingest.readers.text import GivenDocument, GivenFile
@@ -311,16 +319,19 @@ async def take_entries(parts: DaemonParts, body: EntriesBody, who: Principal) ->
     """Append the lines of an export that the topic does not have. Whom they name as authors is believed of whoever
     has the right to admin in it; else they are the importer's. What changes somebody else's chunk corrects it."""
     signed_by = None if who.may("admin", body.topic_id) else who.author
+    is_apart = not who.may("read", body.topic_id)
 
     def drafts(log: TopicLog, drafter: Drafter) -> tuple[list[Draft], LinesTaken]:
+        own = drafter.cutter.redactor.identifier(who.author)  # as the log has the name
+        guest = partial(uuid_of_guest, log.snapshot(), author=own, is_apart=is_apart)
+        renamed = () if who.may("correct", body.topic_id) else (guest,)
         try:
-            made, taken = line_drafts(log, body.lines, drafter, signed_by)
+            made, taken = line_drafts(log, body.lines, drafter, signed_by, *renamed)
         except ValueError as error:
             raise BadQuestion(f"a line is no entry of `memd export`: {error}") from None
         ids = [draft.origin_id for draft in made if draft.origin_id is not None]
         if not who.may_everywhere("write") and max(ids, default=0) > time.time_ns() // 1000 + AHEAD_MAX_US:
             raise BadQuestion(AHEAD)
-        own = drafter.cutter.redactor.identifier(who.author)  # as the log has the name
         check_changes(who, log, made, own)
         for origin_id in ids:
             parts.store.clock.observe(origin_id)

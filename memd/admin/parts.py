@@ -174,10 +174,11 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_changes(who: Principal, topic: TopicLog, drafts: Iterable[Draft], author: str) -> None:
-    """Make sure that `who` may append these entries where they change chunks of others in the topic. `author`: `who` as
-    the log names them. Raises Forbidden: `who` has no right to correct there; StoreError: an entry cannot be read."""
+    """Make sure that `who` may append these entries where they change chunks of others in the topic, or what was said:
+    others may have said the same, and it is kept once. `author`: `who` as the log names them. Raises Forbidden: `who`
+    has no right to correct there; StoreError: an entry cannot be read."""
     if not who.may("correct", topic.topic_id):
         snapshot = topic.snapshot()
         known = (snapshot.find(uuid) for uuid in {draft.uuid for draft in drafts})
-        if any(one is not None and one.author != author for one in known):
+        if any(one is not None and (one.author != author or (one.kind == "turn" and one.digests)) for one in known):
             who.check("correct", topic.topic_id)

@@ -532,9 +532,10 @@ def id_before(snapshot: Snapshot, moment: int) -> int:
 
 def live_copy(snapshot: Snapshot, draft: Draft) -> Entry | None:
     """Return the newest of `live_copies`; None if there is none. A note is a copy of its author's alone: of others' he
-    need not know, nor have theirs stand for his."""
+    need not know, nor have theirs stand for his. So is a turn of an export, which whoever imported it may take out."""
     copies = live_copies(snapshot, draft)
-    return next((one for one in copies if draft.kind != "note" or one.author == draft.author), None)
+    is_said = draft.kind != "note"
+    return next((one for one in copies if one.author == draft.author or (is_said and one.digests)), None)
 
 
 def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:

@@ -28,7 +28,7 @@ from memd.ingest.pipeline import Drafter, unstored_runs
 from memd.messages import DIGEST_BYTES, ROOT_DIGEST, Message, Speech, ToolCall, chain_all, leading_count
 from memd.settings.model import AUTO_TOPIC
 from memd.store.log.columns import uuid_bytes
-from memd.store.store import TopicLog
+from memd.store.store import Snapshot, TopicLog
 from memd.store.tools.export import decode_line, state_of
 
 BEYOND = -1
@@ -136,12 +136,23 @@ def part_drafts(
 
 
 def line_drafts(
-    topic: TopicLog, lines: Sequence[GivenLine], drafter: Drafter, signed_by: str | None = None
+    topic: TopicLog,
+    lines: Sequence[GivenLine],
+    drafter: Drafter,
+    signed_by: str | None = None,
+    uuid_of: Callable[[bytes], bytes] = lambda uuid: uuid,
 ) -> tuple[list[Draft], LinesTaken]:
     """The entries of an export that the topic does not have, and the answer. What they were called before is not looked
-    at. Those of a chunk that was erased are left out. `signed_by`: the principal that imports them, in place of those
-    whom they name; None: those are believed. Raises EmbeddingError: the model failed on a text; ValueError, BadTopicId:
-    a line is none."""
+    at. Those of a chunk that was erased are left out.
+
+    Args:
+        signed_by: the principal that imports them, in place of those whom they name; None: those are believed.
+        uuid_of: the uuid that a chunk gets which they call by this one, see `uuid_of_guest`.
+
+    Raises:
+        EmbeddingError: the model failed on a text.
+        ValueError, BadTopicId: a line is none.
+    """
     redactor, snapshot = drafter.cutter.redactor, topic.snapshot()
     histories: dict[bytes, tuple[list[bytes], int]] = {}
 
@@ -157,6 +168,9 @@ def line_drafts(
         if signed_by is not None:
             acted = UNSET if read.action is None else signed_by or UNSET
             read = msgspec.structs.replace(read, author=signed_by or UNSET, action_by=acted)
+        if (uuid := uuid_of(read.uuid)) != read.uuid:
+            replaced = tuple(map(uuid_of, read.supersedes))
+            read = msgspec.structs.replace(read, uuid=uuid, supersedes=replaced, public_id=None)
         draft = redactor.draft(read)  # before it is looked up: the log has it redacted
         known = histories.get(draft.uuid)
         states, place = known or ([state_of(entry) for entry in snapshot.history(draft.uuid)], given.place)
@@ -175,6 +189,16 @@ def line_drafts(
             draft = msgspec.structs.replace(draft, vector=vector_of(draft.embedded_text))
         drafts.append(draft)
     return drafts, LinesTaken(len(drafts), len(lines) - len(drafts), tuple(places), dict(redacted))
+
+
+def uuid_of_guest(snapshot: Snapshot, uuid: bytes, author: str, *, is_apart: bool) -> bytes:
+    """The uuid of a chunk that somebody imports who may not correct: another one than a line says, where the log does
+    not have that one (`is_apart`: he may not read; as his). A uuid can be foreseen, and what somebody else says must
+    not be taken for what was imported under it. `author`: his name in the log."""
+    known = snapshot.history(uuid)
+    if known and (not is_apart or known[0].author == author):
+        return uuid
+    return blake2b(uuid, key=author.encode()[:64], digest_size=len(uuid)).digest()
 
 
 def _belongs_to_the_last(topic: TopicLog, pending: Sequence[Draft], draft: Draft) -> bool:
