@@ -622,3 +622,21 @@ async def test_a_writer_who_may_not_read_hears_the_same_whether_it_was_said_befo
             embedded.clear()
             answers.append((shape(await write(house, "write", way, words)), [*embedded]))
     assert answers[0] == answers[1], "the work, and so its time, is the same too"
+
+
+async def test_a_writer_who_may_not_read_hears_the_same_of_what_was_erased_for_good(tmp_path: Path) -> None:
+    answers = []
+    for folder, is_erased in (("erased", True), ("new", False)):
+        async with house_in(tmp_path / folder) as house:
+            if is_erased:
+                await write(house, "ann", "note", WORDS["note"])
+                erasure = {"author": "ann", "topic_id": TEAM, "forbid": True}
+                assert (await house.ask("admin", "/memd/erase", erasure))[0] == 200
+            told = [await write(house, "write", "note", WORDS["note"]) for _ in range(3)]
+            assert len({one["notes"][0]["chunk_ids"][0] for one in told}) == 1, "the same note has one id"
+            answers.append(shape(told))
+            if is_erased:
+                assert "berth seventeen" not in (await house.ask("ann", f"/memd/export?topic={TEAM}"))[1]
+                status, refused = await house.ask("ann", "/memd/notes", note(WORDS["note"]))
+                assert status == 409 and "forbid" in str(refused), "who may read is told"
+    assert answers[0] == answers[1]

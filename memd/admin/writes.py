@@ -133,7 +133,14 @@ async def take_notes(
     async with parts.held_one(body.topic_id, who, "write", creating=True) as topic:
         mark = mark_of(key, body, who)
         taken = [
-            await take_note(topic, note, parts.archiver, who.author, mark=b"%s%d" % (mark, position))
+            await take_note(
+                topic,
+                note,
+                parts.archiver,
+                who.author,
+                mark=b"%s%d" % (mark, position),
+                is_apart=not who.may("read", topic.id),
+            )
             for position, note in enumerate(notes)
         ]
     if all(one.error and not one.chunk_ids for one in taken):

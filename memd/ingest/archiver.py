@@ -704,11 +704,18 @@ class TakenNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def take_note(
-    topic: Topic, note: Note, archiver: Archiver, author: str = "", *, mark: bytes | None = None
+    topic: Topic,
+    note: Note,
+    archiver: Archiver,
+    author: str = "",
+    *,
+    mark: bytes | None = None,
+    is_apart: bool = False,
 ) -> TakenNote:
     """Take one note of a principal's (`Principal.author`), durably; it is stored in the background. `mark`: one that
-    was taken with the same mark before is not taken again, also where it was corrected since. Raises BadNote: it is
-    said to be from the future; StoreError: it cannot be made durable, and was not taken."""
+    was taken with the same mark before is not taken again, also where it was corrected since. `is_apart`: they may not
+    know what others have erased: of that they are told as of what is stored. Raises BadNote: it is said to be from the
+    future; StoreError: it cannot be made durable, and was not taken."""
     now_us = time.time_ns() // 1000
     check_not_ahead(note, now_us)
     note = msgspec.structs.replace(note, author=author, said_at=now_us if note.said_at is UNSET else note.said_at)
@@ -717,7 +724,8 @@ async def take_note(
     with topic.used():
         async with topic.noting:
             topic.unstored()
-            taken, is_new = await asyncio.to_thread(_as_told, topic, part, is_waiting=note_id in topic.buffer.notes)
+            is_waiting = note_id in topic.buffer.notes
+            taken, is_new = await asyncio.to_thread(_as_told, topic, part, is_waiting=is_waiting, is_apart=is_apart)
             if is_new:
                 topic.buffer.record(Noted(note_id, note))
             if not await topic.make_durable():  # of a copy too: it may be in the journal alone
@@ -728,9 +736,9 @@ async def take_note(
     return taken
 
 
-def _as_told(topic: Topic, part: Part, *, is_waiting: bool) -> tuple[TakenNote, bool]:
+def _as_told(topic: Topic, part: Part, *, is_waiting: bool, is_apart: bool) -> tuple[TakenNote, bool]:
     """The answer to a note: the ids of chunks that say the same, live or waiting, else those that it gets. And whether
-    it has something to store. `is_waiting`: it was taken before, and waits."""
+    it has something to store. `is_waiting`: it was taken before, and waits. For `is_apart` see `take_note`."""
     assert part.note is not None, "a note's part"
     topic.cutter.cut_waiting(notes_alone=True)
     pending, _ = topic.cutter.waiting(until=0.0)
@@ -740,12 +748,32 @@ def _as_told(topic: Topic, part: Part, *, is_waiting: bool) -> tuple[TakenNote, 
         return TakenNote(tuple(one.public_id for one in entries if one is not None)), False
     found = {one.uuid: live_copy(snapshot, one) or _waiting_copy(pending, one) for one in drafts}
     lacking = [draft for draft in drafts if found[draft.uuid] is None]
-    is_new = not all(topic.log.forbidden.has_text(draft.content) for draft in lacking)
+    gone = [draft for draft in lacking if topic.log.forbidden.has_text(draft.content)]
+    is_new = len(gone) < len(lacking)
     if is_new:
         found |= {chunk.draft.uuid: chunk.entry for cut in topic.cutter.cut([part]) for chunk in cut.chunks}
-    told = tuple(dict.fromkeys(one.public_id for one in found.values() if one is not None))
-    is_forbidden = any(topic.log.forbidden.has_text(draft.content) for draft in lacking)
-    return TakenNote(told, not lacking, FORBIDDEN if is_forbidden else ""), is_new
+    ids = {uuid: one.public_id for uuid, one in found.items() if one is not None}
+    if gone and is_apart:
+        former = _as_if_stored(topic, part.note[0], gone)
+        ids |= {uuid: public_id for uuid, (public_id, _) in former.items()}
+        is_known = not is_new and all(by not in ("", part.note[0].hex()) for _, by in former.values())
+        return TakenNote(tuple(dict.fromkeys(ids[one.uuid] for one in drafts)), is_known), is_new
+    return TakenNote(tuple(dict.fromkeys(ids.values())), not lacking, FORBIDDEN if gone else ""), is_new
+
+
+def _as_if_stored(topic: Topic, note_id: bytes, drafts: Sequence[Draft]) -> dict[bytes, tuple[str, str]]:
+    """By uuid the id with which a forbidden chunk would be stored, and the id of the note of the same author that had
+    it before; empty: none had. It is kept, so that a note that is sent again hears the same as of one that is stored.
+    """
+    names = ("\0".join((one.author or "", one.source or "", one.content)) for one in drafts)
+    keys = [hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() for name in names]
+    with topic.log.forbidding:
+        known = topic.log.forbidden.sent
+        reserved = [(one.public_id, note_id.hex()) for one in topic.log.reserve(drafts)]
+        if new := {key: one for key, one in zip(keys, reserved, strict=True) if key not in known}:
+            topic.log.forbid(msgspec.structs.replace(topic.log.forbidden, sent=known | new))
+    told = [known.get(key, (one[0], "")) for key, one in zip(keys, reserved, strict=True)]
+    return {draft.uuid: one for draft, one in zip(drafts, told, strict=True)}
 
 
 def _waiting_copy(pending: PendingView, draft: Draft) -> Entry | None:

@@ -480,12 +480,13 @@ class Eraser:
         }
         snapshot, uuids = topic.log.snapshot(), erasure.chunk_uuids
         calls = {line for _, line in call_lines_of(snapshot, uuids)}
-        forbidden = topic.log.forbidden.also(
-            messages=map(digest_word, digests_of(snapshot, uuids)),
-            contents=contents,
-            texts=map(text_hash, {*texts_of(snapshot, uuids), *calls}),
-        )
-        topic.log.forbid(forbidden)
+        with topic.log.forbidding:
+            forbidden = topic.log.forbidden.also(
+                messages=map(digest_word, digests_of(snapshot, uuids)),
+                contents=contents,
+                texts=map(text_hash, {*texts_of(snapshot, uuids), *calls}),
+            )
+            topic.log.forbid(forbidden)
 
     async def _forget_shown(self, erasure: Erasure, wiper: Wiper, concern: Concern | None = None) -> None:
         """Take it out of the memory blocks of other topics, too; `concern` has its words."""

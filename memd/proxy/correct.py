@@ -97,7 +97,9 @@ class Corrector(msgspec.Struct, frozen=True):
         told = []
         for note in notes:
             try:
-                taken = await take_note(received.topic, note, self.archiver, received.asked.who.author)
+                who, topic = received.asked.who, received.topic
+                is_apart = not who.may("read", topic.id)
+                taken = await take_note(topic, note, self.archiver, who.author, is_apart=is_apart)
                 told.append(NoteOut(taken.chunk_ids, taken.duplicate, taken.error))
             except BadNote:
                 told.append(NoteOut(error=AHEAD))

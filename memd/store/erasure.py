@@ -259,6 +259,9 @@ class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
     """Of those of messages wherever they stand."""
     texts: frozenset[str] = frozenset()
     """Of chunks: `columns.text_hash`."""
+    sent: dict[str, tuple[str, str]] = {}
+    """The answers to those who may not read and sent such a text, by a digest of it and of who they are: the id of a
+    chunk that there is not, and the note that had it first."""
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.contents or self.texts)
@@ -282,7 +285,8 @@ class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
         self, *, messages: Iterable[int] = (), contents: Iterable[bytes] = (), texts: Iterable[int] = ()
     ) -> ForbiddenText:
         """Return this with further ones. `messages`: `digest_word`s. `texts`: `text_hash`es."""
-        return ForbiddenText(
+        return msgspec.structs.replace(
+            self,
             messages=self.messages | set(map(_hex, messages)),
             contents=self.contents | {_hex(digest_word(one)) for one in contents},
             texts=self.texts | set(map(_hex, texts)),

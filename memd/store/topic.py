@@ -151,6 +151,8 @@ class TopicLog:
         self._merging = threading.Lock()
         self._sealing = threading.Lock()
         self._counting = threading.Lock()
+        self.forbidding = threading.Lock()
+        """Held by who replaces `forbidden`, and before all others."""
         self._state = threading.Lock()
         self._closed = False
         opened = open_topic(claim, shared.model)
@@ -461,7 +463,7 @@ class TopicLog:
             self.claim.remove(merged_files(self._layout, replaced))
 
     def forbid(self, forbidden: ForbiddenText) -> None:
-        """Never store this again. Raises StoreWriteFailed: it is as it was."""
+        """Never store this again. With `forbidding`. Raises StoreWriteFailed: it is as it was."""
         self.claim.write(self._layout.forbidden, encode_forbidden(forbidden))
         self.forbidden = forbidden
 
