@@ -42,17 +42,18 @@ _TIMES = late_pattern(
     r"(?<!\w)(?:"
     # What is to come is nothing that was said: it is matched so that nothing in it is.
     rf"(?P<coming>(?:{_NEXT})\s(?:{_UNIT}|{_WEEKDAY}|{_MONTH})|(?:{_UNIT}|{_WEEKDAY}|{_MONTH})\s(?:{_W['next_behind']}))"
-    r"|(?P<iso>\d{4}-\d\d-\d\d)"
+    r"|(?P<iso>\d{4}[-/]\d\d[-/]\d\d)"
+    r"|(?P<one>\d{1,2})(?P<sign>[./])(?P<two>\d{1,2})(?:(?P=sign)(?P<y5>\d{4})|(?<=\.\d)\.|(?<=\.\d\d)\.)"
     rf"|(?P<plain>{_any(_W['days_ago'])})"
     rf"|(?:{_W['ago_before']})\s(?P<n1>{_NUMBER})\s(?P<u1>{_UNIT})"
     rf"|(?P<n2>{_NUMBER})\s(?P<u2>{_UNIT})\s(?:{_W['ago_behind']})"
     rf"|(?:{_LAST})\s(?P<n3>{_NUMBER})\s(?P<u6>{_UNIT})|(?P<n4>{_NUMBER})\s(?:{_LAST})\s(?P<u7>{_UNIT})"
     rf"|(?:{_LAST})\s(?P<u3>{_UNIT})|(?P<u4>{_UNIT})\s(?:{_W['last_behind']})|(?:{_W['this']})\s(?P<u5>{_UNIT})"
-    rf"|(?P<d1>\d{{1,2}}){_NTH}\s{_OF}(?P<m1>{_MONTH})(?:,?\s{_OF}(?P<y1>\d{{4}}))?"
-    rf"|(?P<m2>{_MONTH})\s(?P<d2>\d{{1,2}}){_NTH}(?!\d)(?:,?\s(?P<y2>\d{{4}}))?"
+    rf"|(?P<d1>\d{{1,2}}){_NTH}\s{_OF}(?P<m1>{_MONTH})\b\.?(?:,?\s{_OF}(?P<y1>\d{{4}}))?"
+    rf"|(?P<m2>{_MONTH})\b\.?\s(?P<d2>\d{{1,2}}){_NTH}(?!\d)(?:,?\s(?P<y2>\d{{4}}))?"
     rf"|(?:{_W['in_month']}|{_LAST})\s(?P<m3>{_MONTH})(?:\s{_OF}(?P<y3>\d{{4}}))?"
     rf"|(?P<m4>{_MONTH})\s{_OF}(?P<y4>\d{{4}})"
-    rf"|(?P<weekday>{_WEEKDAY})"
+    rf"|(?:(?:{_LAST})\s)?(?P<weekday>{_WEEKDAY})(?:\s(?:{_W['last_behind']}))?"
     rf"|(?:{_W['in_year']})\s(?P<year>(?:19|20)\d\d)"
     r")(?!\w)"
 )
@@ -100,7 +101,9 @@ def _days(match: re.Match[str], today: date) -> tuple[date, date]:
     """
     kind = match.groupdict()
     if kind["iso"]:
-        return _from(date.fromisoformat(kind["iso"]))
+        return _from(date.fromisoformat(kind["iso"].replace("/", "-")))
+    if kind["one"]:
+        return _from(_numeric(kind, today, language_of_text(match.string)))
     if kind["plain"]:
         return _from(today - timedelta(days=_nth(_W["days_ago"], kind["plain"])))
     if kind["weekday"]:
@@ -121,6 +124,15 @@ def _days(match: re.Match[str], today: date) -> tuple[date, date]:
     return _dated(kind, today)
 
 
+def _numeric(kind: dict[str, str | None], today: date, language: str | None) -> date:
+    """A day in figures. Between slashes English has the month first where both orders are possible."""
+    day, month = int(kind["one"] or 0), int(kind["two"] or 0)
+    if kind["sign"] == "/" and (month > 12 or (day <= 12 and language is None)):
+        day, month = month, day
+    found = date(int(kind["y5"] or today.year), month, day)
+    return found if kind["y5"] or found <= today else found.replace(year=today.year - 1)
+
+
 def _dated(kind: dict[str, str | None], today: date) -> tuple[date, date]:
     number = next(n for n in "1234" if kind[f"m{n}"])
     month, year, day = _nth(_W["months"], str(kind[f"m{number}"])) + 1, kind[f"y{number}"], kind.get(f"d{number}")
@@ -139,7 +151,7 @@ def _ago(number: int, unit: str, today: date) -> tuple[date, date]:
     """So many units back, and around it: the longer ago, the less exactly people mean it."""
     if unit == "day":
         day, slack = today - timedelta(days=number), number // 7
-    elif unit == "week":
+    elif unit in ("week", "weekend"):
         day, slack = today - timedelta(weeks=number), 3 + number // 2
     else:
         months = number if unit == "month" else 12 * min(number, _YEARS_MAX)
@@ -152,9 +164,9 @@ def _calendar(unit: str, today: date, *, back: int) -> tuple[date, date]:
     """The day, week, month or year of the calendar that is `back` before this one."""
     if unit == "day":
         return _from(today - timedelta(days=back))
-    if unit == "week":
+    if unit in ("week", "weekend"):
         monday = today - timedelta(days=today.weekday() + 7 * back)
-        return monday, monday + timedelta(days=7)
+        return monday + timedelta(days=5 * (unit == "weekend")), monday + timedelta(days=7)
     if unit == "year":
         return date(today.year - back, 1, 1), date(today.year - back + 1, 1, 1)
     months = 12 * today.year + today.month - 1 - back
