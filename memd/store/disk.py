@@ -35,6 +35,7 @@ import time
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -372,24 +373,21 @@ class LocalDisk:
             self.note(path)
 
     def wipe(self, path: Path) -> bool:
-        """Overwrite a file as far as the disk lets one, and remove it; False if its bytes may still be somewhere.
+        """Remove a file durably, then overwrite it as far as the disk lets one; False if its bytes may still be
+        somewhere. The name goes first: whatever interrupts this, nobody finds half a file under it.
 
         They are where the file has another name (a backup's hard link), whose owner keeps it as it is.
         """
-        if not os.path.lexists(path):
-            return True
-        self.confirm_lock()
-        with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
-            is_gone = os.fstat(descriptor).st_nlink == 1 and _overwritten(descriptor)
-            path.unlink(missing_ok=True)
-        self.note(path)
-        return is_gone
+        return not os.path.lexists(path) or self._wiped(path, partial(path.unlink, missing_ok=True))
 
     def replace_wiping(self, new: Path, path: Path) -> bool:
         """Give `new` the name `path`, durably, then overwrite the file that had it; see `wipe`."""
+        return self._wiped(path, partial(new.replace, path))
+
+    def _wiped(self, path: Path, take_name: Callable[[], object]) -> bool:
         self.confirm_lock()
         with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
-            new.replace(path)
+            take_name()
             self.sync_directory(path.parent)  # before: a power cut must not bring an overwritten file back
             is_gone = os.fstat(descriptor).st_nlink == 0 and _overwritten(descriptor)
         self.note(path)
@@ -697,7 +695,7 @@ def check_file(files: LocalDisk, path: Path, expected: FileChecksum) -> None:
 
 
 class Wiper:
-    """Overwrites and removes files, as far as the disk lets one; whatever could not be overwritten is noted.
+    """Removes and overwrites files, as far as the disk lets one; whatever could not be overwritten is noted.
 
     A file that a backup shares (a hard link) is never overwritten: the backup's owner decides about it.
     """
@@ -708,7 +706,7 @@ class Wiper:
         """Files that were removed or replaced, and not overwritten."""
 
     def wipe(self, path: Path) -> None:
-        """Overwrite and remove a file, if it exists. Raises StoreWriteFailed: it cannot be removed."""
+        """Remove and overwrite a file, if it exists. Raises StoreWriteFailed: it cannot be removed."""
         if not self.files.wipe(path):
             self.left.append(path)
 

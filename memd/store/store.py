@@ -215,8 +215,9 @@ class Store:
 
     def has_returned(self, erasure: Erasure) -> bool:
         """Whether the text of an erasure that is done is in its topic again, which is opened."""
-        layout, rows = TopicLayout(self.data_dir, erasure.topic_id), _rows_of(self.topic(erasure.topic_id))
-        return bool(returned([erasure], layout, rows))
+        topic = self.topic(erasure.topic_id)
+        layout = TopicLayout(self.data_dir, erasure.topic_id)
+        return bool(returned([erasure], layout, _rows_of(topic)) or topic.holding(erasure.chunk_uuids))
 
     def retire(self, topic_id: str) -> None:
         """Close a topic for good once nothing is being written or read of it; see `TopicLog.retire`. May be slow."""
@@ -285,9 +286,7 @@ class Store:
         Slow; nobody waits for it. Raises StoreError: something is still there; done again it goes on.
         """
         aside = _aside_of(TopicLayout(self.data_dir, erasure.topic_id), erasure)
-        if self.files.size(aside.key) is not None:
-            wiper.wipe(aside.key)
-            self.files.sync_directory(aside.directory)
+        wiper.wipe(aside.key)
         wiper.wipe_folder(aside.directory)
 
     def topic_ids(self) -> list[str]:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from conftest import MakeDaemon
-from faulty_daemon import ENDS, SETTINGS, Fault, OldLog, compiled, live
+from daemon_process import clean_environment
+from faulty_daemon import ENDS, SETTINGS, Fault, OldLog, compiled, environment, fact, live
 from recording_upstream import recording_upstream
+
+from memd.store.encryption.key_files import new_key_file
 
 pytestmark = [pytest.mark.process, pytest.mark.linux]
 SAMPLE = [
@@ -51,6 +58,33 @@ def test_an_old_log_is_filled_whatever_step_of_that_a_kill_ends(make_daemon: Mak
             life = live(daemon := make_daemon(upstream.url, SETTINGS), library, fault, old)
             assert life.counts[kind] == nth and not life.complaints, fault
             assert _words_in(daemon.data_dir).items() <= _words_in(old.folder).items(), fault
+
+
+def test_a_kill_at_any_step_on_its_key_costs_no_memory_that_is_being_decrypted(
+    make_daemon: MakeDaemon, library: Path
+) -> None:
+    with recording_upstream(window=2048) as upstream:
+        daemon = make_daemon(upstream.url, {})
+        new_key_file(daemon.folder / "key")
+        daemon.environment = {"MEMD_ENCRYPTION_KEY_FILE": str(daemon.folder / "key")}
+        daemon.start()
+        daemon.chat([{"role": "user", "content": fact(1)[0]}])
+        assert daemon.terminate() == 0
+    off = [sys.executable, "-m", "memd", "encrypt", "off", "--data-dir", str(daemon.data_dir)]
+    given = clean_environment() | daemon.environment
+    encrypted = daemon.data_dir.rename(daemon.folder / "encrypted")
+    for kind in ("sync", "unlink"):
+        for nth in itertools.count(1):
+            shutil.copytree(encrypted, daemon.data_dir, dirs_exist_ok=True)
+            fails = environment(daemon, library) | {"FAULT_FOLDER": str(daemon.data_dir / "memd.key")}
+            fails |= {"FAULT_CALL": kind, "FAULT_NTH": str(nth), "FAULT_ERRNO": str(ENDS)}
+            ended = subprocess.run(off, env=given | fails, check=False, capture_output=True)
+            if ended.returncode == 0:
+                break
+            again = subprocess.run(off, env=given, check=False, capture_output=True, text=True)
+            assert again.returncode == 0 or "is not encrypted" in again.stderr, (kind, nth, again.stderr)
+            assert daemon.run("verify").returncode == 0, (kind, nth)
+            shutil.rmtree(daemon.data_dir)
 
 
 def _words_in(data_dir: Path) -> dict[str, bytes]:

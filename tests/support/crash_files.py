@@ -223,20 +223,21 @@ class CrashFiles(LocalDisk):
     def wipe(self, path: Path) -> bool:
         if path in self._live:
             inode = self._file(path)
-            self._step(f"overwrite {path.name}", path)
-            inode.live = bytearray(len(inode.live))
-            inode.durable = bytes(inode.live)
             self.remove(path)
+            self._overwrite(inode, path)
         return True
 
     def replace_wiping(self, new: Path, path: Path) -> bool:
         inode = self._file(path)
         self.rename(new, path)
+        self._overwrite(inode, path)
+        return True
+
+    def _overwrite(self, inode: Inode, path: Path) -> None:
         self.sync_directory(path.parent)
         self._step(f"overwrite what was {path.name}", path)
         inode.live = bytearray(len(inode.live))
         inode.durable = bytes(inode.live)
-        return True
 
     def remove_directory(self, path: Path) -> None:
         assert not self.names(path), "it is empty"

@@ -72,7 +72,6 @@ def decrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
         write_key_file(disk, data_dir / layout.KEY_NAME, master.key_file(directory, key, "decrypting"))
         report = _Conversion(data_dir, disk, directory, key, None, tell).run()
         disk.wipe(data_dir / layout.KEY_NAME)
-        disk.sync_directory(data_dir)
     return report
 
 
