@@ -307,6 +307,21 @@ def test_a_topic_goes_whole_and_a_restored_backup_is_noticed(daemon: DaemonProce
     assert daemon.run("verify").returncode == 0
 
 
+def test_text_that_one_file_of_a_backup_brings_back_is_erased_again(daemon: DaemonProcess, tmp_path: Path) -> None:
+    tell(daemon, [SECRET, *OTHERS])
+    daemon.wait_stored(*OTHERS, SECRET)
+    assert daemon.run("backup", str(tmp_path / "backup")).returncode == 0
+    assert daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--yes").returncode == 0
+    assert found_in(daemon.data_dir) == []
+    daemon.terminate()
+    [segment] = [name for name in found_in(tmp_path / "backup") if name.startswith("seg_") and name.endswith(".bin")]
+    place = Path("default", "segments", segment)
+    shutil.copy(tmp_path / "backup" / place, daemon.data_dir / place)
+    assert "`memd erase --resume` erases it once more" in daemon.run("verify").stdout
+    assert "Erased in topic default: 1 chunk" in daemon.run("erase", "--resume").stdout
+    assert found_in(daemon.data_dir) == [] and daemon.run("verify").returncode == 0
+
+
 def test_an_erasure_that_was_interrupted_is_finished_by_the_next_start(daemon: DaemonProcess) -> None:
     tell(daemon, [SECRET, *OTHERS])
     daemon.wait_stored(*OTHERS, SECRET)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -428,8 +428,16 @@ def _filled(bare: Entry, length: int) -> bytes:
     return payload.replace(head + b"\xc0", head + text, 1)
 
 
-def holds(records: Records, uuids: Collection[bytes]) -> bool:
-    """Whether there is an entry of one of these chunks that is not erased."""
+def holds(records: Records, uuids: Collection[bytes], read: Callable[[np.void], Entry]) -> bool:
+    """Whether there is an entry of one of these chunks whose text is there. `read` gives that of a row, or raises
+    StoreError: it is asked where the columns say that it was erased."""
     wanted = np.array([uuid_halves(uuid)[0] for uuid in uuids], dtype=np.uint64)
-    rows = records[np.isin(records["uuid_high"], wanted) & (records["is_erased"] == 0)]
-    return any(uuid_bytes(row["uuid_high"], row["uuid_low"]) in uuids for row in rows)
+    rows = records[np.isin(records["uuid_high"], wanted)]
+    own = [row for row in rows if uuid_bytes(row["uuid_high"], row["uuid_low"]) in uuids]
+    return any(not row["is_erased"] or _has_text(row, read) for row in own)
+
+
+def _has_text(row: np.void, read: Callable[[np.void], Entry]) -> bool:
+    with suppress(StoreError):
+        return read(row).erased is UNSET
+    return False

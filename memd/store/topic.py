@@ -495,6 +495,12 @@ class TopicLog:
         self._seal_whole()
         return count
 
+    def holding(self, uuids: Collection[bytes]) -> list[int]:
+        """Return the segments that have text of these chunks, by the columns or by the file: who puts back a file of
+        before an erasure leaves the columns of after it."""
+        views = self._snapshot.views.items()
+        return [number for number, view in views if holds(view.rows, uuids, view.segment.read)]
+
     def retire(self) -> None:
         """Close the topic for good, once nothing is being written or read of it: its folder is about to go."""
         with self._merging, self._sealing, self._state:
@@ -550,7 +556,7 @@ class TopicLog:
         snapshot = self._snapshot
         places = [place for uuid in naming for place in snapshot.places(uuid)]
         named = {number for (number, _), one in snapshot.read_many(places).items() if named_in(one, calls)}
-        return [number for number, view in snapshot.views.items() if number in named or holds(view.rows, uuids)]
+        return sorted(named.union(self.holding(uuids)))
 
     def _rotate_of(self, numbers: Collection[int]) -> None:
         """Rotate the file that is appended to if it is one of these segments: appends go on in another one."""
