@@ -399,16 +399,16 @@ async def _wake(topics: Topics, retriever: Retriever, embedder: Embedder) -> Non
 
 
 def serve(config: Config, model: Path | None = None, source: SettingsSource | None = None) -> int:
-    """Run the daemon until SIGTERM or Ctrl-C; the exit code. Raises MemdError: it could not be started."""
+    """Run the daemon until SIGTERM or Ctrl-C; the exit code, 1 where something that was said could not be written.
+    Raises MemdError: it could not be started."""
     configure_logging(config.log, Redactor.of(config.ingest).text)
     raise_descriptors_limit()
     keep_small()
     gc.disable()  # during the start: nearly everything that is allocated then stays
-    uvloop.run(_serve(config, model, source))
-    return 0
+    return uvloop.run(_serve(config, model, source))
 
 
-async def _serve(config: Config, model: Path | None, source: SettingsSource | None) -> None:
+async def _serve(config: Config, model: Path | None, source: SettingsSource | None) -> int:
     started = time.perf_counter()
     stop = asyncio.Event()
     main = asyncio.current_task()
@@ -431,9 +431,11 @@ async def _serve(config: Config, model: Path | None, source: SettingsSource | No
             await stop.wait()
             grace = {"seconds_max": config.shutdown.grace_seconds}
             log.info("stopping after replies in flight; a second Ctrl-C ends memd at once", extra=grace)
+        return int(daemon.topics.has_lost)
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
+        return 0
 
 
 def _announce(daemon: Daemon, seconds: float) -> None:

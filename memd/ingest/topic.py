@@ -159,6 +159,11 @@ class Topic:
         return not self.journal_behind and not self._journal_unsynced and not self.buffer.unstored_count
 
     @property
+    def unwritten(self) -> int:
+        """How many messages and notes may be nowhere but in memory."""
+        return unstored_messages(self.buffer) if self.journal_behind else 0
+
+    @property
     def risk(self) -> str:
         """The danger to what was said and cannot be stored now."""
         return "what is said now is lost if memd ends before that works" if self.journal_behind else "nothing is lost"
@@ -532,6 +537,11 @@ class SharedTopic(Topic):
     def is_fresh(self) -> bool:
         """See Topic."""
         return self.log.is_current
+
+    @property
+    def unwritten(self) -> int:
+        """See Topic."""
+        return super().unwritten if self._pending or self.buffer.unsaved else 0
 
     @property
     def is_on_disk(self) -> bool:

@@ -57,6 +57,8 @@ class Topics:
         self._is_opening_in_trouble = False
         self.waiting: dict[str, int] = {}
         """How many messages wait to be stored in topics that the start is still to open, or cannot open."""
+        self.has_lost = False
+        """Whether something that was said could not be written before the end."""
         self._ends = None if store.kept is None else Ends(store.kept)
         self.disk = DiskWatch(store.files, store.data_dir)
 
@@ -114,9 +116,13 @@ class Topics:
         return any(gone)
 
     async def close(self) -> None:
-        """Journal all buffers."""
+        """Journal all buffers, and name what is lost because it can be written nowhere."""
         for topic in self.opened():
             await topic.rewrite_journal()
+            if lost := topic.unwritten:
+                self.has_lost = True
+                fields = {"topic": topic.id, "messages": lost, "error": topic.write_trouble}
+                log.error("what was said is lost with the end of memd: it could not be written", extra=fields)
 
     async def end(self, topic_id: str, put_aside: Callable[[], Result]) -> Result:
         """Close a topic for good and put its folder aside; the next `get` begins another one.

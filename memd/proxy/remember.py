@@ -2,7 +2,7 @@
 
 Rule: it runs after the answer, in the background, also when the client left; nobody waits for it, and an error of the
 receipt costs only the receipt. But a reply that nobody else keeps, or that is to be on disk, is in the journal
-before the answer ends (`is_promised`).
+before the answer ends, and its question before that begins (`is_promised`).
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ class Rememberer(msgspec.Struct, frozen=True):
                 await kept
 
     def is_promised(self, received: Received) -> bool:
-        """Whether the reply must be in the journal before the answer ends: with `journal_fsync: always`, and where the
-        client does not keep it itself."""
+        """Whether the question must be in the journal before the answer begins, and the reply before it ends: with
+        `journal_fsync: always`, and where the client does not keep it itself."""
         return received.is_traced and (self.is_synced or received.asked.is_thin)
 
     async def as_saved(self, received: Received, shown: SettledPrompt, saving: asyncio.Task[bool]) -> SettledPrompt:
-        """Wait until what was asked is durable, where another daemon may be asked next; else it is not promised."""
-        if not (self.is_shared and received.is_traced):
+        """Wait until what was asked is in the journal where that is promised; where it is not, the status says so."""
+        if not self.is_promised(received):
             return shown
         await asyncio.wait([saving], timeout=JOURNAL_SECONDS_MAX)
         trouble = received.topic.write_trouble
@@ -108,7 +108,7 @@ class Rememberer(msgspec.Struct, frozen=True):
     async def save_asked(self, topic: Topic) -> bool:
         """Write what was asked into the journal; False if it is not durable where it has to be. Others may have taken
         it along into a write of theirs that is under way: `make_durable` waits for that too."""
-        if self.is_shared:
+        if self.is_synced:
             return await topic.make_durable()
         await topic.save()
         return True

@@ -379,7 +379,8 @@ def _note(record: RequestRecord, received: Received, prepared: Prepared, answere
     asked, prompt, shown = received.asked, received.prompt, answered.shown
     record.note_status(asked.mode, shown.status)
     record.asked = "" if asked.who.author else next(prompt.user_texts(), "")
-    record.is_kept = received.is_traced and not shown.status.startswith("degraded")
+    is_written = received.topic.write_trouble is None
+    record.is_kept = received.is_traced and is_written and not shown.status.startswith("degraded")
     record.candidates = prepared.recalled.candidate_count
     record.spans_ms.update(prepared.recalled.spans_ms)
     record.injected, record.injected_tokens = len(shown.chunks), shown.block_tokens

@@ -45,6 +45,25 @@ def test_what_was_acknowledged_is_kept_whatever_call_fails(
     assert life.acknowledged or fault.lasts
 
 
+@pytest.mark.parametrize("nth", [2, 3])
+def test_what_is_acknowledged_is_in_the_journal_and_what_was_never_written_is_named_at_the_end(
+    make_daemon: MakeDaemon, library: Path, nth: int
+) -> None:
+    with recording_upstream(window=2048) as upstream:
+        daemon = make_daemon(upstream.url, {"buffer": {"journal_fsync": "always", "store_after_seconds": 3600}})
+        journal = daemon.data_dir / "default" / "hot.log"
+        full = {"FAULT_CALL": "write", "FAULT_NTH": str(nth), "FAULT_TIMES": "0", "FAULT_ERRNO": str(errno.ENOSPC)}
+        daemon.environment = environment(daemon, library) | full | {"FAULT_FOLDER": str(journal)}
+        daemon.start()
+        answers = [daemon.chat([{"role": "user", "content": fact(number)[0]}]) for number in range(nth)]
+        assert daemon.terminate() == 1
+    for number, answer in enumerate(answers):
+        is_acknowledged = not answer.headers["X-Memory-Status"].startswith("degraded")
+        assert is_acknowledged == (fact(number)[1].encode() in journal.read_bytes())
+    assert not is_acknowledged
+    assert "what was said is lost with the end of memd" in daemon.log.read_text()
+
+
 def test_an_old_log_is_filled_whatever_step_of_that_a_kill_ends(make_daemon: MakeDaemon, library: Path) -> None:
     with recording_upstream(window=2048) as upstream:
         written = make_daemon(upstream.url, SETTINGS)
