@@ -62,7 +62,10 @@ def test_markdown_is_cut_at_its_headings_and_code_is_none() -> None:
 def test_names_and_values_in_front_of_markdown_are_text_and_no_heading() -> None:
     front = "---\nname: build\ntags:\n  - ci\n---\n"
     told = [(one.heading, one.text) for one in sections_of("a.md", f"{front}Above.\n\n# One\n\nBelow.\n".encode())]
-    assert told == [((), "name: build\ntags:\n  - ci"), ((), "Above."), (("One",), "Below.")]
+    assert told == [((), "name: build\ntags:\n  - ci\n\nAbove."), (("One",), "Below.")]
+    [below] = sections_of("a.md", f"{front}# Plans\n\nWe paint the boathouse.".encode())
+    assert (below.heading, below.text) == (("Plans",), "name: build\ntags:\n  - ci\n\nWe paint the boathouse.")
+    assert [one.text for one in sections_of("a.md", front.encode())] == ["name: build\ntags:\n  - ci"]
     assert [one.heading for one in sections_of("a.md", b"---\n\nplain\n---\n\nmore\n")] == [(), ("plain",)]
 
 

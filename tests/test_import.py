@@ -567,6 +567,16 @@ def test_of_the_zips_in_a_folder_exports_are_taken_damaged_ones_named_and_others
         assert ("1 file looked at" in result.stdout) == (command == "add"), "the note is no export"
 
 
+def test_files_of_a_folder_that_nobody_reads_are_told_by_their_suffixes(tmp_path: Path) -> None:
+    (notes := tmp_path / "notes").mkdir()
+    for name in ("house.md", "a.jpg", "b.JPG", "letters.pst", "song.flac"):
+        (notes / name).write_text("The spare key is with Ann.")
+    told = memd(tmp_path / "new", "add", notes, code=1).stdout
+    assert "letters.pst: left out: " in told and "save it as EML" in told
+    assert "passed over, as memd does not read such files: .jpg 2, .flac 1\n" in told
+    assert "passed over" not in memd(tmp_path / "new", "add", notes, "--format", "md").stdout, "nobody wants those"
+
+
 def test_of_an_export_in_a_zip_it_is_said_whose_it_is_and_what_is_left_out(tmp_path: Path) -> None:
     packed = tmp_path / "data.zip"
     with zipfile.ZipFile(packed, "w") as archive:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
+import mailbox
 import os
 import signal
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +175,28 @@ def test_a_book_is_read_by_chapters_in_their_order(reader: FileReader, tmp_path:
         (("The Fern", "One"), None, "It rains."),
         (("The Fern", "Two"), None, "It grows."),
     ]
+
+
+def test_mails_of_a_file_and_of_a_box_are_read_below_their_subjects(reader: FileReader, tmp_path: Path) -> None:
+    mails = [EmailMessage(), EmailMessage()]
+    mails[0].set_content("Hi Kari,\nthe cabin costs 14,500 kroner, the key hangs behind the barometer – at the left.")
+    mails[1].set_content("<p>The plumber comes <b>Thursday</b>.</p>", "html")
+    mails[1].add_attachment(b"%PDF", maintype="application", subtype="pdf", filename="offer.pdf")
+    for one, subject in zip(mails, ("Cabin in Hemsedal", "See plumber.no"), strict=True):
+        one["From"], one["Subject"], one["Date"] = "ola@example.no", subject, "Tue, 10 Mar 2026 21:12:00 +0100"
+    with closing(mailbox.mbox(tmp_path / "archive.mbox")) as box:
+        for one in mails:
+            box.add(one)
+    (tmp_path / "plumber.eml").write_bytes(bytes(mails[1]))
+    head = "From: ola@example.no\nDate: Tue, 10 Mar 2026 21:12:00 +0100\n\n"
+    plumber = (("See plumber.no",), None, f"{head}The plumber comes Thursday.\n\n[file: offer.pdf]")
+    cabin, box_plumber = places(reader.sections(tmp_path / "archive.mbox"))
+    assert cabin[0] == ("Cabin in Hemsedal",) and cabin[2].startswith(f"{head}Hi Kari,\nthe cabin costs 14,500")
+    assert "barometer – at the left." in cabin[2]
+    assert places(reader.sections(tmp_path / "plumber.eml")) == [box_plumber] == [plumber]
+    odd = bytes(mails[1]).replace(b'charset="utf-8"', b'charset="x-nobody"')
+    (tmp_path / "odd.eml").write_bytes(odd)
+    assert "The plumber comes" in places(reader.sections(tmp_path / "odd.eml"))[0][2]
 
 
 def test_a_row_without_figures_names_the_columns_and_a_header_alone_is_text() -> None:

@@ -179,6 +179,8 @@ def _tell_documents(totals: Mapping[str, Look]) -> int:
         files += f", {len(told.problems):,} left out" if told.problems else ""
         changed = f"{counted(told.written, 'chunk')} written, {told.taken_out:,} taken out"
         click.echo(f"topic {topic_id}: {files}; {changed}")
+        if told.passed:
+            click.echo(f"passed over, as memd does not read such files: {name_for_terminal(tallied(told.passed))}")
     return sum(len(told.problems) for told in totals.values())
 
 

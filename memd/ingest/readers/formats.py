@@ -1,5 +1,5 @@
-"""Files that are no text: office documents, pages, books and PDF. Each reader has the name that `assets/formats.toml`
-calls it by, and is called in the process of files.py.
+"""Files that are no text: office documents, pages, books, mail and PDF. Each reader has the name that
+`assets/formats.toml` calls it by, and is called in the process of files.py.
 
 Rule: what a reader of the printed page sees: with insertions, without deletions, comments, headers and footers.
 Formulas and macros are neither read nor run. What an archive unpacks to is known before anything is unpacked; `zipfile`
@@ -411,6 +411,42 @@ def _read(opened: zipfile.ZipFile, folder: str, href: str) -> bytes:
     """A file of the book; empty if it is not there."""
     name = posixpath.normpath(posixpath.join(folder, urllib.parse.unquote(href.partition("#")[0])))
     return opened.read(name) if name in opened.namelist() else b""
+
+
+# Mail
+
+ENVELOPE = "From", "To", "Cc", "Date"
+
+
+def mail(path: Path) -> Iterator[GivenSection]:
+    """Yield a section for each mail of an EML or mbox file, below its subject: whom it is from and to, and its text.
+    Raises BadDocument: it is none."""
+    import email
+    import email.policy
+    import mailbox
+
+    def read(file: Any) -> Any:
+        return email.message_from_binary_file(file, policy=email.policy.default)
+
+    with path.open("rb") as file:
+        is_box = file.read(len(b"From ")) == b"From "
+        file.seek(0)
+        mails: Iterable[Any] = mailbox.mbox(path, read, create=False) if is_box else [read(file)]
+        for one in mails:
+            body = one.get_body(("plain", "html"))
+            try:
+                text = "" if body is None else body.get_content()
+            except LookupError:  # nobody knows its encoding
+                text = body.get_payload(decode=True).decode(errors="replace")
+            if text.strip() and body.get_content_subtype() == "html":
+                text = joined(section.text for section in page_sections(text.encode()))
+            envelope = "\n".join(f"{name}: {one[name]}" for name in ENVELOPE if one[name])
+            if not (envelope or is_box):
+                raise BadDocument(f"it is no mail that can be read: it has no {', no '.join(ENVELOPE)}")
+            attached = "\n".join(f"[file: {name}]" for part in one.iter_attachments() if (name := part.get_filename()))
+            above = Headings()
+            above.enter(0, one["Subject"] or "")
+            yield GivenSection(above.path, joined((envelope, text, attached)))
 
 
 # PDF, by pdfium: a page is a section, and another one begins at each heading of the outline that stands on the page.

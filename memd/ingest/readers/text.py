@@ -104,7 +104,7 @@ def suffix_of(name: str) -> str:
     return f".{suffix}" if stem and dot else ""
 
 
-READ = "memd reads text, web pages, PDF, EPUB and Office documents"
+READ = "memd reads text, web pages, PDF, EPUB, mail and Office documents"
 UTF_16 = b"\xff\xfe", b"\xfe\xff"
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 HEADING_CHARACTERS_MAX = 200
@@ -184,7 +184,7 @@ def _by_headings(text: str) -> list[GivenSection]:
 
     sections: list[GivenSection] = []
     if front := _FRONT_MATTER.match(text):  # Markdown would take its last line for a heading
-        sections, text = [GivenSection((), front[1].strip())], text[front.end() :]
+        text = text[front.end() :]
     lines = _LINES.split(text)
     above = Headings()
     begun = 0
@@ -196,7 +196,11 @@ def _by_headings(text: str) -> list[GivenSection]:
         sections.append(GivenSection(above.path, "".join(lines[begun:start]).strip("\n")))
         above.enter(int(opening.tag[1:]), inline.content)
         begun = end
-    return [*sections, GivenSection(above.path, "".join(lines[begun:]).strip("\n"))]
+    sections.append(GivenSection(above.path, "".join(lines[begun:]).strip("\n")))
+    if front:  # it says of what follows when that was written and what it is about
+        sections = [one for one in sections if one.text.strip()] or [GivenSection(above.path)]
+        sections[0] = GivenSection(sections[0].heading, joined((front[1], sections[0].text)))
+    return sections
 
 
 def joined(blocks: Iterable[str]) -> str:

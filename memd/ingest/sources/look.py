@@ -27,6 +27,7 @@ import os
 import re
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -93,6 +94,8 @@ class Walk:
         self._entered: set[str] = set()
         self.unread: list[tuple[str, str]] = []
         """Folders that could not be read: their paths below the root, and why."""
+        self.passed = Counter[str]()
+        """Files of formats that nobody reads, where all are wanted that can be: by their suffixes."""
 
     def files(self) -> Iterator[FoundFile]:
         """Yield the files, or the root itself if it is one, in the order of their names. Raises OSError: the root
@@ -124,6 +127,7 @@ class Walk:
                 continue
             is_folder = _leads_to(entry.is_dir)
             if not is_folder and not (self._chosen.wants(entry.name) and _leads_to(entry.is_file)):
+                self.passed[suffix_of(entry.name)] += not self._chosen.formats
                 continue
             if entry.is_symlink() and not self._may_follow(entry, is_folder=is_folder):
                 continue
@@ -362,10 +366,12 @@ class Look(msgspec.Struct):
     """Chunks."""
     problems: list[tuple[str, str]] = msgspec.field(default_factory=list)
     """Files and folders that were left out, and why."""
+    passed: Counter[str] = msgspec.field(default_factory=Counter)
+    """Files that nobody reads, by their suffixes."""
 
     def add(self, other: Look) -> None:
         """Count what another look has done too."""
-        for name in ("files", "done", "unchanged", "written", "taken_out", "problems"):
+        for name in ("files", "done", "unchanged", "written", "taken_out", "problems", "passed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def count(self, taken: TakenDocument) -> None:
@@ -411,6 +417,7 @@ def look(
         )
     progress.files = len(files)
     progress.problems += [(_source(progress.name, below), reason) for below, reason in walk.unread]
+    progress.passed += +walk.passed
     before_now = (seen.get(file.below) for file in files)
     present = {one.kept_as for one in before_now if one is not None}  # where it is redacted
     present |= {_source(progress.name, file.below) for file in files}
