@@ -252,6 +252,8 @@ class PartCutter:
         """The chunks of all that wait and are cut."""
         self._coming: dict[Key, tuple[PendingChunk, ...]] = {}
         """Of parts that wait and come into it just now: the chunks that are in it."""
+        self._knows_shown = False
+        """All that waited at the start was cut: what was shown before it is known by its text since."""
         self._stored_meanwhile: dict[int, set[bytes]] = {}
         """For each part that is being cut, by anything: the digests of what is appended meanwhile."""
 
@@ -554,7 +556,9 @@ class PartCutter:
         knows, batch, cut = self._log.snapshot().knows, list[Draft](), list[CutPart]()
         digests: dict[bytes, None] = {}
         complete, room = 0, BATCH_CHARACTERS
-        self.cut_waiting(step)  # after a start too, what was shown before it is known by its text
+        if not self._knows_shown:
+            self.cut_waiting(step)
+            self._knows_shown = True
         with self._table_lock:
             waiting = self._segment.view()
         for place, part in enumerate(parts):
