@@ -15,9 +15,10 @@ from wire_cases import Dialect, captured, cuts, events_stream, json_values, piec
 from memd.messages import Message, ToolCall
 from memd.wire.anthropic import ANTHROPIC
 from memd.wire.chat import CHAT
-from memd.wire.reply import Reply, Usage
+from memd.wire.reply import Usage
 
 Event = dict[str, Any]
+ERROR = {"type": "error", "error": {"type": "api_error", "message": "slot died"}}
 PROMPT = {"cache_read_input_tokens": 30, "input_tokens": 1, "output_tokens": 0}
 
 
@@ -158,16 +159,6 @@ def test_what_a_servers_own_tool_did_is_recognised_in_what_clients_send_next() -
     content.append({"type": "text", "text": "High at noon."})
     for blocks in (content, [dict(sorted(one.items())) for one in content]):
         assert echoed({"role": "assistant", "content": blocks}).content_digest == message.content_digest
-
-
-def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
-    error = {"type": "error", "error": {"type": "api_error", "message": "slot died"}}
-    begun = block(0, {"type": "text", "text": ""}, *text_deltas("He"))
-    capture = captured(ANTHROPIC, events_stream(start(), *begun, error))
-    assert not capture.finished
-    reply = capture.reply(interrupted=True)
-    assert (reply.error, reply.message) == ("slot died", Message("assistant", "He", interrupted=True))
-    assert ANTHROPIC.parse_reply(json.dumps(error).encode()) == Reply(None, error="slot died")
 
 
 def test_a_stream_that_breaks_off_keeps_what_came_of_text_and_calls() -> None:
@@ -390,6 +381,8 @@ DIALECT = Dialect(
     odd_bodies,
     odd_events.map(lambda event: events_stream(event)),
     odd_events,
+    (events_stream(start(), *block(0, {"type": "text", "text": ""}, *text_deltas("He")), ERROR),),
+    json.dumps(ERROR).encode(),
 )
 
 

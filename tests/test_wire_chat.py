@@ -12,7 +12,7 @@ from wire_cases import Dialect, all_text, captured, cuts, events_stream, json_va
 
 from memd.messages import Message, ToolCall
 from memd.wire.chat import CHAT, parse_message, with_text_in_front
-from memd.wire.reply import Reply, Usage
+from memd.wire.reply import Usage
 
 TIMINGS = {"cache_n": 9, "prompt_n": 13, "predicted_n": 5, "predicted_ms": 1.5}
 
@@ -145,13 +145,6 @@ def test_usage_is_read_from_either_form(members: dict[str, Any], usage: Usage | 
     assert CHAT.parse_reply(json.dumps(members).encode()).usage == usage
 
 
-def test_an_error_within_the_stream_leaves_the_reply_unfinished() -> None:
-    capture = captured(CHAT, stream_of(chunk({"content": "He"}), {"error": {"code": 500, "message": "slot died"}}))
-    assert (capture.reply().error, capture.finished) == ("slot died", False)
-    assert capture.reply(interrupted=True).message == Message("assistant", "He", interrupted=True)
-    assert CHAT.parse_reply(b'{"error":{"message":"no"}}') == Reply(None, error="no")
-
-
 @given(st.integers(min_value=0, max_value=60), cuts)
 def test_the_reply_is_kept_up_to_the_bound_at_a_whole_character(bytes_max: int, at: list[int]) -> None:
     text = "é€😀a" * 5
@@ -243,6 +236,8 @@ DIALECT = Dialect(
     odd_bodies,
     odd_answers.map(lambda answer: events_stream(answer)),
     odd_answers,
+    (stream_of(chunk({"content": "He"}), {"error": {"code": 500, "message": "slot died"}}),),
+    b'{"error":{"message":"slot died"}}',
 )
 
 
@@ -390,18 +385,6 @@ def test_of_the_assistants_messages_side_by_side_only_the_answer_with_the_result
         ("assistant", "There it was.", 0),
         ("assistant", "I look it up.", 2),
     ]
-
-
-# The cache
-
-
-# The sideband
-
-
-def test_a_memory_in_of_null_is_none_and_is_taken_out() -> None:
-    body = body_of(memory_in=None)
-    assert (CHAT.parse(body).memory_in, CHAT.parse(body).memory_in_error) == (None, None)
-    assert sent(body) == {"model": "tiny", "messages": []}
 
 
 # Writing

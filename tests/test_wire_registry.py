@@ -124,6 +124,7 @@ def test_arbitrary_json_raises_nothing_but_the_declared_error(dialect: Dialect, 
     ("memory_in", "left"),
     [
         (b'"memory_in":{},', b""),
+        (b'"memory_in":null,', b""),
         (b'"memory_in":{},"metadata":"text",', b'"metadata":"text",'),
         (b'"metadata":{"memory_in":"{}"},', b""),
         (b'"metadata":{"memory_in":{}},"memory_in":{"topic_id":"b"},', b""),
@@ -139,7 +140,8 @@ def test_memory_in_is_taken_out_and_all_else_keeps_its_bytes_and_its_order(
     sent = b'{"b":1.50,"%b":%b,"a":[ 1e5 ],%b"c":"\\u0041"}' % (dialect.member.encode(), messages, left)
     request = dialect.api.parse(body)
     encoded = dialect.api.encode(request)
-    assert request.memory_in == (MemoryIn() if memory_in else None), "of two that in the metadata"
+    expected = None if memory_in in (b"", b'"memory_in":null,') else MemoryIn()
+    assert (request.memory_in, request.memory_in_error) == (expected, None), "of two that in the metadata"
     assert encoded == sent if memory_in else encoded is body
 
 
@@ -198,6 +200,15 @@ def test_whatever_an_answer_holds_capturing_it_does_not_fail(dialect: Dialect, d
 )
 def test_a_body_that_is_no_answer_holds_no_reply(dialect: Dialect, body: bytes) -> None:
     assert dialect.api.parse_reply(body).message is None
+
+
+@EVERY
+def test_an_error_leaves_the_reply_unfinished_and_is_told(dialect: Dialect) -> None:
+    for stream in dialect.broken:
+        capture = captured(dialect.api, stream)
+        assert (capture.reply().error, capture.finished) == ("slot died", False)
+        assert capture.reply(interrupted=True).message == Message("assistant", "He", interrupted=True)
+    assert dialect.api.parse_reply(dialect.error) == Reply(None, error="slot died")
 
 
 own_calls = st.lists(st.builds(ToolCall, valid_text, valid_text, st.just('{"a":1}')), max_size=2).map(tuple)

@@ -131,21 +131,6 @@ def test_a_reply_that_reached_its_bound_is_finished_and_one_that_failed_is_not()
     assert captured(RESPONSES, events_stream(told)).reply().error == "slot died"
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        b'data: {"type":"error","code":"x","message":"slot died"}\n\n',
-        b'data: {"type":"error","error":{"message":"slot died"}}\n\n',
-        b'event: error\ndata: {"code":500,"message":"slot died","type":"server_error"}\n\n',
-        b'data: {"error":{"code":500,"message":"slot died"}}\n\n',
-    ],
-)
-def test_an_error_within_the_stream_leaves_the_reply_unfinished(told: bytes) -> None:
-    capture = captured(RESPONSES, events_stream(*events_of([item("message", "He")], [])[:3]) + told)
-    assert (capture.reply().error, capture.finished) == ("slot died", False)
-    assert capture.reply(interrupted=True).message == Message("assistant", "He", interrupted=True)
-
-
 def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
     done = {**item("message", ""), "content": [{"type": "refusal", "refusal": "I cannot."}]}
     message = captured(RESPONSES, events_stream(*events_of([item("message", "")], [])[:2])).reply().message
@@ -407,12 +392,21 @@ def test_a_string_stays_one_until_something_is_placed_beside_it() -> None:
 
 users = st.builds(said, all_text | st.lists(parts, max_size=3))
 turns = st.lists(users | st.sampled_from([answered("yes"), CALL, OTHER_CALL, RESULT, THOUGHT]), min_size=1, max_size=6)
+ERRORS = (
+    b'data: {"type":"error","code":"x","message":"slot died"}\n\n',
+    b'data: {"type":"error","error":{"message":"slot died"}}\n\n',
+    b'event: error\ndata: {"code":500,"message":"slot died","type":"server_error"}\n\n',
+    b'data: {"error":{"code":500,"message":"slot died"}}\n\n',
+)
+IGNORED = b"data: no JSON\n\n" + events_stream({"type": "response.output_item.added", "item": 5})
 DIALECT = Dialect(
     *(RESPONSES, "input", st.builds(lambda before, last: [*before, last], turns, users)),
     json_values | st.lists(odd_items(json_values), max_size=4),
     st.just({}),
     odd_events.map(lambda event: events_stream(event)),
     odd_responses,
+    tuple(events_stream(*events_of([item("message", "He")], [])[:3]) + IGNORED + error for error in ERRORS),
+    b'{"error":{"message":"slot died"}}',
 )
 
 

@@ -47,6 +47,10 @@ class Dialect(NamedTuple):
     odd_members: Strategy
     odd_streams: Strategy
     odd_answers: Strategy
+    broken: tuple[bytes, ...]
+    """Streams that say "He" and then that the slot died."""
+    error: bytes
+    """An answer that says so."""
 
 
 cuts = st.lists(st.integers(min_value=0))
