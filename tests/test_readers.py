@@ -65,8 +65,14 @@ def test_a_word_document_is_cut_at_headings_and_its_tables_name_columns(reader: 
     ]
 
 
-def test_of_word_insertions_controls_and_boxes_are_read_once(reader: FileReader, tmp_path: Path) -> None:
+def word_of(path: Path, body: str, more: str) -> Path:
+    """A Word document with this body, in which names of the namespace `more` are used too."""
     word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    content = f"<w:document {word} {more}><w:body>{body}</w:body></w:document>"
+    return made.replaced(made.word(path, []), WORD_MAIN, content.encode())
+
+
+def test_of_word_insertions_controls_and_boxes_are_read_once(reader: FileReader, tmp_path: Path) -> None:
     compatible = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
     box = "<w:txbxContent><w:p><w:r><w:t>boxed</w:t></w:r></w:p></w:txbxContent>"
     body = (
@@ -76,13 +82,11 @@ def test_of_word_insertions_controls_and_boxes_are_read_once(reader: FileReader,
         f"<w:p><w:r><mc:AlternateContent><mc:Choice>{box}</mc:Choice><mc:Fallback>{box}</mc:Fallback>"
         "</mc:AlternateContent></w:r></w:p>"
     )
-    content = f"<w:document {word} {compatible}><w:body>{body}</w:body></w:document>"
-    path = made.replaced(made.word(tmp_path / "a.docx", []), WORD_MAIN, content.encode())
-    assert places(reader.sections(path)) == [((), None, "The key is green\t.\n\nIn a control.\n\nboxed")]
+    sections = reader.sections(word_of(tmp_path / "a.docx", body, compatible))
+    assert places(sections) == [((), None, "The key is green\t.\n\nIn a control.\n\nboxed")]
 
 
 def test_of_word_lines_and_inner_cells_stay_apart_and_formulas_are_read(reader: FileReader, tmp_path: Path) -> None:
-    word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
     math = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
     cells = "".join(f"<w:tc><w:p><w:r><w:t>{number}</w:t></w:r></w:p></w:tc>" for number in (3, 4))
     inner = f"<w:tbl><w:tr>{cells}</w:tr></w:tbl>"
@@ -93,9 +97,8 @@ def test_of_word_lines_and_inner_cells_stay_apart_and_formulas_are_read(reader: 
         f"<w:p><w:r><w:t>Area </w:t></w:r><m:oMath>{half}{total}<m:r><m:t>ab</m:t></m:r></m:oMath></w:p>"
         f"<w:tbl><w:tr><w:tc><w:p><w:r><w:t>Fern</w:t></w:r></w:p></w:tc><w:tc>{inner}<w:p/></w:tc></w:tr></w:tbl>"
     )
-    content = f"<w:document {word} {math}><w:body>{body}</w:body></w:document>"
-    path = made.replaced(made.word(tmp_path / "a.docx", []), WORD_MAIN, content.encode())
-    assert places(reader.sections(path)) == [((), None, "0:08\nCorrect.\n\nArea (1)/(2)∑_(k)ab\n\nFern; 3 4")]
+    sections = reader.sections(word_of(tmp_path / "a.docx", body, math))
+    assert places(sections) == [((), None, "0:08\nCorrect.\n\nArea (1)/(2)∑_(k)ab\n\nFern; 3 4")]
 
 
 def test_slides_have_their_number_as_page_and_the_notes_with_them(reader: FileReader, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Rule: the tests are llama.cpp's, unchanged, and memd is as anybody starts it, wi
 llama-server, and against llama-server behind memd. What passes the first time and not the second is a fault of memd,
 unless `PURPOSE` says why it is what memd is for.
 
-    python tests/support/llamacpp_suite.py [unit/test_basic.py ...] [-k EXPRESSION] [--json FILE]
+    python tests/support/llamacpp_suite.py [unit/test_basic.py ...] [-k EXPRESSION]
         [--server PROGRAM] [--source FOLDER] [--real-models]
 
 Without a llama-server the one from `llamacpp_binary` is used, without a checkout of llama.cpp the tests come from
@@ -211,7 +211,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", default=["unit"], help="which of the tests, as pytest takes them")
     parser.add_argument("-k", metavar="EXPRESSION", help="which of the tests, as pytest's -k")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what became of each test")
     parser.add_argument("--server", type=Path, metavar="PROGRAM", help="a llama-server, instead of the one built here")
     parser.add_argument("--source", type=Path, metavar="FOLDER", help="a checkout of llama.cpp, for other tests")
     parser.add_argument("--real-models", action="store_true", help="let the tests download their models")
@@ -229,8 +228,6 @@ def main() -> int:
     _print(found)
     if not found.passed_directly():
         sys.exit("nothing passed directly, so nothing was compared; what pytest said stands above")
-    if asked.json:
-        asked.json.write_text(json.dumps(_report(found), indent=1))
     return 1 if found.faults() else 0
 
 
@@ -246,17 +243,6 @@ def _print(found: Comparison) -> None:
             print(f"  {test}\n      {found.of(test).reason}")
             if test in PURPOSE:
                 print(f"      because: {PURPOSE[test]}")
-
-
-def _report(found: Comparison) -> dict[str, dict[str, str]]:
-    return {
-        test: {
-            "directly": outcome.result,
-            "through memd": found.of(test).result if outcome.result == "passed" else "not run",
-            "reason": found.of(test).reason if outcome.result == "passed" else outcome.reason,
-        }
-        for test, outcome in found.directly.items()
-    }
 
 
 if __name__ == "__main__":
