@@ -15,7 +15,7 @@ import made_documents
 import pytest
 from archiver_stage import Stage, live_entries
 from conftest import MakeDaemon, Serving
-from daemon_process import DaemonProcess
+from daemon_process import DaemonProcess, ask
 from recording_upstream import RecordingUpstream
 
 from memd.conversation.matching import aligned, total
@@ -303,6 +303,43 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     missing = daemon.run("sources", "--remove", "handbook")
     assert missing.returncode == 1 and "there is no document 'handbook'" in missing.stderr
     assert said(daemon, "verify")
+
+
+def test_a_correction_stays_while_the_file_has_the_text_and_goes_with_it(served: DaemonProcess, tmp_path: Path) -> None:
+    docs = tmp_path / "house"
+    docs.mkdir()
+    first = {"Port": "4711 is the port.", "Lift": "The lift is out.", "One": "It is 1.", "Two": "It is 2."}
+
+    def kept(name: str) -> list[dict[str, str]]:
+        answer = ask(f"{served.own_url}/memd/documents/chunks?topic=default&source=house/{name}")
+        return answer.json["chunks"]  # type: ignore[no-any-return]
+
+    def add(name: str = "a.md", **changed: str) -> list[str]:
+        told = {**first, **changed}
+        (docs / name).write_text("\n\n".join(f"# {heading}\n\n{text}" for heading, text in told.items()))
+        said(served, "add", str(docs))
+        return sorted(one["content"] for one in kept(name))
+
+    def correct(*contents: str, **update: str) -> None:
+        ids = [one["id"] for one in kept("a.md") if one["content"] in contents]
+        body = {"topic_id": "default", "chunk_ids": ids, "action": "Update", "reason": "it is wrong", **update}
+        assert ask(f"{served.own_url}/memd/corrections", body).status == 200
+
+    add()
+    correct("4711 is the port.", content="4822 is the port.")
+    correct("4822 is the port.", content="4933 is the port.")
+    correct("The lift is out.")
+    correct("It is 1.", "It is 2.", content="It is 12.")
+    corrected = ["4933 is the port.", "It is 12."]
+    assert add(New="More.") == [*corrected, "More."]
+    assert add(New="Less.", Two="It is 3.") == [*corrected, "It is 3.", "Less."], "it replaced the other one, too"
+    (docs / "a.md").rename(docs / "b.md")
+    assert add("b.md", New="Less.", Two="It is 3.") == [*corrected, "It is 3.", "Less."]
+    assert "1 document, 4 chunks" in said(served, "sources")
+    assert add("b.md", One="It is 4.", Two="It is 3.") == ["4933 is the port.", "It is 3.", "It is 4."]
+    assert "The port is 5000." in add("b.md", Port="The port is 5000.")
+    assert [one for one in add("b.md") if "port" in one] == ["4711 is the port."], "it was written again"
+    assert said(served, "verify")
 
 
 def test_one_file_is_one_document_however_it_is_added(served: DaemonProcess, tmp_path: Path) -> None:

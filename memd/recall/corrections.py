@@ -358,6 +358,8 @@ def _replacement(
         reason=correction.reason,
     )
     shared = {name: {getattr(state, name) for state in replaced} for name in ("kind", "source", "part", "tags")}
+    if (shared["kind"], len(shared["source"])) == ({"document"}, 1):
+        shared["part"] = {replaced[0].part}  # the newest chunk of a document tells which state of its file is known
     return msgspec.structs.replace(draft, **{name: values.pop() for name, values in shared.items() if len(values) == 1})
 
 

@@ -344,11 +344,12 @@ class Snapshot:
             rows = (row for row in segment.rows_of_text(key) if row < len(view.rows) and not view.dead[row])
             yield from ((segment.segment_id, row) for row in rows)
 
-    def live_entries_from(self, source: str) -> Iterator[Entry]:
-        """Yield the live entries of the chunks that came from `source`, oldest first. Raises StoreError: an entry
-        cannot be read."""
+    def entries_from(self, source: str, status: Status) -> Iterator[Entry]:
+        """Yield the live entries of the chunks that came from `source`, or all those that took one out, oldest first.
+        Raises StoreError: an entry cannot be read."""
         for segment_id, view in self.views.items():
-            rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Selection(sources=(source,))))
+            bits = ~view.dead if status is Status.ACTIVE else view.rows["status"] == Status.DEPRECATED
+            rows = np.flatnonzero(bits & may_be_wanted(view.rows, Selection(sources=(source,))))
             entries = (self.read((segment_id, row)) for row in rows.tolist())
             yield from (entry for entry in entries if entry.source == source)
 

@@ -2,14 +2,15 @@
 
 Rule: what `drafts_of` returns is appended as one group, so that a file is as it was or as it is now; of a document that
 was known it is only what is new in it. The newest live entry of a file has the file's present hash: that is how the log
-alone tells what is unchanged. `DocumentTaker` cuts and embeds in steps of a second at most, without holding the topic:
+alone tells what is unchanged. What a correction took out stays out for as long as the file has that text, and what it
+put in its place stays with it. `DocumentTaker` cuts and embeds in steps of a second at most, without holding the topic:
 turns and corrections are stored in between. Only the append holds it, and there the document is compared once more.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ from memd.store.snapshot import newest_by_source
 from memd.store.store import Snapshot, TopicLog
 
 KIND = "document"
-CHANGED, REMOVED, RENAMED = "file changed", "file removed", "file renamed"
+CHANGED, REMOVED, RENAMED = REASONS = "file changed", "file removed", "file renamed"
 
 
 class KnownDocument(msgspec.Struct, frozen=True):
@@ -72,9 +73,13 @@ def known_documents(snapshot: Snapshot) -> list[KnownDocument]:
 
 def chunks_of(snapshot: Snapshot, source: str, author: str | None = None) -> list[Entry]:
     """Return the chunks of a document, in their order; those of an author, or of all (None)."""
-    live = snapshot.live_entries_from(source)
-    found = [entry for entry in live if entry.kind == KIND and author in (None, entry.author or "")]
+    found = _entries_of(snapshot, source, Status.ACTIVE, author)
     return sorted(found, key=lambda entry: (_number(entry), entry.origin_id))
+
+
+def _entries_of(snapshot: Snapshot, source: str, status: Status, author: str | None) -> list[Entry]:
+    entries = snapshot.entries_from(source, status)
+    return [entry for entry in entries if entry.kind == KIND and author in (None, entry.author or "")]
 
 
 def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> list[Draft]:
@@ -86,17 +91,66 @@ def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> li
     by, of_author, renamed_from = document.author, document.of_author, document.renamed_from
     known = chunks_of(snapshot, document.source, of_author)
     former = chunks_of(snapshot, renamed_from, of_author) if renamed_from is not None else []
-    kept, new = _arranged(known, document)
+    corrected = {} if renamed_from is None else _corrected(snapshot, renamed_from, of_author)
+    moved: list[Entry] = [*corrected.values()]
+    corrected |= _corrected(snapshot, document.source, of_author)
+    said = {draft.content for draft in document.drafts}
+    standing = {entry.uuid for entry in (*known, *former) if _stands(entry, corrected, said)}
+    moved += (entry for entry in former if entry.uuid in standing)
+    away = {one.content for one in corrected.values()}
+    cut = [draft for draft in document.drafts if draft.content not in away]
+    kept, new = _arranged([entry for entry in known if entry.uuid not in standing], cut, by)
+    kept |= standing
     gone = [entry for entry in known if entry.uuid not in kept]
+    former = [entry for entry in former if entry.uuid not in kept]
+    new = [*(_moved(entry, document) for entry in moved), *new]
     newest = max((entry for entry in known if entry.uuid in kept), key=lambda one: one.canonical_id, default=None)
     if not new and newest is not None and isinstance(newest.part, Section):
         if not gone and newest.part.hash == document.hash:
             return _removals(former, RENAMED, by)
         part = msgspec.structs.replace(newest.part, hash=document.hash)
         new = [msgspec.structs.replace(newest.as_draft(), part=part, vector=b"")]
-    reused = [entry for entry in (*known, *former) if snapshot.fingerprint_of(entry.uuid) == fingerprint]
+    reused = [entry for entry in (*known, *moved, *former) if snapshot.fingerprint_of(entry.uuid) == fingerprint]
     vectors = {entry.embedded_text: entry.vector for entry in reused}
     return [*_removals(gone, CHANGED, by), *_removals(former, RENAMED, by), *with_vectors(new, vectors)]
+
+
+def _corrected(snapshot: Snapshot, source: str, author: str | None) -> dict[bytes, Entry]:
+    """The chunks of a document that corrections took out, as they are now but with what they said, by their uuids; none
+    whose replacement a change of the file has taken out since."""
+    found: dict[bytes, Entry] = {}
+    ended: list[Entry] = []
+    for entry in _entries_of(snapshot, source, Status.DEPRECATED, author):
+        *before, newest = snapshot.history(entry.uuid) if entry.reason not in REASONS else [entry]
+        if newest.reason in REASONS:
+            ended.append(newest)
+        elif entry.action == "Update" and newest.status is Status.DEPRECATED:
+            said = next((one.content for one in reversed(before) if one.status is Status.ACTIVE), "")
+            found[entry.uuid] = msgspec.structs.replace(newest, content=said)
+    over = {one.uuid for entry in ended for one in _replaced(entry, found)}
+    return {uuid: entry for uuid, entry in found.items() if uuid not in over}
+
+
+def _replaced(entry: Entry, corrected: Mapping[bytes, Entry]) -> list[Entry]:
+    """The corrected chunks in whose place another one is, those whose replacement was corrected in turn included."""
+    found = [corrected[uuid] for uuid in entry.supersedes if uuid in corrected]
+    for one in found:
+        found += (corrected[uuid] for uuid in one.supersedes if uuid in corrected)
+    return found
+
+
+def _stands(entry: Entry, corrected: Mapping[bytes, Entry], said: Collection[str]) -> bool:
+    """Whether a correction put this chunk in the place of text that the file has, or of text that was erased since."""
+    return entry.content not in said and any(
+        not one.content or one.content in said for one in _replaced(entry, corrected)
+    )
+
+
+def _moved(entry: Entry, document: CutDocument) -> Draft:
+    """A correction, as it goes on under the document's new name."""
+    part = entry.part and msgspec.structs.replace(entry.part, hash=document.hash)
+    content = entry.content if entry.status is Status.ACTIVE else ""
+    return msgspec.structs.replace(entry.as_draft(), source=document.source, part=part, content=content, vector=b"")
 
 
 def without_vectors(drafts: Iterable[Draft]) -> list[str]:
@@ -115,13 +169,12 @@ def with_vectors(drafts: Iterable[Draft], vectors: Mapping[str, bytes]) -> list[
     ]
 
 
-def _arranged(known: Sequence[Entry], document: CutDocument) -> tuple[set[bytes], list[Draft]]:
+def _arranged(known: Sequence[Entry], cut: Sequence[Draft], by: str) -> tuple[set[bytes], list[Draft]]:
     """Return the uuids of known chunks that stay, and the new chunks, numbered between those.
 
     The first new one of a stretch takes the place of all that stood there. Where there is no number left between two
     that would stay, the second is new.
     """
-    cut, by = document.drafts, document.author
     runs = aligned([_shown(draft) for draft in cut], [_shown(entry) for entry in known])
     matched = {start + i: place + i for start, place, length in runs for i in range(length)}
     kept: set[bytes] = set()
