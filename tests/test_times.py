@@ -340,6 +340,19 @@ def test_a_question_about_a_time_favours_what_was_then(make_daemon: MakeDaemon, 
     assert all(one["time"] == 1.0 for one in found("Which bicycle did I buy?"))
 
 
+def test_a_question_about_a_time_finds_what_was_then_while_it_waits_to_be_stored(served: DaemonProcess) -> None:
+    first, told_of = datetime(2025, 3, 1, 12), ("taxes", "the choir", "a tap", "stamps", "the bus", "tiles", "a fence")
+    texts = [f"Anna spoke about {told_of[day % 7]} and {told_of[day % 5]}, entry {day}." for day in range(400)]
+    notes = [{"content": text, "said_at": str(first + timedelta(days=day))} for day, text in enumerate(texts)]
+    for start in range(0, len(notes), 100):
+        body = {"topic_id": "default", "notes": notes[start : start + 100]}
+        assert ask(f"{served.own_url}/memd/notes", body).status == 200
+    for day in range(390, 0, -40):
+        then = first + timedelta(days=day)
+        shown = told(served, "search", q=f"What did we talk about on {then:%d %B %Y}?")
+        assert notes[day]["content"] in [one["content"] for one in shown if one["verdict"] == "injected"], day
+
+
 # A clock that is set back while the daemon runs: what is timed goes on, and people see the times that they saw
 
 

@@ -247,14 +247,23 @@ class PendingSource(GrowingSource):
     """The pending chunks. Some may have been stored meanwhile and are in the log too; these are dropped from results,
     which is cheaper than checking all pending chunks."""
 
-    def __init__(self, pending: PendingView, wanted: Selection, visible: frozenset[int], snapshot: Snapshot) -> None:
+    def __init__(
+        self,
+        pending: PendingView,
+        wanted: Selection,
+        times: Sequence[Selection],
+        visible: frozenset[int],
+        snapshot: Snapshot,
+    ) -> None:
+        """`times`: those that the question names."""
         view = pending.segment
         if wanted != EVERYTHING:
             dead = view.dead | ~may_be_wanted(view.rows, wanted)
             for row in np.flatnonzero(~dead).tolist():
                 dead[row] = not wanted.admits_entry(pending.chunks[row].entry)
             view = dataclasses.replace(view, dead=dead)
-        super().__init__(view, (), visible)
+        then = [dataclasses.replace(view, dead=view.dead | ~may_be_wanted(view.rows, one)) for one in times]
+        super().__init__(view, then, visible)
         self._all, self._chunks, self._snapshot = pending.segment, pending.chunks, snapshot
 
     @property
@@ -357,12 +366,13 @@ class TopicColumns:
         self.topic_id = self.snapshot.topic_id
         self._parts = parts
         now = chosen(self.snapshot, wanted)
-        then = [chosen(now, Selection(since=since, until=until)) for since, until in spans]
+        times = [Selection(since=since, until=until) for since, until in spans]
+        then = [chosen(now, one) for one in times]
         visible = frozenset(map(digest_word, visible_digests))
         self.pending = pending
         self.sources = sources_of(now, then, visible)
         if self.pending:
-            self.sources.append(PendingSource(pending, wanted, visible, self.snapshot))
+            self.sources.append(PendingSource(pending, wanted, times, visible, self.snapshot))
         self._columns = [one.columns for one in self.sources if one.columns is not None]
 
     @cached_property
