@@ -447,7 +447,10 @@ async def test_what_takes_out_chunks_of_somebody_elses_document_needs_the_right_
         return (await house.ask(name, "/memd/documents", {"topic_id": "team-a", "document": document}))[0]
 
     async def removed(name: str, source: str) -> int:
-        return (await house.ask(name, "/memd/documents/remove", {"topic_id": "team-a", "sources": [source]}))[0]
+        body = {"topic_id": "team-a", "sources": [source], "below": True}
+        status, told = await house.ask(name, "/memd/documents/remove", body)
+        assert told.get("source", source) == source, "and no other's name"
+        return status
 
     assert await handed("ann", "a.md", LAMP, VAULT) == 200
     assert await handed("scribe", "a.md", LAMP, VAULT) == 200, "as it is already"
@@ -459,6 +462,7 @@ async def test_what_takes_out_chunks_of_somebody_elses_document_needs_the_right_
     assert await removed("write", "a.md") == 404, "who may not read does not hear that somebody has it"
     assert await handed("write", "a.md", "A crane stands at the quay.") == 200, "beside hers"
     assert set((await authors(house)).values()) == {"ann", "scribe", "write"}
+    assert await handed("ann", "a.md/secret.md", VAULT) == 200
     assert await removed("scribe", "b.md") == await removed("write", "a.md") == 200
     assert await removed("bob", "a.md") == 200
 

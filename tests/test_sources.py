@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import MakeDaemon, Serving
-from daemon_process import DaemonProcess, ask, wait_until
+from daemon_process import DaemonProcess, ask, token_setting, wait_until
 from recording_upstream import RecordingUpstream
 
 from memd.ingest.readers.text import GivenDocument
@@ -273,6 +274,45 @@ def test_a_folder_of_the_settings_is_watched_kept_while_it_is_missing_and_found_
     (tmp_path / "later").rename(docs)
     wait_until(lambda: state_of(daemon)["state"] == "fine", lambda: f"not seen that it is back: {daemon!r}")
     assert daemon.run("verify").returncode == 0
+
+
+OWNER, GUEST = "a secret of the owner's own", "a secret of somebody who may write"
+
+
+@pytest.mark.parametrize(
+    ("source", "root"),
+    [("docs/zz.md", "22" * 8), ("docs/b.md", "22" * 8), ("docs/b.md", "")],
+    ids=["name", "file", "hash"],
+)
+def test_what_others_hand_over_under_the_name_of_a_folder_changes_nothing_of_it(
+    serving: Serving, docs: Path, source: str, root: str
+) -> None:
+    auth = {"token": OWNER, "tokens": [token_setting("guest", GUEST, "write")]}
+    daemon = serving({"sources": [{"path": str(docs), "topic": "t"}], "auth": auth})
+
+    def asked(path: str, body: object = None, token: str = OWNER) -> Any:
+        answer = ask(daemon.own_url + path, body, headers={"X-Memory-Token": token})
+        assert answer.status == 200, answer.body
+        return answer.json
+
+    def texts() -> set[tuple[str, str]]:
+        chunks = asked("/memd/chunks?topic=t")["chunks"]
+        return {(one["author"], one["content"]) for one in chunks}
+
+    def is_fine() -> bool:
+        [state] = asked("/memd/index")["sources"]
+        return bool(state["state"] == "fine")
+
+    wait_until(lambda: is_fine() and len(texts()) == 3, lambda: f"not looked at: {daemon!r}")
+    new = "The spare key hangs behind the clock on the second landing."
+    document = {"source": source, "hash": hashlib.sha256(new.encode()).hexdigest(), "sections": [{"text": "Ropes."}]}
+    asked("/memd/documents", {"topic_id": "t", "document": document | {"root": root}}, GUEST)
+    (docs / "b.md").write_text(new)
+    asked("/memd/index", {"force": False})
+    wait_until(lambda: is_fine() and ("", new) in texts(), lambda: f"not seen: {texts()} {daemon!r}")
+    own = {("", "text of a.md"), ("", new), ("", "text of deep/c.md")}
+    assert texts() == own | {("guest", "Ropes.")}, "beside it"
+    assert {one["source"].partition("/")[0] for one in asked("/memd/documents?topic=t")["documents"]} == {"docs"}
 
 
 def test_killed_while_it_reads_a_folder_nothing_is_there_twice_and_nothing_is_lost(

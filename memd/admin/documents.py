@@ -156,7 +156,8 @@ async def remove_documents(parts: DaemonParts, body: RemovalBody, who: Principal
         )
 
     def chosen(topic: Topic) -> list[str]:
-        known = [one.source for one in known_documents(topic.log.snapshot())]
+        author = parts.redactor.identifier(who.author) if is_apart else None
+        known = [one.source for one in known_documents(topic.log.snapshot(), author)]
         return [one for one in known if one in wanted or (body.below and any(is_below(one, of) for of in wanted))]
 
     async with parts.held_one(body.topic_id, who, "write") as topic:

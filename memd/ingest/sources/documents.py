@@ -61,10 +61,15 @@ class CutDocument(msgspec.Struct, frozen=True):
     """The document is that of this author alone, whatever others have under its name; None: that of all."""
 
 
-def known_documents(snapshot: Snapshot) -> list[KnownDocument]:
-    """Return the documents of a topic, by their sources."""
+def known_documents(snapshot: Snapshot, author: str | None = None) -> list[KnownDocument]:
+    """Return the documents of a topic, by their sources; as far as an author wrote them, or all (None)."""
     known = []
-    for entry, chunks in newest_by_source(snapshot, KIND):
+    for newest, every in newest_by_source(snapshot, KIND):
+        entry, chunks = newest, every
+        if author not in (None, newest.author or ""):
+            if not (own := chunks_of(snapshot, newest.source or "", author)):
+                continue
+            entry, chunks = max(own, key=lambda one: one.canonical_id), len(own)
         if entry.source is not None and isinstance(entry.part, Section):
             hash_, root = entry.part.hash.hex(), entry.part.root.hex()
             known.append(KnownDocument(snapshot.topic_id, entry.source, hash_, chunks, entry.at, root))

@@ -281,7 +281,10 @@ class SourceWatch:
 
 
 class _TopicKeeper:
-    """The documents of a source's topic, for a look in its thread; see `Keeper`. Made on the event loop."""
+    """The documents of a source's topic, for a look in its thread; see `Keeper`. Made on the event loop.
+
+    Only those that the owner wrote, as this does: whatever others hand over under a source's name stays beside its own.
+    """
 
     def __init__(self, topics: Topics, taker: DocumentTaker, source: _WatchedSource) -> None:
         self._loop = asyncio.get_running_loop()
@@ -292,17 +295,17 @@ class _TopicKeeper:
         async def listed() -> Sequence[KnownDocument]:
             async with self._topics.held([self._source.topic_id]) as found:
                 snapshots = [topic.log.snapshot() for topic in found]
-                return [one for some in snapshots for one in await asyncio.to_thread(known_documents, some)]
+                return [one for some in snapshots for one in await asyncio.to_thread(known_documents, some, "")]
 
         return asyncio.run_coroutine_threadsafe(listed(), self._loop).result()
 
     def take(self, document: GivenDocument) -> TakenDocument:
-        return self._done(lambda topic: self._taker.take(topic, document))
+        return self._done(lambda topic: self._taker.take(topic, document, is_apart=True))
 
     def remove(self, sources: Sequence[str]) -> TakenDocument:
         self._source.leaving = sources
         try:
-            return self._done(lambda topic: self._taker.remove(topic, sources))
+            return self._done(lambda topic: self._taker.remove(topic, sources, is_apart=True))
         finally:
             self._source.leaving = ()
 
