@@ -121,6 +121,19 @@ def test_where_nothing_is_known_nothing_is_shown(told: DaemonProcess) -> None:
         end()
 
 
+def test_without_a_question_what_was_chosen_is_listed_latest_first(told: DaemonProcess) -> None:
+    listed = told.run("search", "--contains", "postgresql")
+    assert listed.returncode == 0 and "PostgreSQL" in listed.stdout and "\n\n\n" not in listed.stdout
+    chunks = json.loads(told.run("search", "--topic", "work", "--json").stdout)["chunks"]
+    assert len(chunks) > 1 and all(one["topic_id"] == "work" for one in chunks)
+    assert told.run("search", "--topic", "work", "--limit", "1").stdout.endswith("or an earlier --to.\n")
+    nothing = told.run("search", "--to", "2001-01-01", "--tag", "nobody")
+    assert nothing.returncode == 1 and "like that" in nothing.stdout and "No chunk has tag 'nobody'" in nothing.stdout
+    for vague in ([], ["--limit", "3"], ["--as-of", "2026-11-20"], ["--topic", "work", "--explain"]):
+        refused = told.run("search", *vague)
+        assert refused.returncode == 2 and "QUESTION is missing; for example: memd search" in refused.stderr
+
+
 def test_an_empty_log_has_nothing(served: DaemonProcess) -> None:
     for end in (served.terminate, lambda: None):
         found = served.run("search", QUESTION)

@@ -167,7 +167,7 @@ class RouteAnswer(msgspec.Struct, Generic[Answer], frozen=True):
 
 
 def shows(
-    operation: Callable[..., Any], *, nothing: str = "", **arguments: str
+    operation: Callable[..., Any], *, nothing: str = "", listing: Callable[..., Any] | None = None, **arguments: str
 ) -> Callable[[Callable[..., tuple[Lines, int]]], Command]:
     """Make a command of a function that takes the answer of an operation that reads, and its own options, and returns
     the lines for people and the exit code.
@@ -175,6 +175,7 @@ def shows(
     Args:
         operation: the handler that declares it.
         nothing: said where there are no lines, with exit code 1.
+        listing: the handler that answers where no argument is given, but one of its own parameters.
         arguments: by the names of parameters that are no options their metavars; `id` is the part of the path.
     """
     query = route_of(operation).query
@@ -185,10 +186,16 @@ def shows(
                 if given[name] is not None and not given[name].strip():
                     raise BadQuestion(f"the {metavar.strip('[]').lower()} is empty; say what to look for")
             id_ = given.pop("id") if "id" in arguments else ""
-            chosen = asked_with(query, given)
+            asked, chosen = operation, asked_with(query, given)
             own = {name: value for name, value in given.items() if name not in parameters_of(query)}
+            if listing is not None and not arguments.keys() & chosen.keys():
+                asked, filters = listing, chosen.keys() - {"limit"}
+                if not filters or not filters <= parameters_of(route_of(listing).query).keys() or any(own.values()):
+                    context = click.get_current_context()
+                    missing = next(one for one in context.command.params if isinstance(one, click.Argument))
+                    raise click.MissingParameter(ctx=context, param=missing)
             with daemon_for(config) as daemon:
-                answer = daemon.ask(operation, id_, **chosen)
+                answer = daemon.ask(asked, id_, **chosen)
                 lines, exit_code = lines_of(RouteAnswer(answer, chosen, daemon, config), **own)
             if nothing and not lines and not as_json:
                 lines, exit_code = [nothing], FOUND_SOMETHING

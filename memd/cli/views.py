@@ -13,7 +13,7 @@ from rich.text import Text
 
 from memd.admin import reads, status, turns
 from memd.admin.history import ChunkStory, LogEvent, LogPage
-from memd.admin.reads import Digest, Entities, RelatedChunks
+from memd.admin.reads import ChunksPage, Digest, Entities, RelatedChunks
 from memd.admin.turns import TurnReplay, TurnsPage, UsageByDay
 from memd.cli.flags import FOUND_SOMETHING, Number, with_settings
 from memd.cli.operations import Lines, RouteAnswer, indented, json_flag, marks_of, shows, table, time_of
@@ -35,18 +35,26 @@ from memd.wording import (
 
 
 @click.command()
-@shows(reads.search, q="QUESTION")
+@shows(reads.search, listing=reads.chunks, q="[QUESTION]")
 @click.option(
     "--explain", is_flag=True, help="Also what would not be shown to the model, with the parts of each score and why."
 )
-def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, int]:
+def search(asked: RouteAnswer[SearchAnswer | ChunksPage], *, explain: bool) -> tuple[Lines, int]:
     """Show the chunks that a new chat with QUESTION would get.
 
-    Exit code 1 if there are none.
+    Without QUESTION: all that --from, --contains and the others choose, latest first. Exit code 1 if there are none.
 
     Example: memd search "Which port does the shop listen on?"
     """
-    answer, given, exit_code = asked.answer, asked.given.keys(), 0 if asked.answer.tokens else FOUND_SOMETHING
+    answer, given = asked.answer, asked.given.keys()
+    if isinstance(answer, ChunksPage):
+        lines: Lines = [_event(one) for one in sorted(answer.chunks, key=lambda one: -one.said_at)]
+        more = [] if answer.next is None else ["There is more: give a higher --limit, or an earlier --to."]
+        return lines + more or [
+            "Nothing that is stored is like that.",
+            *_unknown(asked),
+        ], 0 if lines else FOUND_SOMETHING
+    exit_code = 0 if answer.tokens else FOUND_SOMETHING
     if not answer.chunks and not asked.daemon.ask(reads.log_page, limit=1).events:
         return [_waiting(asked) or NOTHING_STORED], exit_code
     ranked = answer.chunks if answer.is_reranked else sorted(answer.chunks, key=lambda chunk: -chunk.score)
@@ -77,7 +85,7 @@ def search(asked: RouteAnswer[SearchAnswer], *, explain: bool) -> tuple[Lines, i
     return shown, exit_code
 
 
-def _unknown(asked: RouteAnswer[SearchAnswer]) -> list[str]:
+def _unknown(asked: RouteAnswer[Any]) -> list[str]:
     """The words that were chosen by and that no chunk has."""
     given, told = asked.given, list[str]()
     filters = ((name, given.get(name, ())) for name in ("source", "tag", "role", "author"))
