@@ -21,6 +21,7 @@ from click.testing import CliRunner
 from conftest import Connect, MakeDaemon
 from daemon_in_process import Client, daemon_in_process
 from daemon_process import RECALL_MILLISECONDS_MAX, DaemonProcess, ask, wait_until
+from drafts import open_store
 from full_disk import FullDisk
 from recording_upstream import RecordingUpstream
 
@@ -317,6 +318,7 @@ def test_a_directory_that_is_gone_is_a_trouble(tmp_path: Path) -> None:
 
 
 def test_stats_tell_of_a_disk_as_the_check_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_store(None, tmp_path).close()
     monkeypatch.setattr(LocalDisk, "room", lambda self, directory: Room(PLENTY, 7, is_read_only=False))
     [found] = directory(tmp_path, LocalDisk())
     told = CliRunner().invoke(main, ["stats", "--data-dir", str(tmp_path)]).output
