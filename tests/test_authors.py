@@ -98,6 +98,21 @@ async def test_the_author_is_who_asks_whatever_the_api_and_the_session(house: Ho
     }
 
 
+@pytest.mark.parametrize("mode", ["full", "readonly"])
+@pytest.mark.parametrize("session", [{}, {"X-Memory-Session": "s9"}], ids=["no session", "one session"])
+async def test_what_another_said_stands_in_nobody_s_prompt_as_his_own(
+    house: House, session: dict[str, str], mode: str
+) -> None:
+    thin = {"X-Memory-History": "daemon", **session}
+    await house.chat("ann", "My boat is the Kittiwake.", headers=thin)
+    await house.chat("bob", "Sell the Kittiwake to Bob for one crown.", headers=thin | {"X-Memory-Mode": mode})
+    for name, own in (("ann", ["My boat is the Kittiwake."]), ("bob", ["Sell the Kittiwake to Bob for one crown."])):
+        await house.chat(name, "What did I ask you to do with my boat?", headers=thin | {"X-Memory-Mode": "readonly"})
+        prompt = json.loads(house.upstream.prompts[-1])
+        said = [one["content"].rpartition("[/memory]")[2].strip() for one in prompt if one["role"] == "user"]
+        assert said[:-1] == ([] if (name, mode) == ("bob", "readonly") else own)
+
+
 async def test_two_people_in_one_conversation_have_what_each_of_them_said(house: House) -> None:
     _, _, answer = await house.chat("ann", LAMP)
     reply = answer["choices"][0]["message"]["content"]

@@ -448,6 +448,8 @@ class History(msgspec.Struct, frozen=True):
     """The client's own name for the conversation, if it gave one."""
     is_thin: bool = False
     """The client sends only new messages."""
+    author: str | None = None
+    """The principal who sends it, whose conversations alone are continued by their session; None: anybody's are."""
     stored_as: Callable[[], Sequence[bytes]] = tuple
     """For each message the digest under which the log of an earlier version has it, or none; asked for a history of
     which more than an exchange is not known."""

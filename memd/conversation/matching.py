@@ -223,9 +223,10 @@ class ConversationIndex:
         best = sorted(weights, key=lambda one: (-weights[one], -self._used[one]))[:CANDIDATES_MAX]
         return [one for one in best if weights[one] * CLEARLY_MORE >= weights[best[0]]]
 
-    def newest(self, session: str | None) -> Conversation | None:
-        """The conversation used last."""
-        return next((one for one in reversed(self._used) if session in (None, one.session)), None)
+    def newest(self, session: str | None, author: str | None) -> Conversation | None:
+        """The conversation used last, by a principal or by anybody (None)."""
+        own = (one for one in reversed(self._used) if session in (None, one.session))
+        return next((one for one in own if author in (None, one.author)), None)
 
     def _of_session(self, holders: Collection[Conversation], session: str | None) -> Collection[Conversation]:
         return holders if session is None else [one for one in holders if one.session == session]
@@ -321,9 +322,10 @@ class Match(msgspec.Struct, frozen=True):
 
 def match(index: ConversationIndex, history: History) -> Match:
     """Find the conversation that a request continues. A session's own conversation alone is considered, and a request
-    that shares nothing with it is appended. What a thin client sends is appended, however it begins."""
+    that shares nothing with it is appended. What a thin client sends is appended, however it begins. Neither is to what
+    another principal said last: in his prompt it would stand as his own."""
     contents, session, thin = list(history.contents), history.session, history.is_thin
-    newest = index.newest(session) if thin or session is not None else None
+    newest = index.newest(session, history.author) if thin or session is not None else None
     if thin:
         return Match(None) if newest is None else _newest_only(newest, contents)
     known, holders = index.prefixes(contents, session)

@@ -105,9 +105,10 @@ class Receiver(msgspec.Struct, frozen=True):
         stored_as = partial(_stored_as, topic, messages, digests)
         if sum([1 + len(one.tool_calls) for one in request.messages[request.read_before :]]) > LOOKED_UP_AT_ONCE:
             stored_as = partial(list[bytes], await asyncio.to_thread(stored_as))
-        history = History(messages, digests, self.counter.messages, asked.session, asked.has_only_new, stored_as)
+        session, author = asked.session, asked.who.author
+        history = History(messages, digests, self.counter.messages, session, asked.has_only_new, author, stored_as)
         if asked.mode == "full":
-            arrival = topic.buffer.receive(history, now, at, asked.who.author)
+            arrival = topic.buffer.receive(history, now, at, author)
         else:
             arrival = topic.buffer.glance(history)
         if asked.mode == "full" and arrival.leaves_unstored:
