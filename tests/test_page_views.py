@@ -160,6 +160,22 @@ def test_a_document_that_looks_like_an_instruction_to_a_model_says_so_wherever_i
     ).to_be_visible()
 
 
+def test_what_became_of_a_turn_and_of_a_chunk_is_told_of_what_it_became_of(
+    told: DaemonProcess, open_page: OpenPage
+) -> None:
+    chunk = chunk_with(told, "PostgreSQL")
+    for command in (["correct", chunk["id"], "--update", "We moved to SQLite."], ["undo", chunk["id"]]):
+        assert told.run(*command).returncode == 0
+    page = open_page(told, "#/timeline?topic=bikes")
+    restored = page.locator("ol.log > li").filter(has_text=POSTGRES[:40])
+    expect(restored.locator(".badge", has_text="taken out")).to_have_count(1)  # by the update: not when it was told
+    talk(told, WHY)
+    wait_for_turns(told, 4)
+    assert told.run("erase", "bikes", "--yes").returncode == 0
+    go(page, "turns")
+    expect(rows(page).first).to_contain_text("Its texts were erased.")
+
+
 def test_whose_a_chunk_is_and_who_corrected_it_is_told_wherever_it_is_shown(
     serving: Serving, open_page: OpenPage
 ) -> None:

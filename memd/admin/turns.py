@@ -203,6 +203,7 @@ class ConversationTurn(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
     interrupted: bool
     error: str | None
+    note: str | None
 
 
 class ConversationTurns(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,10 +50,9 @@ def search(asked: RouteAnswer[SearchAnswer | ChunksPage], *, explain: bool) -> t
     if isinstance(answer, ChunksPage):
         lines: Lines = [_event(one) for one in sorted(answer.chunks, key=lambda one: -one.said_at)]
         more = [] if answer.next is None else ["There is more: give a higher --limit, or an earlier --to."]
-        return lines + more or [
-            "Nothing that is stored is like that.",
-            *_unknown(asked),
-        ], 0 if lines else FOUND_SOMETHING
+        if not lines:
+            return ["Nothing that is stored is like that.", *_unknown(asked)], FOUND_SOMETHING
+        return lines + more, 0
     exit_code = 0 if answer.tokens else FOUND_SOMETHING
     if not answer.chunks and not asked.daemon.ask(reads.log_page, limit=1).events:
         return [_waiting(asked) or NOTHING_STORED], exit_code
@@ -339,7 +338,7 @@ def _latest(page: TurnsPage) -> Lines:
         return ["No turn has a receipt yet; turns get one while receipts.enabled is true."]
     shown = table("turn", "when", "topic", "memory", "asked", whole=("turn", "when"))
     for one in page.turns:
-        asked = "(a step of its turn)" if one["is_step"] else one["asked"]
+        asked = "(a step of its turn)" if one["is_step"] else one["asked"] or one["note"] or ""
         words = memory_words(
             one["status"], len(one["shown"]), is_kept=one["mode"] == "full", http_status=one["http_status"]
         )

@@ -85,7 +85,7 @@ function exchange(turn, before, topic) {
     ? el("details", { class: "shown" }, el("summary", {}, isSame ? "The model still saw " : "The model was shown ", count(turn.injected, "new chunk"), `, ${number(turn.shown.length)} in the prompt, ${number(turn.memory_tokens)} tokens`, turn.instructing.length > 0 && [" ", warning([`${count(turn.instructing.length, "chunk")}: ${turn.instructing.join(", ")}`])]), said(turn.block, "pre"))
     : el("p", { class: "meta" }, turn.shown.length ? `Nothing new from memory; ${count(turn.shown.length, "chunk")} of earlier turns in the prompt.` : "Nothing from memory.");
   return el("li", { "data-turn": turn.turn_id },
-    !isSame && el("div", { class: "speech user" }, el("p", { class: "meta" }, el("b", {}, "user"), when(turn.at), turnLink(turn.turn_id), turn.is_retry && badge("retry")), said(turn.asked || "(no message from the user)")),
+    !isSame && el("div", { class: "speech user" }, el("p", { class: "meta" }, el("b", {}, "user"), when(turn.at), turnLink(turn.turn_id), turn.is_retry && badge("retry")), said(turn.asked || turn.note || "(no message from the user)")),
     !isSame && memory,
     turn.shown.length > 0 && !isSame && el("p", { class: "ids" }, turn.shown.slice(0, 20).map((id) => chunkLink(topic, id))),
     el("div", { class: "speech" }, el("p", { class: "meta" }, el("b", {}, "model"), isSame && [when(turn.at), turnLink(turn.turn_id), badge("tool step")], turn.interrupted && badge("interrupted", "bad"),

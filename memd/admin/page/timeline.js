@@ -86,7 +86,7 @@ export function entry(event) {
   return el("li", { class: event.live ? "" : "left-out" },
     el("p", { class: "meta" }, when(event.at), badge(event.event, event.event === "told" ? "" : "on"), chunkLink(event.topic_id, event.id),
       day(event.said_at) !== day(event.at) && el("span", {}, "said ", when(event.said_at)),
-      el("span", {}, event.topic_id), origin(event), warning(event.instructs), event.multiplier !== 1 && el("span", {}, `× ${number(event.multiplier)}`), !event.live && badge("taken out")),
+      el("span", {}, event.topic_id), origin(event), warning(event.instructs), event.multiplier !== 1 && el("span", {}, `× ${number(event.multiplier)}`), event.takes_out && badge("taken out")),
     event.reason && el("p", { class: "reason" }, "because: ", el("q", { dir: "auto" }, line(event.reason))),
     event.content && said(event.content));
 }

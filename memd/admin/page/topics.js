@@ -22,7 +22,7 @@ export async function show(main, { topics, again }) {
     facts({ Folder: el("code", {}, health.data_dir), Version: health.version, Topics: number(all.length),
       Chunks: number(all.reduce((sum, topic) => sum + topic.chunks, 0)), "On disk": bytes(all.reduce((sum, topic) => sum + topic.log_bytes + topic.derived_bytes, 0)),
       ...(stats.backup && { Backup: stats.backup.trouble ?? `${Math.round(stats.backup.lag_seconds)} s behind, in ${stats.backup.bucket}` }) }),
-    all.length ? table("Topics and their sizes", ["Topic", "Chunks", "Conversations", "On disk", "Look"], sizes) : el("p", { class: "empty" }, "No topic yet."),
+    all.length ? table("Topics and their sizes", ["Topic", "Chunks", "Live conversations", "On disk", "Look"], sizes) : el("p", { class: "empty" }, "No topic yet."),
     all.length > 0 && el("p", { class: "meta" }, el("span", {}, exportLink("Export everything, history included", {}, "memd.jsonl"), ": JSON Lines, as ", el("code", {}, "memd export"), " writes them. The export of a topic has its chunks as they are now.")),
     all.length > 0 && details(facts({ "In memory": `${bytes(stats.memory_bytes)} of at most ${bytes(stats.memory_bytes_max)}` }),
       table("Topics inside", ["Topic", "Entries", "Log", "Indexes", "Buffered tokens", "Open", "In memory", "Search"], inside))].filter(Boolean));

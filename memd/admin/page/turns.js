@@ -143,7 +143,7 @@ function signalBadge({ type, chunk_id, fill_ratio }) {
 }
 
 function asked(turn) {
-  return turn.asked || turn.question || "(no message from the user)";
+  return turn.asked || turn.question || turn.note || "(no message from the user)";
 }
 
 function kind(status) {
@@ -157,7 +157,7 @@ function opened(turn) {
   const again = el("button", { type: "button", click: () => replay(turn, answer).catch((error) => answer.replaceChildren(problem(error))) }, "Ask memory again now");
   return [
     turn.conversation && el("p", {}, conversationLink(turn.topic_id, turn.conversation, "The whole conversation")),
-    el("h2", {}, "Asked"), said(turn.asked || "(no message from the user)"),
+    el("h2", {}, "Asked"), said(asked(turn)),
     el("h2", {}, "Answered"), turn.reply ? said(turn.reply) : el("p", { class: "empty" }, turn.calls?.length ? `It called ${turn.calls.join(", ")}.` : "No reply is known."),
     turn.question && turn.question !== turn.asked && [el("h2", {}, "The question to memory"), said(turn.question)],
     turn.note && el("p", { class: "remark" }, plain(turn.note)),
