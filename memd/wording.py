@@ -106,6 +106,12 @@ def name_for_terminal(name: str) -> str:
     return for_terminal(name).replace("\n", "\\x0a")
 
 
+def beginning(text: str, characters: int) -> str:
+    """As many characters of a text, on one line: `We moved the …`."""
+    line = " ".join(text.split())
+    return line if len(line) <= characters else f"{line[: characters - 2].rstrip()} …"
+
+
 def tallied(counts: Mapping[str, int]) -> str:
     """`api_key 2, password 1`."""
     return ", ".join(f"{name} {number:,}" for name, number in counts.items())

@@ -154,6 +154,7 @@ def test_a_restored_audit_says_that_it_was_restored_and_that_its_backup_came_to_
 ) -> None:
     team.ask("ann", "/memd/search?q=crane")
     team.acts()
+    assert team.run("audit", "--who", "ann").returncode == 0 and team.run("audit", "--who", "zoe").returncode == 1
     assert team.run("backup", str(tmp_path / "backup")).returncode == 0
     folder = tmp_path / "restored"
     done = CliRunner().invoke(main, ["restore", str(tmp_path / "backup"), str(folder)])

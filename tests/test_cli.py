@@ -113,6 +113,9 @@ def test_memd_alone_says_what_runs_what_is_remembered_and_what_to_do_next(
     told = memd()
     assert told.exit_code == 0 and "Nothing is stored yet." in told.output and "memd demo" in told.output
     assert f"No daemon runs on {tmp_path / 'memory'}." in told.output and not (tmp_path / "memory").exists()
+    assert memd("--data-dir", log_dir).stdout.startswith(f"No daemon runs on {log_dir}.\nRemembered: ")
+    refused = memd("--data-dir", log_dir, "log")
+    assert refused.exit_code == 2 and "stand behind the command: memd log --data-dir DIR" in refused.stderr
     monkeypatch.setenv("MEMD_DATA_DIR", str(log_dir))
     told = memd()
     assert f"{ENTRIES + 1:,} chunks (first {ENTRIES:,}, second 1)" in told.output and "memd search" in told.output

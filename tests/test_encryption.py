@@ -617,6 +617,16 @@ def test_a_key_file_that_is_gone_is_named_with_what_to_do(tmp_path: Path) -> Non
     assert done.exit_code == 1 and f"{tmp_path / 'gone'}: there is no such file; put the key" in done.output
 
 
+def test_where_the_package_is_missing_that_is_said_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "memory"
+    assert memd("remember", "The oars are in the loft.", "--data-dir", memory).exit_code == 0
+    monkeypatch.setattr("memd.store.encryption.disk.find_spec", lambda name: None)
+    refused = memd("stats", "--data-dir", memory, MEMD_ENCRYPTION_KEY="a" * 64)
+    assert refused.exit_code == 1 and "needs the cryptography package" in refused.output, refused.output
+
+
 def test_a_new_key_never_replaces_one(tmp_path: Path) -> None:
     told = memd("key", "new", tmp_path / "key")
     id_ = MasterKey.in_file(tmp_path / "key").id

@@ -370,7 +370,7 @@ def test_other_chunks_that_repeat_the_words_are_named(daemon: DaemonProcess, ups
     upstream.answer = chat_answer
     tell(daemon, OTHERS)
     daemon.wait_stored(SECRET, "Under the third", *OTHERS)
-    answer = next(one for one in daemon.export() if "Under the third" in one["content"])["uuid"].replace("-", "")[:8]
+    answer = next(one for one in daemon.export() if "Under the third" in one["content"])["id"]
     planned = daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--dry-run").stdout
     assert f"chunk {answer} in topic default stays: it has 'under the third granite step' too" in planned
 

@@ -287,6 +287,8 @@ def test_the_command_shows_what_requests_took(served: DaemonProcess) -> None:
     wait_until(lambda: len(ask(turns).json["turns"]) == 2, lambda: repr(served))
     rows = json.loads(served.run("usage", "--json").stdout)["rows"]
     assert sum(row["requests"] for row in rows if row["topic_id"] == "work") == 2
+    later = served.run("usage", "--from", "2999-01-01")
+    assert later.returncode == 1 and "that was asked for has a receipt; the oldest that is kept is of" in later.stdout
     shown = served.run("usage", "--topic", "work").stdout
     at = ask(f"{served.own_url}/memd/turns").json["turns"][0]["at"]
     assert f"{datetime.fromtimestamp(at / 1e6):%Y-%m-%d}" in shown and "work" in shown and "The oldest receipt" in shown

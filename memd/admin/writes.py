@@ -451,26 +451,28 @@ def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes
     for topic in having:
         snapshot = topic.log.snapshot()
         if versions := erasing.versions_of(snapshot, uuids):
-            told.append(f"what they replaced: {_short_ids(sorted(versions))} in topic {topic.id}")
+            told.append(f"what they replaced: {_short_ids(snapshot, sorted(versions))} in topic {topic.id}")
         if topic not in topics:
             continue
         texts += erasing.texts_of(snapshot, uuids)
         entries = (snapshot.find(uuid) for uuid in uuids)
         files |= {one.source for one in entries if one is not None and one.kind == "document" and one.source}
     is_few = len(uuids) <= erasing.COMPARED_MAX
-    others = erasing.repeating([topic.log.snapshot() for topic in topics], texts, uuids) if is_few else []
+    snapshots = {topic.id: topic.log.snapshot() for topic in topics}
+    others = erasing.repeating([*snapshots.values()], texts, uuids) if is_few else []
     if not is_few:
         most = f"over {erasing.COMPARED_MAX:,} are not compared"
         told.append(f"other chunks with words of it, if there are any: {most}")
     for one in others[:NAMED_MAX]:
         more = f" and {counted(len(one.words) - 1, 'passage')} more" if len(one.words) > 1 else ""
-        told.append(f"chunk {one.uuid.hex()[:8]} in topic {one.topic_id} stays: it has {one.words[0]!r} too{more}")
+        id_ = _short_ids(snapshots[one.topic_id], [one.uuid])
+        told.append(f"chunk {id_} in topic {one.topic_id} stays: it has {one.words[0]!r} too{more}")
     if len(others) > NAMED_MAX:
         told.append(f"{counted(len(others) - NAMED_MAX, 'chunk')} more that have words of it stay")
     told += (f"the file {name}, which is read again when it changes" for name in sorted(files))
     return tuple(told)
 
 
-def _short_ids(uuids: Collection[bytes]) -> str:
-    shown = [uuid.hex()[:8] for uuid in uuids]
+def _short_ids(snapshot: Snapshot, uuids: Collection[bytes]) -> str:
+    shown = [uuid.hex()[: snapshot.public_digits(uuid)] for uuid in uuids]
     return ", ".join(shown[:NAMED_MAX]) + (f" and {len(shown) - NAMED_MAX} more" if len(shown) > NAMED_MAX else "")

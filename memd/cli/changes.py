@@ -19,7 +19,7 @@ from memd.cli.operations import Lines, options_of, print_lines, show
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion, NotFound
 from memd.settings.model import Config
-from memd.wording import counted, day_and_time, for_terminal, name_for_terminal
+from memd.wording import beginning, counted, day_and_time, for_terminal, name_for_terminal
 
 TEXT_CHARACTERS = 100
 """Of a corrected chunk that are shown, so that it is seen which it was."""
@@ -120,7 +120,7 @@ def _tell_appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone:
         again = "counts as before" if was_shown else "is shown again"
         done = _DONE.get(one.event, again if one.live else "is no longer shown")
         takes_back = "" if one.event == "replacement" else f"; memd undo {one.id} takes it back"
-        text = name_for_terminal(" ".join(one.content.split())[:TEXT_CHARACTERS])
+        text = name_for_terminal(beginning(one.content, TEXT_CHARACTERS))
         lines += [Text(f"{one.id} {done} in topic {one.topic_id}{takes_back}"), Text(f"  {text}")]
     print_lines(lines)
 

@@ -702,10 +702,10 @@ def _lines(figures: StoredFigures) -> Lines:
     return lines
 
 
-def overview() -> str:
+def overview(config_path: Path | None, data_dir: str | None) -> str:
     """Say whether a daemon runs on the data directory of the settings, what is remembered there and what to do next.
     Raises ConfigError: a setting is wrong."""
-    config = flags.config_of(None, {})
+    config = flags.config_of(config_path, {"data_dir": data_dir})
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     remembered, is_empty = _remembered(config)
     lines, health = [f"No daemon runs on {config.data_dir}.", *remembered], {}

@@ -15,13 +15,14 @@ import io
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from memd import __version__
-from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE, CommandGroup, OneOf, name_of, say
+from memd.cli.flags import FOUND_SOMETHING, WRONG_USAGE, CommandGroup, OneOf, name_of, say, settings_flags
 from memd.errors import BadQuestion, BadTopicId, ConfigError, MemdError, NotFound, UnknownTopic
 from memd.wording import meant
 
@@ -220,8 +221,9 @@ def _takes(context: click.Context, flag: str) -> str:
 
 @click.group(cls=AllCommands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="memd %(version)s")
+@settings_flags
 @click.pass_context
-def main(ctx: click.Context) -> int:
+def main(ctx: click.Context, config_path: Path | None, data_dir: str | None) -> int:
     """A local daemon that gives any language model an unbounded memory without its client noticing.
 
     Without COMMAND: whether it runs, what is remembered and what to do next.
@@ -230,7 +232,10 @@ def main(ctx: click.Context) -> int:
     if ctx.invoked_subcommand is None:
         from memd.cli.data_dir import overview
 
-        click.echo(overview())
+        click.echo(overview(config_path, data_dir))
+    elif config_path or data_dir:
+        behind = f"memd {ctx.invoked_subcommand} --data-dir DIR"
+        raise BadQuestion(f"--config and --data-dir stand behind the command: {behind}")
     return 0
 
 

@@ -132,17 +132,18 @@ def setup(agents: tuple[str, ...], topic: str | None, model: str | None, undo: b
     base = str(health.get("model_url") or f"{scheme}://{reached(config.listen.host)}:{config.listen.port}")
     values = {"url": base + (f"/t/{checked_topic_id(topic)}" if topic else ""), "key": config.auth.token or "-"}
     values |= {"now": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}", "model": model or ""}
+    is_named = bool(model or undo)
     if not undo:
         listed = _tell_servers(config, daemon, base)
-        values["model"] = model or listed or "local"
-        if not (model or listed):
-            click.echo("Nobody tells a model's name: `local` is written, which llama-server takes; else give --model.")
+        values["model"], is_named = model or listed or "local", bool(model or listed)
     rows = [one for one in AGENTS if one.agent in (agents or NAMES)]
     rows = [one for one in rows if (one.copy.exists() if undo else one.is_installed)]
     if not rows:
         which = ", ".join(agents or NAMES)
         click.echo(f"There is nothing to take back for {which}." if undo else f"Not installed: {which}.")
         return 0
+    if not is_named:
+        click.echo("Nobody tells a model's name: it is `local` here, which llama-server takes; else give --model.")
     left_alone = False
     for agent in dict.fromkeys(one.agent for one in rows):
         files = [one for one in rows if one.agent == agent]

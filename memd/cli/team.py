@@ -282,7 +282,7 @@ FIRST_ERROR = 400
 def audit(config: Config, *, verify: bool, head_only: bool, as_json: bool, **given: Any) -> int:
     """Show who read, wrote, corrected, erased and exported what.
 
-    It says first whether the record is whole; exit code 1 if it is not.
+    It says first whether the record is whole; exit code 1 if it is not, or has no such act.
 
     Example: memd audit --verify
     """
@@ -301,8 +301,8 @@ def audit(config: Config, *, verify: bool, head_only: bool, as_json: bool, **giv
             click.echo(msgspec.json.encode(one))
     else:
         print_lines([*_state(answer, config), *([] if verify else _table(answer))])
-    is_fine = bool(answer.acts) if chain is None else chain.is_whole
-    return 0 if is_fine else FOUND_SOMETHING
+    is_told = bool(answer.acts) or (chain is not None and (verify or head_only))
+    return 0 if is_told and (chain is None or chain.is_whole) else FOUND_SOMETHING
 
 
 def _state(answer: AuditAnswer, config: Config) -> Lines:

@@ -25,6 +25,7 @@ from memd.receipts import Receipt
 from memd.settings.model import Config
 from memd.wording import (
     NOTHING_STORED,
+    beginning,
     counted,
     day_and_time,
     for_terminal,
@@ -197,6 +198,9 @@ def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
     if not rows:
         if topics:
             asked.daemon.ask(reads.log_page, topic=topics, limit=1)  # raises BadQuestion if there is no such topic
+        if (oldest := asked.answer.since) is not None:
+            told = f"No request that was asked for has a receipt; the oldest that is kept is of {time_of(oldest)}."
+            return [told], FOUND_SOMETHING
         return ["No request has a receipt; requests get one while receipts.enabled is true."], FOUND_SOMETHING
     models = {row.model for row in rows}
     which = ("topic", "model") if len(models) > 1 else ("topic",)
@@ -343,7 +347,7 @@ def _latest(page: TurnsPage) -> Lines:
             one["status"], len(one["shown"]), is_kept=one["mode"] == "full", http_status=one["http_status"]
         )
         words += [counted(one["steps"], "step")] if one.get("steps") else []
-        asked = for_terminal(" ".join(asked.split())[:QUESTION_CHARACTERS])
+        asked = for_terminal(beginning(asked, QUESTION_CHARACTERS))
         shown.add_row(one["turn_id"], time_of(one["at"])[5:-3], one["topic_id"], ", ".join(words), Text(asked))
     return [shown]
 

@@ -361,6 +361,7 @@ def disk_for(
         return disk
     if not settings.is_on:
         raise WrongKey(f"{data_dir}: is encrypted; {_GIVE}")
+    check_installed()
     if not is_encrypted and (names := topic_folders_in(disk, data_dir)):
         check_not_lost(disk, data_dir)
         raise WrongKey(
