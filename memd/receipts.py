@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,12 +159,14 @@ class Receipts:
             self._losing = tuple(one for one in self._losing if one.turns is None or one.turns & self._under_way)
 
     async def keep(self, receipt: Receipt) -> None:
-        """Write a receipt and announce it to listeners, both in the order of the calls."""
+        """Write a receipt and announce it to listeners, redacted, both in the order of the calls."""
+        in_writer = partial(asyncio.get_running_loop().run_in_executor, self._writer)
+        kept = await in_writer(_redacted, receipt, self._redactor) if self._redactor else receipt
         if self._ring is None:
             self._unkept(receipt)
         else:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._writer, self._write, self._ring, receipt)
+                await in_writer(self._write, self._ring, receipt, kept)
                 self._has_failed = False
             except StoreError as error:
                 self._unkept(receipt)
@@ -171,7 +174,7 @@ class Receipts:
                     log.warning("receipts are not kept for now", extra={"error": error})
                 self._has_failed = True
         if self._events.has_listeners:
-            self._events.publish("turn", summary(receipt))  # only now: a listener may ask for it at once
+            self._events.publish("turn", summary(kept))  # only now: a listener may ask for it at once
 
     @asynccontextmanager
     async def blanked(self, data_dir: Path, concern: Concern, wiper: Wiper) -> AsyncIterator[None]:
@@ -208,8 +211,7 @@ class Receipts:
         if self._ring is not None:
             self._ring.close()
 
-    def _write(self, ring: ReceiptRing, receipt: Receipt) -> None:
-        kept = _redacted(receipt, self._redactor) if self._redactor else receipt
+    def _write(self, ring: ReceiptRing, receipt: Receipt, kept: Receipt) -> None:
         # Shortened only after redaction: half a key would not be recognized as one.
         asked = kept.asked[: ASKED_CHARACTERS if kept.is_step else KEPT_CHARACTERS]
         short = msgspec.structs.replace(kept, asked=asked, reply=kept.reply[:KEPT_CHARACTERS])

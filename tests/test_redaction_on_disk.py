@@ -7,6 +7,7 @@ setting, so that it is known that the bytes would be there.
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,18 @@ def test_what_a_receipt_keeps_does_not_end_within_a_secret(serving: Serving, ups
     assert daemon.terminate() == 0
     files = [path for path in daemon.data_dir.rglob("*") if path.is_file()]
     assert [path.name for path in files if secret[8:begun].encode() in path.read_bytes()] == []
+
+
+def test_who_listens_or_looks_at_what_waits_sees_no_secret(serving: Serving) -> None:
+    daemon = serving(REDACTING)
+    said = SAID[0].format(**BY_USER)
+    with urllib.request.urlopen(f"{daemon.own_url}/memd/events", timeout=120) as stream:
+        assert stream.readline() == b": memd\n"
+        daemon.chat([user(said + " " * 300 + BY_USER["api_key"])])
+        told = next(line for line in stream if b"lighthouse" in line)
+    waiting = ask(f"{daemon.own_url}/memd/buffer?topic=default").body
+    for shown in (told, waiting):
+        assert b"[redacted:api_key]" in shown and BY_USER["api_key"][:14].encode() not in shown
 
 
 def test_a_secret_that_is_given_as_a_chunks_id_is_on_no_disk(serving: Serving) -> None:

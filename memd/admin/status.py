@@ -255,7 +255,8 @@ async def buffer(parts: DaemonParts, who: Principal, *, topic: TheTopic) -> Buff
     who.check("read", topic_id := checked_topic_id(topic))
     opened = [one for one in parts.topics.opened() if one.id == topic_id]
     talks = [_conversation(talk) for one in opened for talk in one.buffer.conversations()]
-    return BufferedConversations(sorted(talks, key=lambda talk: -talk.last_at))
+    shown = await asyncio.to_thread(lambda: [_previewed(parts.redactor.kept(talk)) for talk in talks])
+    return BufferedConversations(sorted(shown, key=lambda talk: -talk.last_at))
 
 
 @get("/memd/events", "read", act="read", streams="text/event-stream")
@@ -301,7 +302,7 @@ def _conversation(talk: Conversation) -> BufferedConversation:
     latest = [
         BufferedMessage(
             role=None if item.message is None else item.message.role,
-            text="" if item.message is None else item.message.text[:PREVIEW_CHARACTERS],
+            text="" if item.message is None else item.message.text,
             tokens=item.tokens,
             stored=position < talk.stored,
             left_out=not talk.is_visible(position),
@@ -321,6 +322,12 @@ def _conversation(talk: Conversation) -> BufferedConversation:
         last_at=int(shown_time(talk.used_at) * 1e6),
         latest=latest,
     )
+
+
+def _previewed(talk: BufferedConversation) -> BufferedConversation:
+    """Only the beginnings of texts, which are redacted before: half a key would not be recognized as one."""
+    replace = msgspec.structs.replace
+    return replace(talk, latest=[replace(one, text=one.text[:PREVIEW_CHARACTERS]) for one in talk.latest])
 
 
 def _troubles(parts: DaemonParts, topics: Sequence[Topic], *, sees_all: bool) -> list[Trouble]:
