@@ -46,6 +46,8 @@ REPLY_SHARE_MAX = 2
 REPLY_TOKENS_MIN = 512
 INJECTION_SHARE_MAX = 4
 """The injection budget gets at most a quarter of the window."""
+SMALL_BLOCK_TOKENS = 256
+"""A block that shows a chunk of the usual length, or two."""
 SHRUNK_SHARE = 16
 """The reply and the injection budget shrink to a sixteenth of the window before history leaves."""
 
@@ -125,13 +127,13 @@ def keeps_earlier_blocks(limits: Thresholds, *, text: int, earlier: int, current
 
     They leave when they exceed their own budget, or when the rest needs their room; in the second case history leaves
     with them, down to half, because all of it is read anew. To let this turn's block shrink a little first costs less
-    than a change of the prompt's beginning on every turn of a window that is nearly full (what it may shrink to, at
-    most half, is kept for it; simulated at 8k over eight shapes of conversations: 28 to 98 changes in 200 turns instead
-    of 74 to 140, read over new 1.06 to 1.52 instead of 1.06 to 1.85).
+    than a change of the prompt's beginning on every turn of a window that is nearly full (what it may shrink to, but
+    room for a small one and at most half, is kept for it; simulated at 8k over eight shapes of conversations: 28 to 98
+    changes in 200 turns instead of 74 to 140, read over new 1.06 to 1.52 instead of 1.06 to 1.85).
 
     `text`, `earlier`, `current`: the tokens of visible history, earlier turns' blocks, and this turn's, if it has one.
     """
-    wanted = min(limits.injection // 2, limits.injection_min)
+    wanted = min(limits.injection // 2, max(limits.injection_min, SMALL_BLOCK_TOKENS))
     return earlier <= limits.sticky and text + earlier + max(current, wanted) <= limits.room
 
 

@@ -74,11 +74,18 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     verdict: Verdict
 
 
+FEW_CHUNKS_TOKENS = 384
+"""Raw tokens of three chunks of the usual length in their block. Chunks that are better than those of earlier blocks
+have so much of a budget whatever those take: without it, where many chunks are alike, 44 of 120 that were asked for
+were shown, with it 119."""
+
+
 class Budget(msgspec.Struct, frozen=True):
     """The limits of a retrieval."""
 
     tokens: int
-    """Limit for all chunks shown for this question, earlier ones included, in the model's tokens."""
+    """Limit for all chunks shown for this question, earlier ones included, in the model's tokens; but see
+    `FEW_CHUNKS_TOKENS`."""
     drift: float = 1.0
     """The model's tokens per raw (cl100k_base) token."""
     block: int | None = None
@@ -395,11 +402,13 @@ class Retriever:
         frame = self._tokens_of(block.frame(header))
         room = budget.tokens if budget.block is None else min(budget.tokens, budget.block)
         earlier = competes & strong & is_shown
-        left = min(budget.tokens - int(costs[earlier].sum()), room) - budget.drifted(frame)
+        beside = np.cumsum(np.where(earlier, costs, 0))  # up to each place, what earlier blocks show
+        own = np.maximum(budget.tokens - beside[-1:], budget.drifted(FEW_CHUNKS_TOKENS) - beside)
+        most = np.minimum(own, room) - budget.drifted(frame)
         while True:
             worth = competes & strong
             places = (worth & ~earlier).nonzero()[0]
-            injected, day_tokens, spare = self._chosen(places, costs, field.said_at[rows], left, budget)
+            injected, day_tokens, spare = self._chosen(places, costs, field.said_at[rows], most, budget)
             if not visible:
                 break
             read = field.entries(rows[injected])
@@ -429,12 +438,14 @@ class Retriever:
         )
 
     def _chosen(
-        self, places: Rows, costs: Rows, said: NDArray[np.uint64], left: int, budget: Budget
+        self, places: Rows, costs: Rows, said: NDArray[np.uint64], most: Rows, budget: Budget
     ) -> tuple[list[int], int, int]:
-        """Choose places, best first, whose lines fit into `left`. Return them, the raw tokens of their day lines, and
-        the tokens left over."""
-        chosen, days, day_tokens = list[int](), {""}, 0
-        for place, cost, said_at in zip(places.tolist(), costs[places].tolist(), said[places].tolist(), strict=True):
+        """Choose places, best first, whose lines fit: `most` says for each place what all up to it may take. Return
+        them, the raw tokens of their day lines, and the tokens left over."""
+        chosen, days, day_tokens, taken, left = list[int](), {""}, 0, 0, 0
+        given = (one[places].tolist() for one in (costs, said, most))
+        for place, cost, said_at, may_take in zip(places.tolist(), *given, strict=True):
+            left = may_take - taken
             if left < LINE_TOKENS_MIN or len(chosen) == (self._settings.top_k or LISTED):
                 break
             if cost > left:
@@ -444,7 +455,7 @@ class Retriever:
             if (cost := cost + budget.drifted(more)) <= left:
                 chosen.append(place)
                 days.add(day)
-                left, day_tokens = left - cost, day_tokens + more
+                taken, left, day_tokens = taken + cost, left - cost, day_tokens + more
         return chosen, day_tokens, left
 
     def _with_calls(self, shown: Sequence[Candidate], left: int, budget: Budget) -> tuple[tuple[Candidate, ...], int]:
