@@ -134,6 +134,10 @@ class StoreError(MemdError):
     """The log on disk could not be read or written as asked; nothing that was acknowledged is affected."""
 
 
+Refused = dict[str, StoreError]
+"""Topics that cannot be read, each with the reason."""
+
+
 class ErasedMeanwhile(StoreError):
     """The text of an entry was erased since the snapshot was taken that it is looked for in: it is not there."""
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from importlib.util import find_spec
 
+NAMED_MAX = 5
 _PLURALS = {"entry": "entries", "memory": "memories", "other branch": "other branches"}
 
 
@@ -36,6 +37,15 @@ def day_and_time(microseconds: int) -> str:
 def outdated(keys: Sequence[str]) -> str:
     """Say that a daemon does not know these settings as they stand in the file, and what to do."""
     return f"the running daemon has former settings, without the change of {', '.join(keys)}; start it again"
+
+
+def unread_topics(refused: Mapping[str, Exception]) -> str | None:
+    """Name the topics that could not be read, and say why one of them could not; None: there are none."""
+    if not refused:
+        return None
+    [first, *others] = refused
+    more = f"; nor can {', '.join(others[:NAMED_MAX])}{', …' if others[NAMED_MAX:] else ''}" if others else ""
+    return f"Topic {first} is not searched: {refused[first]}{more}."
 
 
 def unsearched(chunks: int) -> str:

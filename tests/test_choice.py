@@ -150,7 +150,7 @@ async def test_a_question_about_a_week_of_a_large_topic_finds_the_best_of_that_w
         lexical_weight=lexical_weight, min_score=0.01, neighbour_weight=0.0, feedback_weight=0.0
     )
     with retrieving(settings, dates=False) as retriever:
-        topics = await retriever.as_of([topic], WallTime(2**52)) if past else [topic]
+        topics = await retriever.as_of([topic], WallTime(2**52), {}) if past else [topic]
         asked = Filters(wanted=WEEK, everything=True)
         found = await retriever.retrieve(QUESTION, topics, Budget(10_000), asked)
     uuids = [one.entry.uuid for one in found.candidates]

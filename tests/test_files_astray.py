@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -22,6 +23,8 @@ from recording_upstream import RecordingUpstream
 from memd.errors import StoreLocked
 from memd.store.claim import AppendFile
 from memd.store.disk import LocalDisk, replace_file
+from memd.store.erasure import ForbiddenText, encode_forbidden
+from memd.store.log.format import HEADER_BYTES
 from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
 
@@ -94,6 +97,57 @@ def test_a_missing_segment_is_not_passed_over_in_silence(serving: Serving) -> No
     assert daemon.chat(lost, headers={"X-Memory-Mode": "readonly"}).headers["X-Memory-Status"] == "injected"
     assert daemon.terminate() == 0
     assert daemon.run("verify").returncode == 0
+
+
+def forbids_something_else(topic: Path) -> None:
+    (topic / "forbidden").write_bytes(
+        encode_forbidden(ForbiddenText(texts=frozenset({"0" * 16}))).replace(b"0", b"1", 1)
+    )
+
+
+def is_of_a_newer_memd(topic: Path) -> None:
+    path = topic / "active.bin"
+    data = bytearray(path.read_bytes())
+    data[8] = 9
+    data[HEADER_BYTES - 4 : HEADER_BYTES] = zlib.crc32(data[: HEADER_BYTES - 4]).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
+def lacks_a_segment_that_can_be_read(topic: Path) -> None:
+    segment = topic / "segments" / "seg_0001.bin"
+    segment.unlink()
+    segment.mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage", [forbids_something_else, is_of_a_newer_memd, lacks_a_segment_that_can_be_read], ids=lambda it: it.__name__
+)
+def test_a_topic_that_cannot_be_read_hides_no_other_and_is_named(
+    serving: Serving, damage: Callable[[Path], None]
+) -> None:
+    daemon = serving({**SMALL_SEGMENTS, "retrieval": {"global_topics": ["work"]}})
+    told(daemon, *FACTS, topic="work")
+    told(daemon, FACTS[0], topic="home")
+    assert daemon.terminate() == 0
+    damage(daemon.data_dir / "work")
+    verified = daemon.run("verify")
+    assert verified.returncode == 1 and str(daemon.data_dir / "work") in verified.stdout
+    checked = daemon.run("check")
+    assert checked.returncode == 1 and str(daemon.data_dir / "work") in checked.stdout
+    for is_running in (False, True):
+        if is_running:
+            daemon.start()
+        found = daemon.run("search", "the password of the boathouse")
+        assert found.returncode == 0 and "heliotrope" in found.stdout
+        assert "Topic work is not searched: " in " ".join(found.stdout.split())
+        assert daemon.run("search", "the boathouse", "--topic", "work").returncode == 1
+    assert "heliotrope" in daemon.run("log").stdout
+    question = [user("What is the password for the boathouse door?")]
+    answer = daemon.chat(question, memory_in={"topic_id": "home"})
+    assert answer.headers["X-Memory-Injected"] and answer.headers["X-Memory-Status"] == "degraded:store"
+    health = ask(f"{daemon.own_url}/memd/health").json
+    assert health["memory"] == "degraded" and str(daemon.data_dir / "work") in health["trouble"]
+    assert daemon.log.read_text().count("a topic cannot be opened") == 1
 
 
 def test_the_files_of_another_topic_are_not_read_as_ones_own(serving: Serving, upstream: RecordingUpstream) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from memd.admin.history import Named, named
 from memd.entries import Draft, checked_topic_id
-from memd.errors import BadQuestion, NotFound, StoreError, UnknownTopic
+from memd.errors import BadQuestion, NotFound, Refused, StoreError, UnknownTopic
 from memd.principals import Principal, Right
 from memd.wording import no_topic
 
@@ -100,10 +100,14 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
 
     @asynccontextmanager
     async def held(
-        self, names: Sequence[str], who: Principal, rights: Sequence[Right] = ("read",)
+        self,
+        names: Sequence[str],
+        who: Principal,
+        rights: Sequence[Right] = ("read",),
+        refused: Refused | None = None,
     ) -> AsyncIterator[list[Topic]]:
         """Hold the topics of these names, or if there are none all in which `who` has one of the rights, open while the
-        block runs.
+        block runs. `refused`: see `Topics.readable`.
 
         Raises:
             Forbidden: `who` does not have the first right in one of them.
@@ -116,21 +120,23 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
         if not wanted:
             there = await asyncio.get_running_loop().run_in_executor(None, self.store.topic_ids)
             wanted = [name for name in there if any(who.may(right, name) for right in rights)]
-        async with self.topics.held(wanted, self.topics.ask(wanted, self.inquiry)) as found:
-            if missing := {*wanted} - {topic.id for topic in found}:
+        async with self.topics.held(wanted, self.topics.ask(wanted, self.inquiry), refused) as found:
+            if missing := {*wanted} - {topic.id for topic in found} - {*(refused or ())}:
                 raise BadQuestion(no_topic(min(missing)))
             yield found
 
     async def read(self, names: Sequence[str], who: Principal, work: Callable[[list[Snapshot]], Result]) -> Result:
-        """Do work, in a thread, on snapshots of the topics of these names, or of all that `who` may read; raises as
-        `held`."""
-        async with self.held(names, who) as found:
+        """Do work, in a thread, on snapshots of the topics of these names, or of all that `who` may read and that can
+        be read; raises as `held`."""
+        async with self.held(names, who, refused=None if names else {}) as found:
             return await asyncio.to_thread(work, [topic.log.snapshot() for topic in found])
 
-    def held_if_there(self, names: Sequence[str], who: Principal) -> AbstractAsyncContextManager[list[Topic]]:
-        """Hold those of these topics that still exist and `who` may read open while the block runs. Raises StoreError:
-        a topic cannot be read."""
-        return self.topics.held([one for one in names if who.may("read", one)])
+    def held_if_there(
+        self, names: Sequence[str], who: Principal, refused: Refused
+    ) -> AbstractAsyncContextManager[list[Topic]]:
+        """Hold those of these topics that still exist and `who` may read open while the block runs. `refused`: see
+        `Topics.readable`."""
+        return self.topics.held([one for one in names if who.may("read", one)], refused=refused)
 
     async def named(
         self, found: Sequence[Topic], chunk_ids: Iterable[str], names: Sequence[str], who: Principal

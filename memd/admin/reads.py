@@ -19,7 +19,7 @@ from memd.admin import history, routing
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import Before, Extent, Limit, chunks_in, get
 from memd.entries import Moment
-from memd.errors import BadQuestion
+from memd.errors import BadQuestion, Refused
 from memd.principals import Principal
 from memd.recall.columns import Searchable
 from memd.recall.digest import Period, Said
@@ -72,12 +72,13 @@ async def search(
     """
     from memd.recall.retrieve import Filters  # a command imports this module and retrieves nothing
 
-    async with parts.held(query.topic, who) as found:
+    refused: Refused = {}
+    async with parts.held(query.topic, who, refused=refused) as found:
         logs: Sequence[Searchable] = [topic.log for topic in found]
         if as_of is not None:
-            logs = await parts.retriever.as_of([topic.log for topic in found], as_of)
+            logs = await parts.retriever.as_of([topic.log for topic in found], as_of, refused)
         filters = Filters(everything=True, wanted=query.wanted, asked_at=as_of)
-        retrieved = await parts.retriever.retrieve(q, logs, await parts.budget(), filters)
+        retrieved = await parts.retriever.retrieve(q, logs, await parts.budget(), filters, refused)
     return search_answer(retrieved, None if as_of is None else int(as_of), limit=limit)
 
 
@@ -123,7 +124,7 @@ async def chunk(parts: DaemonParts, chunk_id: str, query: routing.TopicsQuery, w
 
     Also one that is not in the log yet.
     """
-    async with parts.held(query.topic, who) as found:
+    async with parts.held(query.topic, who, refused=None if query.topic else {}) as found:
         [named] = await parts.named(found, [chunk_id], query.topic, who)
         known = history.known_to(who, [topic.log.snapshot() for topic in found])
         story = await asyncio.to_thread(history.story, *named, known)
@@ -236,7 +237,7 @@ async def related(
     parts: DaemonParts, chunk_id: str, query: routing.TopicsQuery, who: Principal, *, limit: Limit = 10
 ) -> RelatedChunks:
     """The chunks that belong to one without being said beside it: by meaning, rare names or time."""
-    async with parts.held(query.topic, who) as found:
+    async with parts.held(query.topic, who, refused=None if query.topic else {}) as found:
         [(snapshot, uuid, waiting)] = await parts.named(found, [chunk_id], query.topic, who)
 
         def read() -> RelatedChunks:

@@ -63,7 +63,7 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     """The number of open ones."""
     memory: Literal["ok", "degraded"]
     """Degraded: the disk is in trouble, or in a topic the last write to it has failed, and what is said there now is at
-    risk; or the database of the cluster cannot be used."""
+    risk; a topic cannot be read; or the database of the cluster cannot be used."""
     trouble: str | None
     """The first of these troubles in one line; None: there is none."""
     troubles: list[Trouble]
@@ -176,7 +176,7 @@ async def health(parts: DaemonParts, who: Principal) -> DaemonHealth:
     """Whether the daemon runs, on which folder, and whether the model server answers."""
     data_dir = str(parts.config.data_dir.resolve())
     topics, sees_all = _visible(parts.topics, who), who.may_everywhere("read")
-    troubles = _troubles(parts, topics, sees_all=sees_all)
+    troubles = _troubles(parts, topics, who)
     backup = parts.backup.health if parts.backup is not None and sees_all else None
     late = [_trouble(backup.trouble, _ago(backup.lag_seconds))] if backup is not None and backup.trouble else []
     sealing = [topic.log.seal_trouble for topic in topics]
@@ -330,18 +330,21 @@ def _previewed(talk: BufferedConversation) -> BufferedConversation:
     return replace(talk, latest=[replace(one, text=one.text[:PREVIEW_CHARACTERS]) for one in talk.latest])
 
 
-def _troubles(parts: DaemonParts, topics: Sequence[Topic], *, sees_all: bool) -> list[Trouble]:
-    """Return the troubles by which what is said now is at risk, or memory is missing. `topics`: those that may be told
-    of. `sees_all`: the place of the cluster's database may be told."""
+def _troubles(parts: DaemonParts, topics: Sequence[Topic], who: Principal) -> list[Trouble]:
+    """Return the troubles by which what is said now is at risk, or memory is missing. `topics`: the open ones that
+    `who` may read; the place of the cluster's database is for those who may read all."""
     disk, kept = parts.topics.disk.trouble, parts.store.kept
     found = [] if disk is None else [Trouble(disk.what, disk.since, disk.remedy)]
+    refused = [error for topic_id, error in parts.topics.refused.items() if who.may("read", topic_id)]
+    refused += [error for topic in topics if (error := topic.log.load_trouble) is not None]
+    found += [_trouble(str(error), 0) for error in refused[:TROUBLED_MAX]]
     told = [(topic, error) for topic in topics if (error := topic.write_trouble) is not None]
     if disk is not None:  # it is the same one
         told = [(topic, error) for topic, error in told if not isinstance(error, DiskFull | ReadOnlyDisk)]
     found += [_trouble(str(error), topic.trouble_since) for topic, error in told[:TROUBLED_MAX]]
     if kept is not None and kept.trouble:
         found = [one for one in found if "PostgreSQL" not in one.what]  # it is the same one
-        text = kept.trouble if sees_all else "the database cannot be used; ask who runs this memd"
+        text = kept.trouble if who.may_everywhere("read") else "the database cannot be used; ask who runs this memd"
         found.append(_trouble(text, _ago(kept.trouble_seconds)))
     return found
 

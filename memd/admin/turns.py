@@ -26,7 +26,7 @@ from memd.admin.history import QUARTER_US
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import Extent, Limit, Skip, chunks_in, get
 from memd.entries import WallTime
-from memd.errors import BadQuestion, NotFound
+from memd.errors import BadQuestion, NotFound, Refused
 from memd.principals import Principal
 from memd.recall.columns import Searchable
 from memd.recall.explained import EARLIER, INJECTED, ScoredChunk, SearchAnswer, search_answer
@@ -131,16 +131,17 @@ async def replay(
     receipt = await turn(parts, turn_id, who)
     if receipt.question is None:
         raise BadQuestion("memory was not asked in this turn: it showed the block of an earlier one, or none")
-    async with parts.held_if_there((receipt.topic_id, *receipt.related), who) as found:
+    refused: Refused = {}
+    async with parts.held_if_there((receipt.topic_id, *receipt.related), who, refused) as found:
         logs: Sequence[Searchable] = [topic.log for topic in found]
         if then:
-            logs = await parts.retriever.as_of([topic.log for topic in found], WallTime(receipt.at))
+            logs = await parts.retriever.as_of([topic.log for topic in found], WallTime(receipt.at), refused)
         budget = Budget(receipt.budget_tokens, parts.counter.drift.factor(receipt.model), receipt.room_tokens)
         earlier = {bytes.fromhex(one.uuid) for one in receipt.candidates if one.verdict == EARLIER}
         filters = Filters(
             shown_uuids=earlier, wanted=receipt.filter, asked_at=receipt.at, step=receipt.step, everything=True
         )
-        retrieved = await parts.retriever.retrieve(receipt.question, logs, budget, filters)
+        retrieved = await parts.retriever.retrieve(receipt.question, logs, budget, filters, refused)
     now = search_answer(retrieved, receipt.at if then else None)
     before = {one.uuid: one.id for one in receipt.candidates if one.verdict in (INJECTED, EARLIER)}
     since = {one.uuid: one.id for one in now.chunks if one.verdict in (INJECTED, EARLIER)}

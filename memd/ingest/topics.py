@@ -20,7 +20,7 @@ import msgspec
 from memd import __version__
 from memd.embedding.loading import BUNDLED, give_back_memory
 from memd.entries import checked_topic_id
-from memd.errors import Rewritten, StoreError, StoreWriteFailed
+from memd.errors import Refused, Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topic import Ends, Inquiry, Renewed, SharedTopic, Topic, asking, erased_in, events_in, replayed
 from memd.principals import Held, surplus
@@ -55,6 +55,8 @@ class Topics:
         self._open: dict[str, Topic] = {}
         self._opening: dict[str, asyncio.Future[Topic]] = {}
         self._is_opening_in_trouble = False
+        self.refused: Refused = {}
+        """The topics whose files could not be read when they were to be opened last, each with the reason."""
         self.waiting: dict[str, int] = {}
         """How many messages wait to be stored in topics that the start is still to open, or cannot open."""
         self.has_lost = False
@@ -83,7 +85,8 @@ class Topics:
                 else:
                     at_rest.append(topic_id)
             except StoreError as error:
-                log.error("a topic cannot be opened", extra={"topic": topic_id, "error": error})
+                if topic_id not in self.refused:
+                    _tell_refused(topic_id, error)
         topic = None if used_last is None else await self.get(used_last[1])
         await loop.run_in_executor(None, self._store.note_at_rest, at_rest, state)
         return topic
@@ -130,6 +133,7 @@ class Topics:
         Who holds the topic keeps it, and can write nothing any more. Raises StoreError: the folder is where it was.
         """
         topic = self._open.pop(topic_id, None)
+        self.refused.pop(topic_id, None)
 
         def ended() -> Result:
             if topic is not None:
@@ -189,16 +193,28 @@ class Topics:
         """Whether the topic is open here."""
         return topic_id in self._open
 
-    async def readable(self, topic_ids: Sequence[str], inquiry: Inquiry | None = None) -> list[Topic]:
-        """Those of these topics that there are, only to be read. `inquiry`: see `Topic.follow`. Raises StoreError: one
-        cannot be opened."""
-        found = await asyncio.gather(*(self.existing(topic_id, inquiry) for topic_id in topic_ids))
-        return [topic for topic in found if topic is not None]
+    async def readable(
+        self, topic_ids: Sequence[str], inquiry: Inquiry | None = None, refused: Refused | None = None
+    ) -> list[Topic]:
+        """Those of these topics that there are, only to be read. `inquiry`: see `Topic.follow`. `refused`: those that
+        cannot be opened are noted there, and the others are returned; None: one raises StoreError."""
+        opening = (self.existing(topic_id, inquiry) for topic_id in topic_ids)
+        found = []
+        for topic_id, topic in zip(topic_ids, await asyncio.gather(*opening, return_exceptions=True), strict=True):
+            if isinstance(topic, StoreError) and refused is not None:
+                refused[topic_id] = topic
+            elif isinstance(topic, BaseException):
+                raise topic
+            elif topic is not None:
+                found.append(topic)
+        return found
 
     @asynccontextmanager
-    async def held(self, topic_ids: Sequence[str], inquiry: Inquiry | None = None) -> AsyncIterator[list[Topic]]:
+    async def held(
+        self, topic_ids: Sequence[str], inquiry: Inquiry | None = None, refused: Refused | None = None
+    ) -> AsyncIterator[list[Topic]]:
         """Keep those of these topics that there are open while the block runs; as `readable`."""
-        found = await self.readable(topic_ids, inquiry)
+        found = await self.readable(topic_ids, inquiry, refused)
         with ExitStack() as held:
             for topic in found:
                 held.enter_context(topic.held())
@@ -211,8 +227,13 @@ class Topics:
             return
         error = opening.exception()
         self._is_opening_in_trouble = isinstance(error, StoreWriteFailed)
+        was_refused = self.refused.pop(topic_id, None) is not None
         if error is None:
             self._open[topic_id] = opening.result()
+        elif isinstance(error, StoreError) and not self._is_opening_in_trouble:
+            self.refused[topic_id] = error
+            if not was_refused:
+                _tell_refused(topic_id, error)
 
     async def _let_go(self, topic: Topic, why: str) -> bool:
         """Close a topic, unless that would lose something or somebody has used it meanwhile."""
@@ -297,3 +318,7 @@ class Topics:
 def _tell_of(language: str) -> None:
     """Log once that the bundled model does not know a language."""
     log.warning("; ".join(not_english(language)))
+
+
+def _tell_refused(topic_id: str, error: StoreError) -> None:
+    log.error("a topic cannot be opened", extra={"topic": topic_id, "error": error})

@@ -18,6 +18,7 @@ from memd.conversation.conversation import History, TurnKey
 from memd.conversation.events import ConversationEvent, apply
 from memd.conversation.hot_buffer import Arrival
 from memd.conversation.tokens import TokenCounter
+from memd.errors import Refused
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
 from memd.messages import Block, Message, Speech, chain_all, leading_count
@@ -39,7 +40,8 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     topic: Topic
     related: tuple[Topic, ...]
     is_fresh: bool
-    """The related topics have all that was acknowledged; else another daemon's could not be brought up to date."""
+    """The related topics have all that was acknowledged; else one could not be read or, of a cluster, be brought up to
+    date."""
     at: int
     """When it arrived, in microseconds since the epoch."""
     arrival: Arrival
@@ -122,14 +124,15 @@ class Receiver(msgspec.Struct, frozen=True):
             key = TurnKey(prompt.last_digest, memory_in)
             is_retry = topic.buffer.note_arrival(prompt.conversation, key, now, self.retry_seconds)
         # The others as if they were not there.
-        related = tuple(await self.topics.readable(self.read_by(asked)[1:], inquiry))
+        refused: Refused = {}
+        related = tuple(await self.topics.readable(self.read_by(asked)[1:], inquiry, refused))
         repeats = is_retry and prompt.has_block and _still_counts(prompt.turn_block, (topic, *related))
         return Received(
             asked=asked,
             assignment=self.pool.assign(partial(_hints, asked, arrival)),
             topic=topic,
             related=related,
-            is_fresh=all(one.is_fresh for one in related),
+            is_fresh=not refused and all(one.is_fresh for one in related),
             at=at,
             arrival=arrival,
             prompt=prompt,

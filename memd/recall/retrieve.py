@@ -19,9 +19,9 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from memd.embedding.encoder import Encoder
 from memd.embedding.priority import yield_to_others
 from memd.entries import Entry
-from memd.errors import EmbeddingError, StoreError
+from memd.errors import EmbeddingError, Refused, StoreError
 from memd.recall import block
 from memd.recall.columns import Searchable, TopicColumns
 from memd.recall.explained import Verdict
@@ -42,7 +42,7 @@ from memd.selection import EVERYTHING, Selection
 from memd.settings.model import RetrievalSettings
 from memd.store.snapshot import TopicAsOf
 from memd.store.store import TopicLog
-from memd.wording import unsearched
+from memd.wording import unread_topics, unsearched
 
 log = logging.getLogger("memd")
 
@@ -59,6 +59,7 @@ LINE_TOKENS_MIN = 8
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.intp]
+AnyTopic = TypeVar("AnyTopic", bound=Searchable)
 
 SILENT_NOTE = f"Nothing is shown: {Verdict.SILENT}."
 
@@ -139,8 +140,8 @@ class Retrieved(msgspec.Struct, frozen=True, kw_only=True):
     fill_ms: float = 0.0
     is_model_asked: bool = False
     is_reranked: bool = False
-    trouble: EmbeddingError | None = None
-    """Why the embedding model failed; None if it worked or was not needed."""
+    trouble: EmbeddingError | StoreError | None = None
+    """Why the embedding model failed, or a topic could not be read; None: neither did."""
     note: str | None = None
     """Limits of this search, and why nothing was shown, in sentences for people."""
 
@@ -175,26 +176,30 @@ class Retriever:
         self._loading: dict[TopicLog, asyncio.Future[None]] = {}
 
     async def retrieve(
-        self, question: str, topics: Sequence[Searchable], budget: Budget, filters: Filters | None = None
+        self,
+        question: str,
+        topics: Sequence[Searchable],
+        budget: Budget,
+        filters: Filters | None = None,
+        refused: Mapping[str, StoreError] | None = None,
     ) -> Retrieved:
         """Find the chunks that answer a question, and fill the budget with the best of them.
 
         Args:
             question: the text to search for, usually the last user message.
             topics: the request's own topic first, then the related ones. The own topic overrides the others on chunks
-                that both have.
+                that both have. One that cannot be read is left out, and the note says so.
+            refused: topics that could not be opened, each with the reason.
 
         Raises:
             EmbeddingError: the question cannot be embedded, and word search is off.
-            StoreError: recall is not possible now.
+            StoreError: none of the topics can be read.
             TimeoutError: it took longer than `budget.seconds`.
         """
-        filters = filters or Filters()
-        unstored = [topic.unstored() for topic in topics]
+        filters, unread = filters or Filters(), dict(refused or {})
         async with asyncio.timeout(budget.seconds):
-            unloaded = [topic for topic in topics if isinstance(topic, TopicLog) and not topic.is_loaded]
-            for load in [self.load(topic) for topic in unloaded]:
-                await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
+            topics = await self._readable(topics, unread)
+            unstored = [topic.unstored() for topic in topics]
 
             def answer() -> Retrieved:
                 # Pending chunks before the log: one that is stored in between is then seen twice, and not missed.
@@ -213,23 +218,34 @@ class Retriever:
                     pairs = zip(searched, topics, strict=True)
                     if all(one.snapshot.has_same_files(topic.snapshot()) for one, topic in pairs):
                         break  # else an erasure may have overwritten an index during the search
-                if not any(one.is_partial for one in unstored):
-                    return found
-                if budget.seconds is not None and not found.shown:
+                is_partial = any(one.is_partial for one in unstored)
+                if is_partial and budget.seconds is not None and not found.shown:
                     raise TimeoutError("not all that was said could be searched in time")
-                return msgspec.structs.replace(found, note=" ".join(filter(None, (found.note, UNCUT_NOTE))))
+                notes = [found.note, UNCUT_NOTE if is_partial else None, unread_topics(unread)]
+                trouble = found.trouble or next(iter(unread.values()), None)
+                return msgspec.structs.replace(found, note=" ".join(filter(None, notes)) or None, trouble=trouble)
 
             return await asyncio.get_running_loop().run_in_executor(self._searches, answer)
 
-    async def as_of(self, topics: Sequence[TopicLog], canonical_id: int) -> list[Searchable]:
-        """Return the topics as they were after the entry with this id, or at a WallTime."""
+    async def as_of(self, topics: Sequence[TopicLog], canonical_id: int, refused: Refused) -> list[Searchable]:
+        """Return the topics as they were after the entry with this id, or at a WallTime; those that cannot be read are
+        noted in `refused`."""
+        loaded = await self._readable(topics, refused)
+        return await asyncio.to_thread(lambda: [TopicAsOf(topic, canonical_id) for topic in loaded])
 
-        def past() -> list[Searchable]:
-            for topic in topics:
-                topic.load()
-            return [TopicAsOf(topic, canonical_id) for topic in topics]
-
-        return await asyncio.get_running_loop().run_in_executor(None, past)
+    async def _readable(self, topics: Sequence[AnyTopic], refused: Refused) -> list[AnyTopic]:
+        """Load what is to be searched, and return what can be; the rest is noted in `refused`. Raises StoreError: it is
+        all of it."""
+        unloaded = [topic for topic in topics if isinstance(topic, TopicLog) and not topic.is_loaded]
+        for topic, load in [(topic, self.load(topic)) for topic in unloaded]:
+            try:
+                await asyncio.shield(load)  # goes on for the next request if this one cannot wait for it
+            except StoreError as error:
+                refused[topic.topic_id] = error
+        found = [topic for topic in topics if topic.topic_id not in refused]
+        if refused and not found:
+            raise next(iter(refused.values()))
+        return found
 
     def load(self, topic: TopicLog) -> asyncio.Future[None]:
         """Start loading a topic's indexes into memory, or return the load already under way."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -299,7 +300,11 @@ def read_forbidden(files: LocalDisk, layout: TopicLayout) -> ForbiddenText:
     if files.size(layout.forbidden) is None:
         return ForbiddenText()
     try:
-        return msgspec.json.decode(files.read(layout.forbidden), type=ForbiddenText)
+        found = msgspec.json.decode(files.read(layout.forbidden), type=_StoredForbidden)
+        forbidden = ForbiddenText(messages=found.messages, contents=found.contents, texts=found.texts)
+        if found.crc not in (None, _crc(forbidden)):
+            raise msgspec.ValidationError("does not match its checksum")
+        return forbidden
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptFile(
             f"{layout.forbidden}: cannot be read ({error}); put it back out of a backup, or remove it if what was "
@@ -309,7 +314,17 @@ def read_forbidden(files: LocalDisk, layout: TopicLayout) -> ForbiddenText:
 
 def encode_forbidden(forbidden: ForbiddenText) -> bytes:
     """Encode the file."""
-    return msgspec.json.encode(forbidden, order="sorted")
+    stored = _StoredForbidden(**msgspec.structs.asdict(forbidden), crc=_crc(forbidden))
+    return msgspec.json.encode(stored, order="sorted")
+
+
+class _StoredForbidden(ForbiddenText, frozen=True, kw_only=True):
+    crc: int | None = None
+    """CRC32 of the file without this member; None: an older memd wrote it."""
+
+
+def _crc(forbidden: ForbiddenText) -> int:
+    return zlib.crc32(msgspec.json.encode(forbidden, order="sorted"))
 
 
 def _hex(word: int) -> str:

@@ -332,12 +332,23 @@ class TopicLog:
         assert isinstance(growing, GrowingSegment), "an unsealed segment"
         return growing
 
+    load_trouble: StoreError | None = None
+    """Why it could not be loaded the last time; None: it was, or nobody has asked for it."""
+
     def load(self) -> None:
         """Load all indexes, so that the next search does not wait for it. Slow the first time.
 
         A damaged merged index is replaced by its segments, each by itself. Raises StoreError: neither an index nor the
         log under it can be read.
         """
+        try:
+            self._load()
+        except StoreError as error:
+            self.load_trouble = error
+            raise
+        self.load_trouble = None
+
+    def _load(self) -> None:
         while missing := [view for view in self._snapshot.indexes if not view.index.is_loaded]:
             for view in missing:
                 index = view.index

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
 
+from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout, is_derived, topic_ids_in
 from memd.store.log.columns import ROW, Bits, Records, superseded
@@ -44,7 +46,7 @@ class TopicDiskUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def disk_usage(data_dir: Path, files: LocalDisk) -> list[TopicDiskUsage]:
-    """Return the usage of all topics, sorted by name. Raises StoreError: a file cannot be read."""
+    """Return the usage of all topics, sorted by name. Raises StoreError: the directory cannot be read."""
     return [_topic(files, TopicLayout(data_dir, topic_id)) for topic_id in topic_ids_in(files, data_dir)]
 
 
@@ -75,7 +77,10 @@ def _topic(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
 
 
 def _counted(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
-    found = list(log_columns(files, layout))
+    """A topic that cannot be read has no chunks; `memd verify` and the daemon's health name it."""
+    found = []
+    with suppress(StoreError):
+        found = list(log_columns(files, layout))
     parts = [(header, rows) for _, header, rows in found]
     records: Records = np.concatenate([np.empty(0, ROW), *(rows for _, rows in parts)])
     live = ~superseded(records)

@@ -18,7 +18,7 @@ from memd.entries import Erased
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.audit import read_book
 from memd.store.disk import LocalDisk, check_file
-from memd.store.erasure import begun, finding_of, read_erasures, returned
+from memd.store.erasure import begun, finding_of, read_erasures, read_forbidden, returned
 from memd.store.index.sealed_index import has_meta, read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
 from memd.store.log import recovery
@@ -127,6 +127,7 @@ class _Verification:
         if active_file is not None:
             self._log_file(layout.active, active_file, last_id, is_last=True)
         self._merged(layout)
+        self._forbidden(layout)
         self.findings += returned(self._erasures, layout, self._records)
         if journal is not None and self._journal(layout.hot, journal):
             extent = records_of(journal).extent
@@ -209,6 +210,13 @@ class _Verification:
             except StoreError as error:
                 if not self._is_served:  # a running daemon may be writing or removing it
                     self._add_finding("derived", path, f"is left out at the next start: {error}")
+
+    def _forbidden(self, layout: TopicLayout) -> None:
+        try:
+            if read_forbidden(self._files, layout):
+                self._count_file(layout.forbidden)
+        except StoreError as error:
+            self._add_finding("damaged", layout.forbidden, str(error).removeprefix(f"{layout.forbidden}: "))
 
     def _log_file(self, path: Path, log_file: recovery.LogFile, last_id: int, *, is_last: bool) -> int:
         self.findings += recovery.find_damage(log_file, is_last=is_last)
