@@ -191,7 +191,7 @@ MISUSED = {
     "serve --log-level loud": "--log-level: there is no 'loud'; there are debug, info, warning, error",
     "digest --by dya": "--by: there is no 'dya'; did you mean day?",
     "serve --model /does/not/exist.gguf": "--model: there is no file '/does/not/exist.gguf'; name one that there is",
-    "search": 'QUESTION is missing; for example: memd search "Which port does the shop listen on?"',
+    "show": "ID is missing; for example: memd show 9ada",
     "token add anna": "--topics is missing; `memd token add --help` shows how",
     "search which port": "'port' is more than it takes; what belongs together stands in quotes",
     "export surplus": "'surplus' is more than it takes; `memd export --help` shows how",
