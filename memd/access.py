@@ -9,8 +9,8 @@ then once a minute how many there were. No line has a token in it. An address th
 until then no secret that could be guessed is looked at. A long one always is, because nobody guesses it: so whoever has
 one is let in, also where a proxy gives the attempts of others the same address. A request without a token tries none.
 
-A body never takes more memory than its bound, nor all of them together more than theirs, and a client that stops
-sending one, or sends it too slowly, loses its connection.
+A body never takes more memory than its bound, nor all of them together more than theirs, nor those of one principal all
+of that, and a client that stops sending one, or sends it too slowly, loses its connection.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import logging
 import math
 import re
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,6 +44,11 @@ Take = Callable[[int], None]
 """Takes room for so many bytes of a body, or raises `TooManyBodies`."""
 BODY_BYTES_PER_SECOND_MIN = 1_024
 """The slowest that a body may come in the long run; a modem of the nineties sends three times as much."""
+HELD_SECONDS_MAX = 1_800
+"""A body that is held while it comes brings, at its slowest, as much again in this time as it has brought already: of a
+hundred megabytes of which ten are missing these come within four minutes, or the room is free."""
+SHARE_MAX = 7 / 8
+"""Of the room that others leave, what one principal may have of it."""
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 """Requests to memd's own routes that show the same are one, sent more than once
 (draft-ietf-httpapi-idempotency-key-header)."""
@@ -81,31 +87,38 @@ class TooManyBodies(MemdError):
 
 
 class BodyRoom:
-    """The room for the bodies of all requests. Belongs to the event loop."""
+    """The room for the bodies of all requests. Belongs to the event loop.
+
+    Each principal but the owner leaves some of it to the others, whatever these hold already.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._held = 0
+        self._held = Counter[str]()
+        """By the principal's `author`."""
 
     @contextmanager
-    def holding(self) -> Iterator[Take]:
-        """For one request: the function that it takes room with; all that it took is free again in the end."""
+    def holding(self, author: str = "") -> Iterator[Take]:
+        """For one request of a principal (`Principal.author`): the function that it takes room with; all that it took
+        is free again in the end."""
         taken = 0
 
         def take(size: int) -> None:
             nonlocal taken
-            if self._held + size > self._bytes_max:
+            left = self._bytes_max - self._held.total() + self._held[author]
+            if self._held[author] + size > (left * SHARE_MAX if author else left):
                 raise TooManyBodies(
-                    f"the bodies of all requests together exceed {self._bytes_max} bytes; try again in a moment, or "
-                    "raise limits.body_bytes_max"
+                    f"the bodies of all requests together exceed {self._bytes_max} bytes, or those of one token its "
+                    "share; try again in a moment, or raise limits.body_bytes_max"
                 )
-            self._held += size
+            self._held[author] += size
             taken += size
 
         try:
             yield take
         finally:
-            self._held -= taken
+            self._held[author] -= taken
+            self._held += Counter()  # keeps those who hold some
 
 
 def too_many_bodies(error: TooManyBodies, api: Api = CHAT) -> web.Response:
@@ -131,7 +144,7 @@ async def read_body(
         return None
     parts: list[bytes] = []
     size = 0
-    async for part in body_parts(request, idle_seconds):
+    async for part in body_parts(request, idle_seconds, HELD_SECONDS_MAX):
         size += len(part)
         if size > bytes_max:
             return None
@@ -142,22 +155,25 @@ async def read_body(
     return await asyncio.to_thread(b"".join, parts)  # which goes on beside Python
 
 
-async def body_parts(request: web.BaseRequest, idle_seconds: float) -> AsyncIterator[bytes]:
-    """Yield the parts of a request's body as they arrive.
+async def body_parts(
+    request: web.BaseRequest, idle_seconds: float, again_seconds: float = math.inf
+) -> AsyncIterator[bytes]:
+    """Yield the parts of a request's body as they arrive. `again_seconds`: see `HELD_SECONDS_MAX`.
 
     Raises:
-        TimeoutError: the client sent nothing for `idle_seconds`, or for longer than that, all its pauses together, less
-            than `BODY_BYTES_PER_SECOND_MIN`; its connection is closed.
+        TimeoutError: the client sent nothing for `idle_seconds`, or fell as far behind the slowest that it may send
+            (also `BODY_BYTES_PER_SECOND_MIN`); its connection is closed. What came faster before does not count for
+            what comes later.
     """
     clock = asyncio.get_running_loop().time
-    waited, size = 0.0, 0
+    behind, size = 0.0, 0
     while not request.content.is_eof():
-        left = idle_seconds + size / BODY_BYTES_PER_SECOND_MIN - waited
         began = clock()
         try:
-            async with asyncio.timeout(min(idle_seconds, left)):
+            async with asyncio.timeout(idle_seconds - behind):
                 part = await request.content.readany()
-            waited += clock() - began
+            slowest = max(BODY_BYTES_PER_SECOND_MIN, size / again_seconds)
+            behind = max(0.0, behind + clock() - began - len(part) / slowest)
             size += len(part)
         except TimeoutError:
             fields = {"method": request.method, "path": Content(request.path), "seconds": idle_seconds, "bytes": size}

@@ -14,14 +14,14 @@ import pytest
 import uvloop
 from aiohttp import web
 from conftest import Connect
-from daemon_process import DaemonProcess, ask, peak_bytes, wait_until
-from raw_wire import Peer, RawUpstream, answer, request
+from daemon_process import DaemonProcess, ask, peak_bytes, token_setting, wait_until
+from raw_wire import Peer, RawUpstream, answer, answering, request
 
 from memd.proxy.connections import listen
 from memd.settings.model import LimitsSettings
 
 CHAT = b"/v1/chat/completions"
-TOKEN = "a secret of some length"
+TOKEN, FLOODER, ANN = "a secret of some length", "a secret of somebody who floods", "a secret of somebody who talks"
 CONNECTIONS_MAX = 12
 IDLE_SECONDS = 3.0
 MEGABYTE = 1 << 20
@@ -33,7 +33,8 @@ def memd_settings() -> dict[str, object]:
         "connections_max": CONNECTIONS_MAX, "idle_seconds": IDLE_SECONDS, "bodies_bytes_max": 4 * MEGABYTE,
         "body_bytes_max": 3 * MEGABYTE,
     }  # fmt: skip
-    return {"limits": limits, "auth": {"token": TOKEN}}
+    tokens = [token_setting("flooder", FLOODER, "write"), token_setting("ann", ANN, "read", "write")]
+    return {"limits": limits, "auth": {"token": TOKEN, "tokens": tokens}}
 
 
 SHOWN = b"X-Memory-Token: " + TOKEN.encode()
@@ -194,6 +195,31 @@ def test_a_body_that_trickles_ends_its_connection(memd: DaemonProcess, raw: RawU
         for thread in feeding:
             thread.join()
     wait_until(lambda: memd.log.read_text().count("too slowly") >= len(clients), lambda: repr(memd))
+
+
+def test_a_body_that_came_fast_and_then_trickles_ends_its_connection(memd: DaemonProcess, connect: Connect) -> None:
+    client, sent = connect(memd.base_url), threading.Event()
+    client.send(request(b"POST", CHAT, SHOWN, b"Content-Length: %d" % (2 * MEGABYTE)) + b" " * MEGABYTE)
+    feeding = threading.Thread(target=feed, args=(client, sent))
+    feeding.start()
+    try:
+        assert client.wait_until_closed() < 10 * IDLE_SECONDS
+    finally:
+        sent.set()
+        feeding.join()
+
+
+def test_bodies_of_one_token_leave_room_for_others(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> None:
+    raw.script = answering(answer(b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"}}]}'))
+    shown = f"X-Memory-Token: {FLOODER}".encode()
+    flooding = [connect(memd.base_url) for _ in range(4)]
+    for client in flooding:
+        send_all(client, request(b"POST", CHAT, shown, b"Content-Length: %d" % (2 * MEGABYTE)), 1)
+        send_all(client, b" " * (MEGABYTE // 16), 16)
+    body = {"messages": [{"role": "user", "content": "a"}], "padding": "x" * (MEGABYTE // 4)}
+    url, others = memd.base_url + CHAT.decode(), {"X-Memory-Token": ANN}
+    wait_until(lambda: any(client.is_readable(0) for client in flooding), lambda: repr(memd))
+    assert ask(url, body, headers=others).status == 200
 
 
 def feed(client: Peer, stop: threading.Event) -> None:

@@ -122,7 +122,7 @@ class Router(msgspec.Struct, frozen=True):
         call = Call(request, api, target, path_topic)
         with recorded(self.pool.metrics, request, "" if api is None else api.name) as record:
             try:
-                with self.bodies.holding() as take:
+                with self.bodies.holding(access.principal_of(request).author) as take:
                     response = await self._answer_model(call, take)
             except TooManyBodies as error:
                 log.warning("a request was refused", extra={"error": error})
