@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import threading
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ import aiohttp
 import pytest
 from conftest import Serving
 from daemon_in_process import House, house_in, secret_of
-from daemon_process import ask, token_setting, tool_call
-from recording_upstream import chat_answer
+from daemon_process import ask, token_setting, tool_call, wait_until
+from recording_upstream import RecordingUpstream, chat_answer, streamed
 from test_rights import LAMP, QUESTION, VAULT
 
 from memd.embedding.encoder import Encoder
@@ -348,6 +350,33 @@ def test_all_that_one_author_said_is_erased_and_nothing_else(serving: Serving, s
     told = daemon.run("erase", "--author", "ann", "--yes").stdout
     assert "There is nothing to erase." in told
     assert "Nothing is by ann; `memd token list` names who has a token." in told
+
+
+@pytest.mark.parametrize("forbid", [True, False])
+def test_what_an_author_says_while_it_is_answered_is_erased_too(
+    serving: Serving, upstream: RecordingUpstream, forbid: bool
+) -> None:
+    answered = threading.Event()
+    upstream.answer = lambda request: streamed("It is noted and kept.", answered)
+    tokens = [token_setting("ann", secret_of("ann"), "read", "write")]
+    daemon = serving({"auth": {"token": "the-owner-s-own-long-token", "tokens": tokens}})
+    body = json.dumps({"messages": [{"role": "user", "content": VAULT}], "stream": True}).encode()
+    shown = {"Content-Type": "application/json", "X-Memory-Token": secret_of("ann")}
+    url = f"{daemon.base_url}/v1/chat/completions"
+    owner = {"X-Memory-Token": "the-owner-s-own-long-token"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, shown), timeout=60) as answer:
+        answer.read(10)
+        erased = ask(f"{daemon.own_url}/memd/erase", {"author": "ann", "forbid": forbid}, headers=owner)
+        assert erased.status == 200, erased.body
+        answered.set()
+        answer.read()
+    wait_until(
+        lambda: b"It is noted" in ask(f"{daemon.own_url}/memd/chunks?topic=default", headers=owner).body,
+        lambda: repr(daemon),
+    )
+    assert daemon.terminate() == 0
+    files = [path for path in daemon.data_dir.rglob("*") if path.is_file()]
+    assert [path.name for path in files if VAULT.split()[-1].encode() in path.read_bytes()] == []
 
 
 async def test_the_words_of_very_many_chunks_are_not_looked_for_elsewhere_and_that_is_said(

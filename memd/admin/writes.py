@@ -366,7 +366,7 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Ask
     names = [body.topic_id] if body.topic_id else []
     async with parts.held(names, who, ["admin"]) as own:
         is_chosen = body.author or body.source
-        named = await (_written(own, body) if is_chosen else parts.named(own, body.chunk_ids, names, who))
+        named = await (_written(parts, own, body) if is_chosen else parts.named(own, body.chunk_ids, names, who))
         for topic in own:
             waiting = (one.uuid for one in named if one.waiting and one.snapshot.topic_id == topic.id)
             await parts.archiver.store_named(topic, waiting)
@@ -394,9 +394,15 @@ def _plans(snapshots: list[Snapshot], uuids: set[bytes]) -> list[PlannedErasure]
     return [plan for plan in plans if plan.entries or plan.unnamed]
 
 
-async def _written(topics: Sequence[Topic], body: ErasureBody) -> list[history.Named]:
-    """All chunks of an author or a source, also those that are not in the log yet."""
+async def _written(parts: DaemonParts, topics: Sequence[Topic], body: ErasureBody) -> list[history.Named]:
+    """All chunks of an author or a source, also those that are not in the log yet; what is being answered is stored for
+    that, else it would be afterwards."""
     authors = ("" if body.author == OWNER_NAME else body.author,) if body.author else ()
+    for topic in topics:
+        for one in topic.buffer.conversations():
+            waiting = (item.message for item in one.messages[one.stored :] if item.message is not None)
+            if any((message.author or "") in authors for message in waiting):
+                await parts.archiver.store(topic, one, len(one))
     wanted = Selection(authors=authors, sources=(body.source,) if body.source else ())
 
     def found(topic: Topic, unstored: UnstoredText) -> list[history.Named]:
