@@ -492,7 +492,8 @@ def test_of_a_folder_what_is_of_others_is_passed_over_and_what_was_cut_off_is_na
     assert result.stderr.count("\n") == 1
     said = f"{cut}, element 1 (byte 1): the file ends in the middle of it: it was cut off"
     assert said in result.stderr
-    assert "1 file without conversations passed over; 1 problem, named above" in result.stdout
+    passed = f"1 file without conversations passed over ({folder / 'package.json'}); 1 problem, named above"
+    assert passed in result.stdout
     alone = memd(tmp_path / "alone", "add", cut, code=1)
     assert said in alone.stderr and "written" not in alone.stdout, "nor is it a document"
 
@@ -563,8 +564,41 @@ def test_of_the_zips_in_a_folder_exports_are_taken_damaged_ones_named_and_others
         for name in ("broken", "odd", "empty"):
             assert f"{folder / name}.zip, the file: it is no whole zip" in result.stderr
         assert "(Claude " in result.stdout
-        assert "1 file without conversations passed over; 3 problems, named above" in result.stdout
+        said = f"1 file without conversations passed over ({folder / 'photos.zip'}); 3 problems, named above"
+        assert said in result.stdout
         assert ("1 file looked at" in result.stdout) == (command == "add"), "the note is no export"
+
+
+SLACK: dict[str, list[dict[str, Any]]] = {
+    "channels.json": [{"id": "C1", "name": "general", "members": ["U1", "U2"]}],
+    "users.json": [{"id": "U1", "name": "kari", "profile": {"real_name": "Kari Nes"}}, {"id": "U2", "name": "ola"}],
+    "general/2024-03-01.json": [
+        {"type": "message", "subtype": "channel_join", "user": "U2", "text": "<@U2> has joined", "ts": "1709290000.1"},
+        {"type": "message", "user": "U1", "text": "<@U2>: standup &amp; coffee at 09:15", "ts": "1709290800.000200"},
+        {"type": "message", "user": "U2", "text": "Fine, I tell the vendors.", "ts": "1709290900.000300"},
+    ],
+    "general/2024-03-02.json": [
+        {"type": "message", "subtype": "channel_join", "user": "U2", "text": "<@U2> has joined", "ts": "1709377200.1"}
+    ],
+}
+
+
+def test_an_export_of_slack_is_read_channel_by_channel_with_the_names_of_people(tmp_path: Path) -> None:
+    unpacked, packed = tmp_path / "slack", tmp_path / "Fjord Slack export.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, values in SLACK.items():
+            archive.writestr(name, json.dumps(values))
+        archive.extractall(unpacked)
+    for path in (packed, unpacked, unpacked / "general" / "2024-03-01.json"):
+        told = memd(folder := tmp_path / f"as {path.name}", "add", path).stdout
+        assert "1 conversation (Slack 1) imported" in told, told
+        is_whole = path.suffix != ".json"
+        assert ("nothing else (left out: channels.json, users.json)" in told) == is_whole, told
+        chunk, answer = exported(folder)
+        assert (chunk["content"], answer["content"]) == ("@ola: standup & coffee at 09:15", "Fine, I tell the vendors.")
+        assert [one["speakers"][0]["name"] for one in (chunk, answer)] == ["Kari Nes", "ola"]
+        assert chunk["source"] == "slack:general/2024-03-01" and chunk["said_at"] == "2024-03-01T11:00:00.000200Z"
+        assert [*chunk["part"]["heading"]] == ["general"]
 
 
 def test_files_of_a_folder_that_nobody_reads_are_told_by_their_suffixes(tmp_path: Path) -> None:

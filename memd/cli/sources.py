@@ -34,9 +34,9 @@ from memd.ingest.imports.files import (
     ImportedFile,
     files_of,
     format_in,
-    is_unpacked_export,
     left_out_of,
     read,
+    unpacked_export,
 )
 from memd.ingest.imports.parts import ImportCounts, Sending
 from memd.ingest.readers.text import FORMATS, GivenDocument, suffix_of
@@ -212,8 +212,8 @@ def _exports(paths: Sequence[Path], chosen: Chosen) -> tuple[list[ImportedFile],
                 with suppress(OSError):
                     if (program := format_in(file, dating)) is not None:
                         found.setdefault(file, ImportedFile.at(file, path))
-                        if path.is_dir() and is_unpacked_export(file.parent, file.name, program):
-                            whole[file.parent] = program, []
+                        if path.is_dir() and (unpacked := unpacked_export(file, program)) is not None:
+                            whole[unpacked] = program, []
                         elif program and suffix_of(file.name) == ".zip" and (left_out := left_out_of(file)):
                             whole[file] = program, left_out
                         continue
@@ -353,7 +353,7 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
     sending = Sending(lambda path, body: daemon.answer(path, body, PART_SECONDS_MAX), topic)
     dating, problems, is_piped = _dating_now(), sending.problems, any(file.path == STANDARD_INPUT for file in files)
     whole, done = sum(file.size for file in files), 0
-    read_files = foreign = 0  # those with conversations, and those of folders without
+    read_files, foreign = 0, list[str]()  # those with conversations, and those of folders without
     try:
         with progress("importing") as advanced:
 
@@ -375,7 +375,7 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
                     continue
                 if not found_any and not file.is_named:  # a folder has other files, too
                     problems[before:] = [one for one in problems[before:] if one[1].is_broken]
-                    foreign += before == len(problems)
+                    foreign += [file.name] if before == len(problems) else []
                     continue
                 read_files += 1
                 if not found_any and file.path == STANDARD_INPUT:
@@ -394,7 +394,9 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
     return len(problems)
 
 
-def _imported(counts: ImportCounts, files: int, foreign: int, undated: int, problems: int, *, is_piped: bool) -> str:
+def _imported(
+    counts: ImportCounts, files: int, foreign: Sequence[str], undated: int, problems: int, *, is_piped: bool
+) -> str:
     said = [f"{counted(files, 'file')} read"]
     if counts.entries or counts.entries_known:
         said.append(f"{counted(counts.entries, 'entry')} imported, {counts.entries_known:,} there already")
@@ -414,7 +416,9 @@ def _imported(counts: ImportCounts, files: int, foreign: int, undated: int, prob
     if counts.redacted:
         said.append(f"redacted: {tallied(counts.redacted)}")
     if foreign:
-        said.append(f"{counted(foreign, 'file')} without conversations passed over")
+        names = ", ".join(map(name_for_terminal, foreign[:EXPORT_FILES_SHOWN]))
+        more = f" and {len(foreign) - EXPORT_FILES_SHOWN:,} more" if foreign[EXPORT_FILES_SHOWN:] else ""
+        said.append(f"{counted(len(foreign), 'file')} without conversations passed over ({names}{more})")
     if problems:
         said.append(f"{counted(problems, 'problem')}, named above")
     if not (total or counts.entries or counts.entries_known or counts.empty):

@@ -38,7 +38,7 @@ from memd.wire import anthropic, chat
 from memd.wire.lenient_json import LIST, OBJECT, TEXT, UNREADABLE, is_list, is_object, is_string, text_or_empty
 from memd.wire.responses import grouped, parse_items
 
-_NAMES = ("said_at", "timestamp", "created_at", "createdAt", "create_time", "date", "time")
+_NAMES = ("said_at", "timestamp", "created_at", "createdAt", "create_time", "date", "time", "ts")
 """The members that are looked at, the best first."""
 _EARLIEST_US, _LATEST_US = 315_532_800_000_000, 4_102_444_800_000_000
 """1980 and 2100: between them, and the scale of a number says whether it is seconds or a fraction of them. One before
@@ -514,6 +514,31 @@ def _of_sharegpt(members: Members, _: Raw, role: str) -> list[Message]:
     return said(role, value) if role else []
 
 
+_SAID_IN_SLACK = frozenset({"", "bot_message", "file_share", "me_message", "thread_broadcast"})
+"""The subtypes of messages that somebody wrote: the others tell who joined a channel, and the like."""
+_MENTION = re.compile(r"<@(\w{1,40})(?:\|[^<>]{0,200})?>")
+
+
+def _of_slack(members: Members, _: Raw, role: str) -> list[Message]:
+    if _text_at(members, "subtype") not in _SAID_IN_SLACK:
+        return []
+    text = with_attachments(_text_at(members, "text"), _attached(members, "files", "name"))
+    return [msgspec.structs.replace(one, name=_text_at(members, "user|username")) for one in said("user", text)]
+
+
+def with_names(thread: Thread, names: Mapping[str, str]) -> Thread:
+    """A conversation of Slack with the names of people in place of their ids."""
+
+    def named_in(text: str) -> str:
+        return html.unescape(_MENTION.sub(lambda found: f"@{names.get(found[1], found[1])}", text))
+
+    messages = [
+        msgspec.structs.replace(one, name=names.get(one.name, one.name), text=named_in(one.text))
+        for one in thread.messages
+    ]
+    return msgspec.structs.replace(thread, messages=messages)
+
+
 def _of_openai(_: Members, raw: Raw, role: str) -> list[Message]:
     if not role:
         raise BadImport("it has no role")
@@ -545,6 +570,7 @@ def _unquoted(text: str) -> str:
 _READ: Mapping[str, Callable[[Members, Raw, str], list[Message]]] = {
     "chatgpt": _of_chatgpt,
     "sharegpt": _of_sharegpt,
+    "slack": _of_slack,
     "openai": _of_openai,
 }
 """By format: reads a message of a role that no paths describe."""

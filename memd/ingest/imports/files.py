@@ -21,10 +21,10 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import chain
-from pathlib import Path
-from typing import IO
+from pathlib import Path, PurePath
+from typing import IO, Any
 
 import msgspec
 from msgspec import Raw
@@ -42,6 +42,7 @@ from memd.ingest.imports.exports import (
     aider_threads,
     thread_in,
     thread_of_elements,
+    with_names,
 )
 from memd.wire.lenient_json import LIST, OBJECT, UNREADABLE, Decoded, is_list, without_surrogates
 
@@ -221,7 +222,8 @@ SESSIONS: Mapping[str, type[ClaudeCodeSession | CodexSession]] = {
 """The formats whose values are parts of one conversation."""
 TITLES = {one.name: one.title for one in FORMATS}
 NAMES = tuple(TITLES)
-OPENAI = next(one for one in FORMATS if one.name == "openai")
+OPENAI, SLACK = (next(one for one in FORMATS if one.name == name) for name in ("openai", "slack"))
+"""Of these messages may stand by themselves."""
 AIDER, MEMD = "aider", "memd"
 
 
@@ -237,15 +239,16 @@ class Found(msgspec.Struct, frozen=True):
     """The file itself is damaged, whatever stood in it."""
 
 
-def found_in(values: Iterable[Item], dating: Dating, only: str | None = None) -> Iterator[Found]:
-    """Read the values of one file. `only`: the name of the only format that is read."""
+def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, called: str = "") -> Iterator[Found]:
+    """Read the values of one file. `only`: the name of the only format that is read. `called`: what Slack calls the
+    messages in it: the channel and the day."""
     sessions: dict[str, ClaudeCodeSession | CodexSession] = {}
     messages: list[Item] = []  # that stand by themselves, all of one array, or all lines
     strange: list[Found] = []  # the values in front of the first that is of a conversation
-    is_known = False
+    is_known, spoken_as = False, OPENAI
     for item in values:
         if messages and item.array != messages[0].array:
-            yield from _conversation_of(messages, dating)
+            yield from _conversation_of(messages, dating, spoken_as, called)
             messages = []
         try:
             item, members = _members(item)
@@ -268,11 +271,13 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None) ->
         try:
             if (export and export.name) != MEMD:  # of whose entries a damaged one must not replace a whole one
                 item = msgspec.structs.replace(item, data=without_surrogates(item.data))
-            is_message, name = export is OPENAI and OPENAI.messages not in members, export.name if export else ""
+            is_message = export is SLACK or (export is OPENAI and OPENAI.messages not in members)
+            name = export.name if export else ""
             if sessions and (is_message or not name):
                 # An event of another kind, or an item from before lines had a frame.
                 is_message, name = False, next(reversed(sessions))
-            if is_message:
+            if is_message and export is not None:
+                spoken_as = export
                 messages.append(item)
             elif name == MEMD:
                 yield Found(item.place, entry=item.data)
@@ -285,7 +290,7 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None) ->
         except (*UNREADABLE, BadImport, BadRequestBody, BadTopicId) as error:
             yield Found(item.place, problem=str(error))
     yield from strange
-    yield from _conversation_of(messages, dating)
+    yield from _conversation_of(messages, dating, spoken_as, called)
     for session in sessions.values():
         try:
             yield Found("session", session.thread())
@@ -317,19 +322,27 @@ def _no_conversation(members: Mapping[str, Raw], only: str | None) -> str:
     return f"it is not {'a conversation' if only is None else f'of {TITLES[only]}'}; its members are {has}"
 
 
-def _conversation_of(messages: Sequence[Item], dating: Dating) -> Iterator[Found]:
+def _conversation_of(messages: Sequence[Item], dating: Dating, export: Export, called: str) -> Iterator[Found]:
     if messages:
-        elements = [("", Raw(one.data)) for one in messages]
+        elements, name = [("", Raw(one.data)) for one in messages], called if export is SLACK else ""
         try:
-            yield Found(messages[0].place, thread_of_elements(OPENAI, elements, dating))
+            thread = thread_of_elements(export, elements, dating, name, title=name.rpartition("/")[0])
+            yield Found(messages[0].place, thread)
+        except EmptyImport:
+            yield Found(messages[0].place)
         except BadImport as error:
             yield Found(messages[0].place, problem=str(error))
 
 
 BLOCK_BYTES = 1 << 20
 STANDARD_INPUT = Path("-")
+PEOPLE = "users.json"
+"""Of Slack: who has which id."""
 _NAMES = re.compile(r".*\.(json|jsonl|zip)|\.aider\.chat\.history\.md")
-_IN_ZIP = re.compile(r"(?:.*/)?(?:conversations[^/]*\.jsonl?|\.aider\.chat\.history\.md|rollout-[^/]*\.jsonl)")
+_OF_A_DAY = r"\d{4}-\d\d-\d\d\.json"
+_IN_ZIP = re.compile(
+    rf"(?:.*/)?(?:conversations[^/]*\.jsonl?|\.aider\.chat\.history\.md|rollout-[^/]*\.jsonl|{_OF_A_DAY})"
+)
 _ANY_JSON = re.compile(r".*\.jsonl?")
 _ZIP_MAGIC = b"PK\x03\x04"
 _BEGINNING = re.compile(
@@ -413,10 +426,11 @@ def _parted(archive: zipfile.ZipFile) -> tuple[list[zipfile.ZipInfo], list[zipfi
     return chosen, [one for one in listed if not pattern.fullmatch(one.filename)]
 
 
-def is_unpacked_export(folder: Path, name: str, program: str) -> bool:
-    """Whether a folder with this file of a format is a zip that the program sent, unpacked."""
+def unpacked_export(file: Path, program: str) -> Path | None:
+    """The folder with this file of a format that is a zip that the program sent, unpacked; None: there is none."""
     beside = next((one.beside for one in FORMATS if one.name == program), ())
-    return _IN_ZIP.fullmatch(name) is not None and any((folder / one).is_file() for one in beside)
+    found = (Path(os.path.normpath(file.parent / one)) for one in beside if _IN_ZIP.fullmatch(file.name))
+    return next((one.parent for one in found if one.is_file()), None)
 
 
 def read(
@@ -431,8 +445,9 @@ def read(
         if (is_zip or first.startswith(_ZIP_MAGIC)) and file.path != STANDARD_INPUT:
             yield from _in_zip(file, opened, dating, only, advanced)
             return
-        whole, folder = chain([first], blocks), file.path.absolute().parent
-        yield from ((file.name, found) for found in _found(whole, folder, dating, only))
+        whole, path = chain([first], blocks), file.path.absolute()
+        for found in _found(whole, path.parent, dating, only, _called(path)):
+            yield file.name, _named(found, path.parent.parent / PEOPLE)
 
 
 def _in_zip(
@@ -448,8 +463,9 @@ def _in_zip(
                 name = f"{file.name}: {member.filename}"
                 try:
                     with archive.open(member) as inner:
-                        for found in _found(_blocks(inner, lambda _: None), Path(), dating, only):
-                            yield name, found
+                        called = _called(PurePath(member.filename))
+                        for found in _found(_blocks(inner, lambda _: None), Path(), dating, only, called):
+                            yield name, _named(found, zipfile.Path(archive, PEOPLE))
                 except (*_BROKEN, OSError) as error:  # bz2 says the latter
                     yield name, Found("the file", problem=f"it cannot be unpacked: {error}", is_broken=True)
                 advanced(member.compress_size)
@@ -457,7 +473,29 @@ def _in_zip(
         yield file.name, Found("the file", problem=f"it is no whole zip: {error}", is_broken=True)
 
 
-def _found(blocks: Iterator[bytes], folder: Path, dating: Dating, only: str | None) -> Iterator[Found]:
+def _called(path: PurePath) -> str:
+    """A file's folder and own name, without its suffix: `general/2024-03-01`."""
+    return f"{path.parent.name}/{path.stem}"
+
+
+def _named(found: Found, people: Path | zipfile.Path) -> Found:
+    """A finding, with the names of people where it is of Slack. `people`: the file that has them."""
+    if found.thread is None or found.thread.program != SLACK.name:
+        return found
+    names: dict[str, str] = {}
+    with suppress(OSError, KeyError, *UNREADABLE):  # it is not there, or cannot be read: their ids stay
+        for one in msgspec.json.decode(people.read_bytes(), type=list[_Person]):
+            names[one.id] = one.profile.get("real_name") or one.name or one.id
+    return msgspec.structs.replace(found, thread=with_names(found.thread, names))
+
+
+class _Person(msgspec.Struct):
+    id: str
+    name: str = ""
+    profile: dict[str, Any] = {}
+
+
+def _found(blocks: Iterator[bytes], folder: Path, dating: Dating, only: str | None, called: str) -> Iterator[Found]:
     head = next(blocks, b"")
     whole = chain([head], blocks)
     is_aider = head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(AIDER_STARTED.encode())
@@ -468,7 +506,7 @@ def _found(blocks: Iterator[bytes], folder: Path, dating: Dating, only: str | No
         except BadImport as error:
             yield Found("the file", problem=str(error))
         return
-    yield from found_in(items(whole), dating, only)
+    yield from found_in(items(whole), dating, only, called)
 
 
 def _blocks(opened: IO[bytes], advanced: Callable[[int], None]) -> Iterator[bytes]:
