@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 import random
@@ -340,6 +341,19 @@ def test_a_correction_stays_while_the_file_has_the_text_and_goes_with_it(served:
     assert "The port is 5000." in add("b.md", Port="The port is 5000.")
     assert [one for one in add("b.md") if "port" in one] == ["4711 is the port."], "it was written again"
     assert said(served, "verify")
+
+
+def test_a_page_of_which_nothing_is_read_is_named_with_the_reason(served: DaemonProcess, tmp_path: Path) -> None:
+    page = b"<title>Shop</title><nav>Home</nav><div id=root></div><script>show()</script>"
+    root = written(tmp_path / "web", "a.md")
+    (root / "app.html").write_bytes(page)
+    (root / "empty.md").write_bytes(b"\n")
+    told = served.run("add", str(root))
+    assert told.returncode == 1 and "web/app.html: left out: nothing in it is text that memd reads" in told.stdout
+    assert "1 left out; 1 chunk written" in told.stdout
+    body = {"topic_id": "default", "file": {"name": "app.html", "content": base64.b64encode(page).decode()}}
+    refused = ask(f"{served.own_url}/memd/documents", body)
+    assert refused.status == 400 and "nothing in it is text that memd reads" in refused.body.decode()
 
 
 def test_one_file_is_one_document_however_it_is_added(served: DaemonProcess, tmp_path: Path) -> None:

@@ -202,11 +202,58 @@ def test_mails_of_a_file_and_of_a_box_are_read_below_their_subjects(reader: File
     assert "The plumber comes" in places(reader.sections(tmp_path / "odd.eml"))[0][2]
 
 
+def test_a_heading_with_nothing_below_it_is_text_itself(reader: FileReader, tmp_path: Path) -> None:
+    inner = "<h1>Keys</h1><h2>The red one opens the gate</h2><h2>The blue one is lost</h2><p>In May.</p><h2>Ask Bo</h2>"
+    (tmp_path / "a.html").write_text(f"<body>{inner}")
+    marked = "# Keys\n## The red one opens the gate\n## The blue one is lost\nIn May.\n## Ask Bo\n"
+    (tmp_path / "a.md").write_text(marked)
+    blocks = marked.rstrip().split("\n")
+    made.word(tmp_path / "a.docx", blocks)
+    for suffix, title in ((".html", ()), (".md", ()), (".docx", ()), (".epub", ("Ferns",))):
+        if suffix == ".epub":
+            made.book(tmp_path / "a.epub", "Ferns", [inner])
+        assert places(reader.sections(tmp_path / f"a{suffix}")) == [
+            ((*title, "Keys"), None, "The red one opens the gate"),
+            ((*title, "Keys", "The blue one is lost"), None, "In May."),
+            ((*title, "Keys"), None, "Ask Bo"),
+        ], suffix
+    path = made.slides(tmp_path / "a.pptx", [("We begin on 4 June", ""), ("Next", "Oak room.")])
+    assert places(reader.sections(path)) == [((), 1, "We begin on 4 June"), (("Next",), 2, "Oak room.")]
+    path = made.pdf(tmp_path / "a.pdf", ["# Gate\nIt is red.\n## Bring a key", "# Pay\nOn the 25th."], title="House")
+    assert places(reader.sections(path)) == [
+        (("House", "Gate"), 1, "It is red."),
+        (("House", "Gate"), 1, "Bring a key"),
+        (("House", "Pay"), 2, "On the 25th."),
+    ]
+
+
+def test_a_button_that_is_a_heading_and_a_page_within_a_form_are_read(reader: FileReader, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        "<h2><button>Is it free?</button></h2><p>Yes.<h2>Dogs <button>Copy</button></h2><p>No.<form>Name <p>here</form>"
+    )
+    assert places(reader.sections(tmp_path / "a.html")) == [(("Is it free?",), None, "Yes."), (("Dogs",), None, "No.")]
+    (tmp_path / "b.html").write_text(
+        "<body> <form><h1>Canteen</h1>\n<p>It closes at two.</form>\n<form><p>Soup.</form>"
+    )
+    assert places(reader.sections(tmp_path / "b.html")) == [(("Canteen",), None, "It closes at two.\n\nSoup.")]
+
+
 def test_a_row_without_figures_names_the_columns_and_a_header_alone_is_text() -> None:
     assert table_text([["a", "b"], ["c", "d"]]) == "a: c; b: d"
     assert table_text([["a", "b"]]) == "a; b"
     assert table_text([["Report"], ["3", "4"], ["a", "b"]]) == "Report\n\n3; 4\n\na; b"
     assert table_text([["a", ""], ["", "d", "e"]]) == "a\n\nd; e"
+
+
+def test_years_and_repeated_names_name_columns(reader: FileReader, tmp_path: Path) -> None:
+    assert table_text([["City", "2023", "2024"], ["Oslo", "17", "19"]]) == "City: Oslo; 2023: 17; 2024: 19"
+    assert table_text([["", "01/2026", "2026-02"], ["Ops", "9", "7"]]) == "Ops; 01/2026: 9; 2026-02: 7"
+    assert (
+        table_text([["Name", "Phone", "Phone"], ["Ada", "home", "office"]]) == "Name: Ada; Phone: home; Phone: office"
+    )
+    assert table_text([["Alan", "1912", "1954"], ["Grace", "1906", "1992"]]) == "Alan; 1912; 1954\n\nGrace; 1906; 1992"
+    (tmp_path / "a.csv").write_text("id,said\n" + '1,"plain, fine"\n' * 2_000 + '2,"he said ""no, x"""\n')
+    assert reader.sections(tmp_path / "a.csv")[0].text.endswith('id: 2; said: he said "no, x"')
 
 
 @pytest.mark.parametrize("said", ["Microsoft Word - x", "report_v3.doc", "untitled", "Presentation1", None, " "])

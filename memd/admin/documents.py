@@ -20,7 +20,7 @@ from msgspec import Meta
 from memd.admin.parts import DaemonParts, check_changes
 from memd.admin.routing import PAGE, Body, Extent, Limit, TheTopic, TopicBody, TopicsQuery, get, post
 from memd.entries import Draft, Section
-from memd.errors import BadQuestion, NotFound
+from memd.errors import BadDocument, BadQuestion, NotFound
 from memd.ingest.imports.exports import ITEM_BYTES_MAX
 from memd.ingest.imports.parts import (
     GivenLine,
@@ -32,7 +32,7 @@ from memd.ingest.imports.parts import (
     uuid_of_guest,
 )
 from memd.ingest.pipeline import Drafter
-from memd.ingest.readers.files import FileReader
+from memd.ingest.readers.files import NOTHING_READ, FileReader
 from memd.ingest.readers.text import GivenDocument, GivenFile
 from memd.ingest.sources.documents import KnownDocument, TakenDocument, chunks_of, known_documents
 from memd.ingest.sources.look import REMOVED_AT_ONCE, is_below, root_digits
@@ -186,6 +186,8 @@ def _dropped(topic: Topic, file: GivenFile, author: str | None) -> GivenDocument
     digest = hashlib.sha256(file.content).hexdigest()
     with FileReader() as reader:
         sections = reader.sections_of(file.name, file.content)
+    if not sections and not known:
+        raise BadDocument(NOTHING_READ)
     return GivenDocument(source=name, hash=digest, sections=sections, root=DROPPED)
 
 

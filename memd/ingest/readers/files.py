@@ -33,7 +33,16 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import BadDocument
-from memd.ingest.readers.text import OF_TEXT, FileFormat, GivenSection, format_of, other_kind, sections_of, suffix_of
+from memd.ingest.readers.text import (
+    OF_TEXT,
+    FileFormat,
+    GivenSection,
+    format_of,
+    other_kind,
+    sections_of,
+    suffix_of,
+    with_text,
+)
 from memd.wording import counted, pip_install
 
 MARKDOWN_HERE_BYTES_MAX = 32_000
@@ -50,6 +59,7 @@ TEXT_BYTES_MAX = 15_000_000
 """Of the text of a file in UTF-8, with the headings above each section: some 5,000 pages."""
 SIZE = Path("/proc/self/statm")
 NEEDS_MEMORY = f"reading it needs more than {MEMORY_BYTES_MAX >> 20} MB of memory"
+NOTHING_READ = "nothing in it is text that memd reads (pictures, menus, controls and what scripts show are none)"
 ANSWER_BYTES_MAX = 4 * TEXT_BYTES_MAX
 """Of many short sections the frame is longer than the text."""
 KNOWN_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
@@ -263,9 +273,7 @@ def _sections(request: ReadRequest) -> tuple[GivenSection, ...]:
         sections = getattr(importlib.import_module("memd.ingest.readers.formats"), request.reader)(path)
     found: list[GivenSection] = []
     size = 0
-    for section in sections:
-        if not section.text.strip():
-            continue
+    for section in with_text(sections):
         whole = _encodable(section)
         size += sum(len(one.encode()) for one in (*whole.heading, whole.text))
         if size > TEXT_BYTES_MAX:

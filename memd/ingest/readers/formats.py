@@ -120,14 +120,15 @@ def word(path: Path) -> Iterator[GivenSection]:
         if level is None:
             said.append(table_text(_rows(block)) if block.tag == TABLE else _paragraph(block))
             continue
-        yield GivenSection(above.path, joined(said))
+        yield above.section(joined(said))
         said = []
         above.enter(level, _text(block))
-    yield GivenSection(above.path, joined(said))
+    yield above.section(joined(said))
     for part in document.part.rels.values():
         if part.reltype in (RELATIONSHIP_TYPE.FOOTNOTES, RELATIONSHIP_TYPE.ENDNOTES) and not part.is_external:
             notes = etree.fromstring(part.target_part.blob, etree.XMLParser(resolve_entities=False, no_network=True))
-            yield GivenSection(above.path[:1], joined([_text(one) for one in notes.iter(PARAGRAPH)]))
+            if text := joined([_text(one) for one in notes.iter(PARAGRAPH)]):
+                yield GivenSection(above.path[:1], text)
 
 
 def _level(style: Any, depth: int = 0) -> int | None:
@@ -204,7 +205,7 @@ def slides(path: Path) -> Iterator[GivenSection]:
         said = list(_texts(slide.shapes, None if title is None else title.shape_id))
         if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
             said.append(slide.notes_slide.notes_text_frame.text)
-        yield GivenSection(above.path, joined(said) or " ".join(above.path[-1:]), page=number)
+        yield above.section(joined(said), number)
 
 
 def _texts(shapes: Iterable[Any], title_id: int | None, depth: int = 0) -> Iterator[str]:
@@ -265,14 +266,14 @@ def _shown(value: object) -> str:
 
 
 # Pages: HTML by lxml, the main part of one by its headings. Left out are scripts, navigation, headers and footers of a
-# page, and what says itself that it is no text of it (`nav`, `aside`, `hidden` …). Nothing is guessed from names of
-# classes or the density of links, which loses a fifth of long pages (bench/NOTES.md).
+# page, forms unless all is in them, and what says itself that it is no text of it (`nav`, `aside`, `hidden` …). Nothing
+# is guessed from names of classes or the density of links, which loses a fifth of long pages (bench/NOTES.md).
 
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 UNREAD = frozenset(
     {
         *("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "canvas", "select", "button"),
-        *("nav", "aside", "footer", "form", "dialog", "title", "input", "textarea", "audio", "video"),
+        *("nav", "aside", "footer", "dialog", "title", "input", "textarea", "audio", "video"),
     }
 )
 UNREAD_ROLES = frozenset({"navigation", "banner", "contentinfo", "search", "complementary", "menu", "dialog"})
@@ -297,6 +298,10 @@ def page_sections(content: bytes, above: Headings | None = None) -> Iterator[Giv
     above = above or Headings(root.findtext("head/title"))
     for element in [one for one in root.iterdescendants() if _is_unread(one)]:
         element.drop_tree()
+    forms = root.findall(".//form")
+    whole, *within = (len("".join(one.text_content().split())) for one in (root, *forms))
+    for form in forms if sum(within) < whole else ():
+        form.drop_tree()
     mains = [one for one in root.iter("main", "article") if one.text_content().strip()]
     bodies = [one for one in mains if one.tag == "main"] or mains
     yield from _PageWalk(above).sections(bodies[0] if len(bodies) == 1 else root)
@@ -355,14 +360,16 @@ class _PageWalk:
 
     def _section(self) -> Iterator[GivenSection]:
         text, self._blocks = joined(self._blocks), []
-        if text:
-            yield GivenSection(self._above.path, text)
+        yield self._above.section(text)
 
 
 def _is_unread(element: Any) -> bool:
     hidden = element.get("hidden") is not None or element.get("aria-hidden") == "true"
     is_head = element.tag == "header" and next(element.iterancestors("article", "main", "section"), None) is None
-    return element.tag in UNREAD or hidden or is_head or element.get("role") in UNREAD_ROLES
+    heading = next(element.iterancestors(*HEADINGS), None) if element.tag == "button" else None
+    is_heading = heading is not None and heading.text_content().strip() == element.text_content().strip()
+    is_unread = element.tag in UNREAD and not is_heading
+    return is_unread or hidden or is_head or element.get("role") in UNREAD_ROLES
 
 
 def _is_data(table: Any) -> bool:
@@ -484,7 +491,7 @@ def pdf(path: Path) -> Iterator[GivenSection]:
     has_text = False
     for number in range(pages):
         for section in _of_page(_text_of_page(document, number), outline[number], above, number + 1):
-            has_text = True
+            has_text |= bool(section.text)
             yield section
     if not has_text:
         raise BadDocument("none of its pages has text (is it a scan?): let a program recognise its text first (OCR)")
@@ -529,19 +536,17 @@ def _of_page(text: str, begun: list[tuple[int, str]], above: Headings, page: int
         heading = _plain(title)
         at = next((at for at in range(done, len(lines)) if plain[at] == heading), None)
         if at is not None:
-            yield from _section(lines[done:at], above, page)
+            yield _section(lines[done:at], above, page)
             done = at + 1
         above.enter(level, title)
-    yield from _section(lines[done:], above, page)
+    yield _section(lines[done:], above, page)
 
 
 def _plain(line: str) -> str:
     return _NUMBER.sub("", " ".join(line.split())).casefold()
 
 
-def _section(lines: list[str], above: Headings, page: int) -> Iterator[GivenSection]:
+def _section(lines: list[str], above: Headings, page: int) -> GivenSection:
     lengths = sorted(map(len, lines))
     width = SHORT_LINE * lengths[len(lengths) * 3 // 4] if lengths else 0
-    text = "".join(line + ("\n" if len(line) >= width else "\n\n") for line in lines).strip()
-    if text:
-        yield GivenSection(above.path, text, page=page)
+    return above.section("".join(line + ("\n" if len(line) >= width else "\n\n") for line in lines).strip(), page)

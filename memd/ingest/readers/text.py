@@ -139,7 +139,7 @@ def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
         sections = _by_headings(text)
     else:
         sections = [GivenSection(text=_rows(text, suffix_of(name)) if reader == "rows" else text.strip("\n"))]
-    return tuple(section for section in sections if section.text.strip())
+    return tuple(with_text(sections))
 
 
 def other_kind(name: str) -> str:
@@ -171,6 +171,7 @@ def _rows(text: str, suffix: str) -> str:
     try:
         try:
             dialect: type[csv.Dialect] = csv.Sniffer().sniff(text[:SAMPLE_CHARACTERS], DELIMITERS)
+            dialect.doublequote = True  # by RFC 4180; the sniffer says no where its sample has no quote in quotes
         except csv.Error:
             dialect = csv.excel_tab if suffix == ".tsv" else csv.excel
         return table_text(csv.reader(_LINES.split(text), dialect))
@@ -179,7 +180,7 @@ def _rows(text: str, suffix: str) -> str:
 
 
 def _by_headings(text: str) -> list[GivenSection]:
-    """The text between headings, each below the headings that it stands under; a heading itself is no text."""
+    """The text between headings, each below the headings that it stands under."""
     from markdown_it import MarkdownIt  # it takes long to import, and most daemons read no Markdown
 
     sections: list[GivenSection] = []
@@ -193,14 +194,29 @@ def _by_headings(text: str) -> list[GivenSection]:
         if opening.type != "heading_open" or opening.level or opening.map is None:
             continue
         start, end = opening.map
-        sections.append(GivenSection(above.path, "".join(lines[begun:start]).strip("\n")))
+        sections.append(above.section("".join(lines[begun:start]).strip("\n")))
         above.enter(int(opening.tag[1:]), inline.content)
         begun = end
-    sections.append(GivenSection(above.path, "".join(lines[begun:]).strip("\n")))
+    sections.append(above.section("".join(lines[begun:]).strip("\n")))
     if front:  # it says of what follows when that was written and what it is about
-        sections = [one for one in sections if one.text.strip()] or [GivenSection(above.path)]
+        sections = [*with_text(sections)] or [GivenSection(above.path)]
         sections[0] = GivenSection(sections[0].heading, joined((front[1], sections[0].text)))
     return sections
+
+
+def with_text(sections: Iterable[GivenSection]) -> Iterator[GivenSection]:
+    """Yield the sections that say something; a heading with no text below it is text itself."""
+    before = GivenSection()
+    for section, following in itertools.pairwise(itertools.chain(sections, [before])):
+        *above, last = section.heading or ("",)
+        depth = len(section.heading)
+        is_known = before.heading[:depth] == section.heading
+        goes_on = following.heading[:depth] == section.heading and (following.text or following.heading[depth:])
+        if section.text.strip():
+            yield section
+        elif last and not is_known and not goes_on:
+            yield msgspec.structs.replace(section, heading=tuple(above), text=last)
+        before = section
 
 
 def joined(blocks: Iterable[str]) -> str:
@@ -226,6 +242,11 @@ class Headings:
     def path(self) -> tuple[str, ...]:
         """The outermost first."""
         return tuple(heading for _, heading in self._open if heading)
+
+    def section(self, text: str, page: int | None = None) -> GivenSection:
+        """The text that stands here, below its headings; without text these are told only right below one of them."""
+        level, heading = self._open[-1]
+        return GivenSection(self.path if text or (level >= 0 and heading) else (), text, page)
 
     def enter(self, level: int, heading: str) -> None:
         """Go on below a heading; it ends those of its own level and of deeper ones."""
@@ -254,8 +275,9 @@ def _paragraphs(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     cut = ([" ".join(cell[:CELL_CHARACTERS_MAX].split()) for cell in row] for row in rows)
     shown = (cells for cells in cut if any(cells))
     first = list(itertools.islice(shown, HEADER_ROWS_MAX + 1))
-    header = next((at for at, cells in enumerate(first) if _names_columns(cells) or _has_figures(cells)), None)
-    if header is None or not _names_columns(first[header]):
+    named = [_names_columns(cells, first[at + 1 :]) for at, cells in enumerate(first)]
+    header = next((at for at, cells in enumerate(first) if named[at] or any(map(_is_figure, cells))), None)
+    if header is None or not named[header]:
         yield from (_named((), cells) for cells in itertools.chain(first, shown))
         return
     columns = [cell[:COLUMN_CHARACTERS_MAX] for cell in first[header]]
@@ -265,14 +287,17 @@ def _paragraphs(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield from below
 
 
-def _names_columns(cells: Sequence[str]) -> bool:
-    """Whether a row could name the columns: two cells or more, each another text without figures of its own."""
-    given = [cell for cell in cells if cell]
-    return len(given) >= 2 and len(set(given)) == len(given) and not _has_figures(cells)
+_PERIOD = re.compile(r"(?:\d\d?[./-]){0,2}(?:19|20)\d\d|(?:19|20)\d\d(?:[./-]\d\d?){1,2}")
+"""A year, a month or a day, as columns are named."""
 
 
-def _has_figures(cells: Sequence[str]) -> bool:
-    return any(_is_figure(cell) for cell in cells)
+def _names_columns(cells: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
+    """Whether a row could name the columns: two texts or more, its only figures periods above other things."""
+    figures = [at for at, cell in enumerate(cells) if _is_figure(cell)]
+    values = [row[at] for row in below for at in figures if row[at : at + 1] not in ([], [""])]
+    others = sum(_PERIOD.fullmatch(one) is None for one in values)
+    is_named = not figures or (all(_PERIOD.fullmatch(cells[at]) for at in figures) and 2 * others > len(values))
+    return is_named and len(set(filter(None, cells))) >= 2
 
 
 def _is_figure(cell: str) -> bool:

@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from memd.errors import BadDocument, BadQuestion, BadSource
-from memd.ingest.readers.files import FileReader, checked
-from memd.ingest.readers.text import GivenDocument, is_readable, suffix_of
+from memd.ingest.readers.files import NOTHING_READ, FileReader, checked
+from memd.ingest.readers.text import GivenDocument, format_of, is_readable, suffix_of
 from memd.ingest.sources.documents import KnownDocument, TakenDocument
 from memd.wire.lenient_json import decode_or_none
 from memd.wording import counted
@@ -456,7 +456,7 @@ def look(
                 if read_at_one_moment(file, str(root))[0] != digest:
                     return Seen(NO_STAMP, "", named, "it changed while it was read; it is read the next time")
             if not sections and known is None:
-                return Seen(stamp, digest, "")
+                return Seen(stamp, digest, "", NOTHING_READ if format_of(file.name).is_apart else "")
             document = GivenDocument(source=named, hash=digest, sections=sections, root=digits, renamed_from=former)
             done = keeper.take(document)
         except UnicodeEncodeError:
