@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from memd.store.tools.backup import LISTING_NAME, MARKER_NAME, backup
 from memd.store.tools.verify import verify
 
 BACKUP = Path("/backup")
+RESTORED = Path("/restored")
 
 
 class Unlinkable(LocalDisk):
@@ -180,6 +182,25 @@ def test_whatever_interrupts_a_backup_it_is_whole_and_the_next_one_goes_on(loss:
         assert backup(DATA_DIR, BACKUP, after).findings == []
         assert contents(BACKUP, after) == chunks(0, 18)
         assert verify(BACKUP, after).ok
+
+
+@pytest.mark.parametrize("work", ["backup", "restore"])
+def test_the_first_steps_of_a_backup_and_of_a_restoration_can_be_interrupted(work: str) -> None:
+    def prepared() -> tuple[CrashFiles, Path, Callable[[CrashFiles], object]]:
+        files = CrashFiles()
+        filled(DATA_DIR, 7, files)
+        if work == "backup":
+            return files, BACKUP, lambda disk: backup(DATA_DIR, BACKUP, disk)
+        backup(DATA_DIR, BACKUP, files)
+        return files, RESTORED, lambda disk: restore_copy(BACKUP, RESTORED, disk)
+
+    for cut in range(8):
+        files, folder, run = prepared()
+        files.cut_after = files.operations + cut
+        with pytest.raises(PowerCutError):
+            run(files)
+        run(again := files.after_power_cut("kept"))
+        assert contents(folder, again) == chunks(0, 7), files.log[-1]
 
 
 def test_a_folder_that_is_no_backup_or_in_or_around_the_data_directory_is_refused(source: Path, target: Path) -> None:

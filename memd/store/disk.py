@@ -614,6 +614,12 @@ def make_folder(files: LocalDisk, path: Path) -> None:
             files.sync_directory(folder.parent)
 
 
+def is_empty_or_begun(files: LocalDisk, folder: Path, marker: str) -> bool:
+    """Whether a folder has nothing in it, or has the marker that is written there first, perhaps not whole yet."""
+    names = {*files.names(folder)}
+    return marker in names or names <= {marker + TEMPORARY_SUFFIX}
+
+
 def replace_file(
     files: LocalDisk,
     path: Path,

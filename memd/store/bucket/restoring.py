@@ -35,6 +35,7 @@ from memd.store.disk import (
     FileChecksum,
     LocalDisk,
     checksum_of,
+    is_empty_or_begun,
     make_folder,
     only_whole,
     put_in_place,
@@ -234,8 +235,7 @@ def _restored(
 
 
 def _check_target(files: LocalDisk, target: Path) -> None:
-    names = files.names(target)
-    if names and layout.RESTORING_NAME not in names:
+    if not is_empty_or_begun(files, target, layout.RESTORING_NAME):
         raise StoreError(f"{target}: is not empty; choose an empty or a new folder")
 
 

@@ -31,6 +31,7 @@ from memd.store.disk import (
     LocalDisk,
     Wiper,
     checksum_of,
+    is_empty_or_begun,
     pieces_of,
     replace_file,
 )
@@ -160,8 +161,7 @@ def _check_target(files: LocalDisk, data_dir: Path, target: Path) -> None:
     one, other = data_dir.resolve(), target.resolve()
     if one.is_relative_to(other) or other.is_relative_to(one):
         raise StoreError(f"{target}: is, contains or lies in the data directory; choose a folder outside")
-    names = files.names(target)
-    if names and MARKER_NAME not in names:
+    if not is_empty_or_begun(files, target, MARKER_NAME):
         raise StoreError(f"{target}: is not empty and not an earlier backup; choose an empty or a new folder")
     if topic_ids_in(files, target) and key_id_of(files, target) != key_id_of(files, data_dir):
         raise StoreError(
