@@ -47,25 +47,34 @@ class ReceiptRing:
     """Any thread may read; one writes."""
 
     def __init__(self, files: LocalDisk, data_dir: Path, bytes_max: int, redaction: str = "") -> None:
-        """Open the ring; files that were written under other redaction settings are removed.
+        """Open the ring; files that were written under other redaction settings are removed. One that cannot be read
+        stays, and stops no start.
 
         Args:
             bytes_max: of both files together.
             redaction: identifies the redaction settings; empty if redaction is off.
 
         Raises:
-            StoreError: a file cannot be read or removed.
+            StoreError: a file cannot be removed.
         """
         self._files = files
         self._newer, self._older = data_dir / RECEIPTS_NAME, data_dir / RECEIPTS_OLD_NAME
         self._bytes_max = bytes_max
         self._first_line = f'{{"redaction":"{redaction}"}}\n'.encode() if redaction else b""
         for path in (self._newer, self._older):
-            if files.size(path) is not None and files.read_at(path, 0, len(self._first_line)) != self._first_line:
+            if self._is_of_other_settings(path):
                 files.remove(path)
         self._file: AppendFile | None = None
         """The newer one."""
         self._lock = threading.Lock()
+
+    def _is_of_other_settings(self, path: Path) -> bool:
+        try:
+            has_file = self._files.size(path) is not None
+            return has_file and self._files.read_at(path, 0, len(self._first_line)) != self._first_line
+        except StoreError as error:
+            log.error("receipts cannot be read", extra={"error": error})
+            return False
 
     def append(self, line: bytes) -> None:
         """Store a receipt: one line of JSON, without the line break. Raises StoreError: it was not written; later ones

@@ -64,6 +64,25 @@ def test_what_is_acknowledged_is_in_the_journal_and_what_was_never_written_is_na
     assert "what was said is lost with the end of memd" in daemon.log.read_text()
 
 
+def test_receipts_that_cannot_be_read_stop_no_start(make_daemon: MakeDaemon, library: Path, tmp_path: Path) -> None:
+    new_key_file(tmp_path / "key")
+    with recording_upstream(window=2048) as upstream:
+        for settings in ({"encryption": {"key_file": str(tmp_path / "key")}}, {"ingest": {"redact": True}}):
+            daemon = make_daemon(upstream.url, settings)
+            daemon.start()
+            daemon.chat([{"role": "user", "content": fact(1)[0]}])
+            assert daemon.terminate() == 0
+            unreadable = {"FAULT_CALL": "read", "FAULT_NTH": "1", "FAULT_TIMES": "0", "FAULT_ERRNO": str(errno.EIO)}
+            path = str(daemon.data_dir / "memd.receipts")
+            daemon.environment = environment(daemon, library) | unreadable | {"FAULT_FOLDER": path}
+            daemon.start()
+            answer = daemon.chat([{"role": "user", "content": fact(2)[0]}])
+            assert answer.headers["X-Memory-Status"] == "injected"
+            assert daemon.terminate() == 0
+            said = daemon.log.read_text()
+            assert f'receipts cannot be read error="{path}' in said and "Traceback" not in said
+
+
 def test_an_old_log_is_filled_whatever_step_of_that_a_kill_ends(make_daemon: MakeDaemon, library: Path) -> None:
     with recording_upstream(window=2048) as upstream:
         written = make_daemon(upstream.url, SETTINGS)
