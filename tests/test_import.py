@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from conftest import MakeDaemon
-from daemon_process import DaemonProcess
+from daemon_process import DaemonProcess, ask
 from drafts import adjusted, deprecated, search
 from recording_upstream import RecordingUpstream
 
@@ -511,14 +511,17 @@ def test_a_topic_of_its_own_is_called_as_the_export_or_as_the_folder_that_an_age
     assert topics == {"chatgpt-export", "lathe", "sessions"}
 
 
-def test_a_conversation_is_found_by_its_title_and_shown_as_it_was_said(tmp_path: Path) -> None:
+def test_a_conversation_is_found_by_its_title_and_shown_as_it_was_said(served: DaemonProcess, tmp_path: Path) -> None:
     said = {"uuid": "2", "sender": "human", "text": "Ok, we take the Enyaq 85, in blue. Delivery in June."}
     chats = [{"uuid": "1", "name": "Choosing a car", "chat_messages": [said]}]
     (path := tmp_path / "conversations.json").write_text(json.dumps(chats))
-    memd(folder := tmp_path / "memory", "add", path)
+    memd(folder := served.data_dir, "add", path)
     [chunk] = json.loads(memd(folder, "search", "--json", "which car did we decide on").stdout)["chunks"]
     assert chunk["verdict"] == "injected" and chunk["content"] == f"user: {said['text']}"
     assert chunk["heading"] == ["Choosing a car"]
+    [brief] = ask(f"{served.own_url}/memd/conversations").json["conversations"]
+    memd(folder, "export", "--as", "open-webui", "--output", output := tmp_path / "chats.json")
+    assert brief["title"] == json.loads(output.read_text())[0]["title"] == "Choosing a car"
     [again] = exported(folder)
     memd(other := tmp_path / "other", "add", written(tmp_path / "export.jsonl", [again]))
     assert exported(other)[0]["part"] == again["part"]

@@ -315,12 +315,12 @@ async def transcript(
 
 
 def _titled(brief: ConversationBrief, snapshot: Snapshot, first: Place) -> ConversationBrief:
-    """A conversation of the log with the words of the first who speaks in its first chunk."""
+    """A conversation of the log with its title, else the words of the first who speaks in its first chunk."""
     entry = snapshot.read_many([first]).get(first)
     if entry is None:
         return msgspec.structs.replace(brief, title="(damaged)")
     said = entry.content[: stretches[1][0].offset] if len(stretches := entry.stretches) > 1 else entry.content
-    return msgspec.structs.replace(brief, title=_first_words(said), source=entry.source)
+    return msgspec.structs.replace(brief, title=_first_words(next(iter(entry.heading), said)), source=entry.source)
 
 
 def conversation_of(lines: Iterable[bytes], conversation_id: str, query: ConversationsQuery) -> ConversationTurns:

@@ -334,10 +334,13 @@ class Told(msgspec.Struct, frozen=True):
     id: str
     topic_id: str
     messages: list[ToldMessage]
+    called: str = ""
 
     @property
     def title(self) -> str:
-        """The first words of it."""
+        """Its own, else the first words of it."""
+        if self.called:
+            return self.called
         first = next((one.text for one in self.messages if one.role == "user"), self.messages[0].text)
         words = " ".join(first.split())
         return words if len(words) <= TITLE_CHARACTERS_MAX else words[:TITLE_CHARACTERS_MAX].rstrip() + " …"
@@ -363,7 +366,7 @@ def conversations(entries: Iterable[Entry], topic_id: str) -> Iterator[Told]:
     for key, chunks in groups.items():
         if messages := _messages(chunks):
             name = hashlib.blake2b(f"{topic_id}\0{key}".encode(), digest_size=16).hexdigest()
-            yield Told(name, topic_id, messages)
+            yield Told(name, topic_id, messages, next((one for chunk in chunks for one in chunk.heading), ""))
 
 
 def _said_at(entry: Entry) -> int:
