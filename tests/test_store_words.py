@@ -292,6 +292,26 @@ def test_whatever_is_wrong_with_its_file_it_is_made_anew(tmp_path: Path, sealed:
     assert verify(tmp_path, LocalDisk()).ok
 
 
+@pytest.mark.parametrize("name", DAMAGES)
+def test_whatever_is_wrong_with_that_of_a_merged_index_it_is_made_anew_at_the_start(
+    tmp_path: Path, sealed: Path, name: str
+) -> None:
+    store = open_store(None, tmp_path, segment_entries_max=9)
+    store.topic("talk").append([said(f"later {number}", f"Later {number}.") for number in range(9)])
+    store.topic("talk").merge([1, 2])
+    store.close()
+    [merged] = sealed.parent.glob("merged_*.words")
+    whole = merged.read_bytes()
+    damaged = DAMAGES[name](whole)
+    merged.unlink() if damaged is None else merged.write_bytes(damaged)
+    assert verify(tmp_path, LocalDisk()).ok == (damaged is None)
+    with loaded(tmp_path) as topic:
+        assert [finding.path for finding in topic.findings] == ([] if damaged is None else [str(merged)])
+        assert merged.read_bytes() == whole
+    sealed.write_bytes(DAMAGES["garbled"](sealed.read_bytes()) or b"")
+    assert verify(tmp_path, LocalDisk()).ok, "nobody reads it as long as there is a merged one"
+
+
 def test_the_words_of_an_old_log_are_completed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as old:
         old.setattr("memd.store.topic.encoded_terms", lambda text: b"\0another format")

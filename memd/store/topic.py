@@ -383,9 +383,7 @@ class TopicLog:
         for index in [view.index for view in self._snapshot.indexes]:
             if index.columns is None:
                 parts = [self._read_words([one]) or columns_from_log(one, self.counted) for one in index.segments]
-                with self._sealing:  # what is erased meanwhile has other segments, and these words are nobody's
-                    if any(view.index is index for view in self._snapshot.indexes):
-                        publish_words(self.claim, index, parts)
+                self._publish(index, parts)
 
     def _complete_growing(self, segment: GrowingSegment) -> None:
         while True:
@@ -401,16 +399,25 @@ class TopicLog:
                             segment.columns.complete(row, entry)
 
     def _words_of(self, index: SealedIndex) -> SealedColumns | None:
-        """The columns of an index: in memory, of its own file, or joined from those of its segments; None: some must be
-        made."""
+        """The columns of an index: in memory, of its own file, or joined from those of its segments, which are written
+        where that file was; None: some must be made."""
         if index.columns is not None:
             return index.columns
-        found = self._read_words(index.segments)
+        found, ends = self._read_words(index.segments), (index.segment_ids[0], index.segment_ids[-1])
+        if found is None and self._files.size(path := self._layout.words(*ends)) is not None:
+            self.findings.append(Finding("derived", str(path), "it cannot be used, and is made anew"))
         if found is None and len(index.segments) > 1:
-            parts = [self._read_words([one]) for one in index.segments]
-            if all(parts):
-                found = SealedColumns.joined([one for one in parts if one is not None])
+            parts = [one for one in (self._read_words([segment]) for segment in index.segments) if one is not None]
+            if len(parts) == len(index.segments):
+                with suppress(StoreWriteFailed):
+                    self._publish(index, parts)
+                found = index.columns or SealedColumns.joined(parts)
         return found
+
+    def _publish(self, index: SealedIndex, parts: Sequence[SealedColumns]) -> None:
+        with self._sealing:  # what is erased meanwhile has other segments, and these words are nobody's
+            if any(view.index is index for view in self._snapshot.indexes):
+                publish_words(self.claim, index, parts)
 
     def _read_words(self, segments: Sequence[SealedSegment]) -> SealedColumns | None:
         path = self._layout.words(segments[0].segment_id, segments[-1].segment_id)
