@@ -206,8 +206,12 @@ def test_what_fails_beside_a_command_is_told_with_its_reason(serving: Serving) -
     segment.write_bytes(segment.read_bytes().replace(FACTS[1].encode(), FACTS[1].swapcase().encode()))
     found = daemon.run("search", QUESTION)
     assert found.returncode == 0 and FACTS[0] in found.stdout
-    told = r" ERROR a chunk cannot be recalled; run `memd verify` topic=work .*error=.*seg_0001"
+    told = r" ERROR chunks of a file cannot be recalled; run `memd verify` topic=work .*error=.*seg_0001"
     assert re.search(told, found.stderr), found.stderr
+    daemon.start()
+    for fact in (QUESTION, *FACTS):
+        daemon.run("search", fact)
+    assert len(re.findall(told, daemon.log.read_text())) == 1, "once a file"
 
 
 def test_a_command_waits_for_a_daemon_that_is_being_started(

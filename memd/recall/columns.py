@@ -441,8 +441,8 @@ class TopicColumns:
         return any(name in known and not is_stopword(name) for name in map(str.lower, names))
 
     def entries(self, places: tuple[Rows, Rows]) -> dict[Place, Entry | None]:
-        """Read the chunks at these segments and rows. None for chunks erased meanwhile, and for unreadable ones, which
-        are logged."""
+        """Read the chunks at these segments and rows. None for chunks erased meanwhile, and for unreadable ones, of
+        which one a file is logged."""
         every = list(zip(*(one.tolist() for one in places), strict=True))
         read: dict[Place, Entry | None] = {
             place: self.pending.chunks[place[1]].entry for place in every if place[0] == PENDING_SEGMENT
@@ -456,8 +456,11 @@ class TopicColumns:
                     read[place] = None
                 except StoreError as error:
                     read[place] = None
-                    told = {"topic": self.topic_id, "error": error}
-                    log.error("a chunk cannot be recalled; run `memd verify`", extra=told)
+                    segment = self.snapshot.views[place[0]].segment
+                    if not segment.is_told:
+                        told = {"topic": self.topic_id, "error": error}
+                        log.error("chunks of a file cannot be recalled; run `memd verify`", extra=told)
+                    segment.is_told = True
         return {place: read[place] for place in every}
 
 

@@ -360,7 +360,9 @@ class TopicLog:
                         raise
                     self._drop_merged(index, error)
                     break
-                self.findings += [Finding("damaged", str(index.path), str(problem)) for problem in problems]
+                if problems:
+                    more = f" (and {len(problems) - 1:,} more)" if problems[1:] else ""
+                    self.findings.append(Finding("damaged", str(index.path), f"{problems[0]}{more}"))
 
     @property
     def fingerprint(self) -> str:

@@ -102,6 +102,8 @@ class LogSegment:
         self.header = header
         self.segment_id = header.segment_id
         self._number = next(_numbers)
+        self.is_told = False
+        """Whether it was logged that something in it cannot be read: once is enough, however often it is asked for."""
 
     def read(self, record: np.void) -> Entry:
         """Read the entry of one `ROW`; see `read_entry`."""
