@@ -228,8 +228,10 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def indexed_text(self) -> str:
-        """The text whose words are indexed: with the calls, which say what its results are of."""
-        return "\n".join([*self.calls, *self.above, self.content])
+        """The text whose words are indexed: with the calls, which say what its results are of, and the name of its
+        document's file."""
+        named = self.source.rsplit("/", 1)[-1:] if self.kind == "document" and self.source else []
+        return "\n".join([*named, *self.calls, *self.above, self.content])
 
     @property
     def named_text(self) -> str:

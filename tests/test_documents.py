@@ -356,6 +356,28 @@ def test_a_page_of_which_nothing_is_read_is_named_with_the_reason(served: Daemon
     assert refused.status == 400 and "nothing in it is text that memd reads" in refused.body.decode()
 
 
+def test_a_file_is_found_by_its_name_and_shown_as_before(served: DaemonProcess, tmp_path: Path) -> None:
+    root = written(tmp_path / "house", *(f"entry {number}.md" for number in range(20)))
+    for name, text in {
+        "quokka-handover.md": "The keys are with the porter.",
+        "retry_policy.py": "def wait(n):\n    return min(30, 2 ** n)",
+        "Reisebericht Lofoten.txt": "Wir sahen Wale.",
+    }.items():
+        (root / name).write_text(text)
+    said(served, "add", str(root))
+    (root / "retry_policy.py").rename(root / "patience.py")
+    said(served, "add", str(root))
+    for question, text in {
+        "What does quokka-handover.md say?": "The keys are with the porter.",
+        "show me patience": "def wait(n):\n    return min(30, 2 ** n)",
+        "Was steht im Reisebericht Lofoten?": "Wir sahen Wale.",
+    }.items():
+        found = json.loads(said(served, "search", "--json", question))["chunks"]
+        assert found[0]["content"] == text and found[0]["verdict"] == "injected", question
+    gone = json.loads(served.run("search", "--json", "show me retry_policy").stdout)["chunks"]
+    assert all(one["verdict"] != "injected" for one in gone)
+
+
 def test_one_file_is_one_document_however_it_is_added(served: DaemonProcess, tmp_path: Path) -> None:
     root = written(tmp_path / "house", "a.md", "b.md", "Notes on the boiler")
     (root / "tool").write_bytes(b"\x7fELF\0\0 not a text")
