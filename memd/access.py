@@ -1,16 +1,16 @@
-"""Access: which principal a request comes from, which routes are this machine's alone, bodies and errors.
+"""Access: the principal of a request, routes reserved to this machine, request bodies and errors.
 
-Rule: where there are tokens every request has to carry one; without any memd listens on this machine alone. Web pages
-of other origins get neither memd's own routes nor memory in the others: a page that the user happens to visit must not
+Rule: if there are tokens, every request must carry one; without tokens memd listens only on this machine. Web pages of
+other origins get neither memd's own routes nor memory on the others: a page that the user happens to visit must not
 read their memory.
 
-Whoever tries tokens leaves a trace and cannot fill the log: of each address the first attempt is told at once,
-then once a minute how many there were. No line has a token in it. An address that tries too many is told to wait, and
-until then no secret that could be guessed is looked at. A long one always is, because nobody guesses it: so whoever has
-one is let in, also where a proxy gives the attempts of others the same address. A request without a token tries none.
+Wrong tokens are logged without filling the log: per address the first attempt at once, then a count once a minute. No
+log line contains a token. An address with too many attempts must wait, and meanwhile guessable secrets are not checked.
+Long secrets always are, because nobody can guess them; so their owners get in even if a proxy gives other people's
+attempts the same address. A request without a token is no attempt.
 
-A body never takes more memory than its bound, nor all of them together more than theirs, nor those of one principal all
-of that, and a client that stops sending one, or sends it too slowly, loses its connection.
+No body takes more memory than its bound, nor all bodies together more than theirs, nor those of one principal all of
+that. A client that stops sending its body, or sends it too slowly, loses its connection.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from memd.wire.api import Api
 from memd.wire.chat import CHAT
 
 Take = Callable[[int], None]
-"""Takes room for so many bytes of a body, or raises `TooManyBodies`."""
+"""Reserves so many bytes for a body, or raises `TooManyBodies`."""
 BODY_BYTES_PER_SECOND_MIN = 1_024
-"""The slowest that a body may come in the long run; a modem of the nineties sends three times as much."""
+"""Minimum rate of a body; a modem of the nineties is three times as fast."""
 HELD_SECONDS_MAX = 1_800
-"""A body that is held while it comes brings, at its slowest, as much again in this time as it has brought already: of a
-hundred megabytes of which ten are missing these come within four minutes, or the room is free."""
+"""A body held in memory must also keep a rate at which its size so far would double in this time. If ten of a hundred
+megabytes are missing, they must arrive within four minutes, or the room becomes free."""
 SHARE_MAX = 7 / 8
-"""Of the room that others leave, what one principal may have of it."""
+"""Share that one principal may take of the room not used by others."""
 IDEMPOTENCY_HEADER = "Idempotency-Key"
-"""Requests to memd's own routes that show the same are one, sent more than once
+"""Requests to memd's own routes with the same value count as one request sent repeatedly
 (draft-ietf-httpapi-idempotency-key-header)."""
 JOINED_AT_ONCE_BYTES = 4 << 20
-"""A body whose parts are joined on the event loop: 3 ms."""
+"""Bodies up to this size are joined on the event loop, which takes 3 ms."""
 RETRY_SECONDS = 5
-"""The wait that a client is told for which there is no room."""
+"""`Retry-After` for a request whose body has no room."""
 OWN_HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
-"""Headers of every answer that is memd's and not the upstream's: no page of another origin may load it as anything."""
+"""Headers of all answers by memd itself: no page of another origin may load them as anything."""
 
 
 class ProvableConnection(web.RequestHandler):
-    """A client's connection that knows whether a request of it was let in; else it makes room for others."""
+    """A client's connection. While none of its requests was let in, it may be closed to make room for others."""
 
     is_proven = False
 
@@ -73,21 +73,21 @@ def prove(request: web.BaseRequest) -> None:
 
 
 def key_of(request: web.BaseRequest) -> str:
-    """The key by which a request is known when it is sent again: its client's, else one of its own."""
+    """Return the key that identifies retries of a request: the client's, or else a random one."""
     return request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
 
 
 def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:
-    """Return an error of memd's own in the shape that clients of `api` understand."""
+    """Return an error by memd itself in the shape that clients of `api` understand."""
     return web.Response(status=status, body=api.error_body(status, message, kind), content_type="application/json")
 
 
 class TooManyBodies(MemdError):
-    """The request bodies that are held at the same time exceed their bound."""
+    """The request bodies held at the same time exceed their bound."""
 
 
 class BodyRoom:
-    """The room for the bodies of all requests. Belongs to the event loop.
+    """Memory shared by the bodies of all requests. Belongs to the event loop.
 
     Each principal but the owner leaves some of it to the others, whatever these hold already.
     """
@@ -95,12 +95,12 @@ class BodyRoom:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._held = Counter[str]()
-        """By the principal's `author`."""
+        """Bytes by the principal's `author`."""
 
     @contextmanager
     def holding(self, author: str = "") -> Iterator[Take]:
-        """For one request of a principal (`Principal.author`): the function that it takes room with; all that it took
-        is free again in the end."""
+        """Yield a function that reserves bytes for one request of a principal (`Principal.author`); all of them are
+        released in the end."""
         taken = 0
 
         def take(size: int) -> None:
@@ -122,7 +122,7 @@ class BodyRoom:
 
 
 def too_many_bodies(error: TooManyBodies, api: Api = CHAT) -> web.Response:
-    """The answer to a request for whose body there is no room now."""
+    """Return the answer to a request whose body has no room now."""
     response = error_response(503, f"memd: {error}", "overloaded_error", api)
     response.headers["Retry-After"] = str(RETRY_SECONDS)
     return response
@@ -134,10 +134,10 @@ async def read_body(
     """Return the whole request body, or None if it is larger than `bytes_max`.
 
     Args:
-        take: takes the room for it (see `BodyRoom`); by default nothing but its own bound limits it.
+        take: reserves the bytes (see `BodyRoom`); by default only `bytes_max` limits the body.
 
     Raises:
-        TimeoutError: the client sent nothing for `idle_seconds`, or too little; its connection is closed.
+        TimeoutError: the client sent nothing, or too little, for `idle_seconds`; its connection is closed.
         TooManyBodies: there is no room for it.
     """
     if request.content_length is not None and request.content_length > bytes_max:
@@ -152,7 +152,7 @@ async def read_body(
         parts.append(part)
     if size <= JOINED_AT_ONCE_BYTES:
         return b"".join(parts)
-    return await asyncio.to_thread(b"".join, parts)  # which goes on beside Python
+    return await asyncio.to_thread(b"".join, parts)  # releases the GIL
 
 
 async def body_parts(
@@ -161,9 +161,8 @@ async def body_parts(
     """Yield the parts of a request's body as they arrive. `again_seconds`: see `HELD_SECONDS_MAX`.
 
     Raises:
-        TimeoutError: the client sent nothing for `idle_seconds`, or fell as far behind the slowest that it may send
-            (also `BODY_BYTES_PER_SECOND_MIN`); its connection is closed. What came faster before does not count for
-            what comes later.
+        TimeoutError: the client sent nothing for `idle_seconds`, or fell so far behind its minimum rate (see also
+            `BODY_BYTES_PER_SECOND_MIN`); its connection is closed. Sending faster earlier earns no credit.
     """
     clock = asyncio.get_running_loop().time
     behind, size = 0.0, 0
@@ -190,7 +189,7 @@ async def body_parts(
 log = logging.getLogger("memd")
 
 UNGUESSABLE_CHARACTERS = 32
-"""Characters; the secrets that `memd token add` makes are longer."""
+"""Secrets from this length on cannot be guessed; those of `memd token add` are longer."""
 _BEARER = "bearer "
 # The standard's and the usual ones, then those of Cloudflare, Akamai, Fly, Envoy, Tailscale and load balancers.
 _FORWARDING = re.compile(
@@ -200,7 +199,7 @@ _FORWARDING = re.compile(
 )
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,}")
 _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
-"""A host that may stand in an address, as `urlsplit` gives it."""
+"""Hosts allowed in an address, as `urlsplit` returns them."""
 
 
 _PRINCIPAL = web.RequestKey("principal", Principal)
@@ -208,9 +207,9 @@ _PRINCIPALS = web.RequestKey("principals", Principals)
 
 
 def let_in(request: web.BaseRequest, principals: Principals) -> Principal | None:
-    """Find the principal whose token the request carries and note it; None: it carries none that is known.
+    """Find the principal whose token the request carries, and note it on the request; None if no token is known.
 
-    Of several tokens the first counts, in the order of the headers that clients can set.
+    With several tokens the first known one counts, in the order of the headers that clients can set.
     """
     found = _found(request, principals)
     if found is not None:
@@ -220,7 +219,7 @@ def let_in(request: web.BaseRequest, principals: Principals) -> Principal | None
 
 
 def is_let_in_still(request: web.BaseRequest) -> bool:
-    """Whether the token of a request that was let in by it may do what it could then: a stream ends when it may not."""
+    """Return whether the token of an admitted request still has the same rights; if not, its stream ends."""
     return _found(request, request[_PRINCIPALS]) == principal_of(request)
 
 
@@ -232,19 +231,19 @@ def _found(request: web.BaseRequest, principals: Principals) -> Principal | None
 
 
 def let_in_as(request: web.BaseRequest, principal: Principal) -> None:
-    """Note from which principal a request comes."""
+    """Note on a request which principal it comes from."""
     request[_PRINCIPAL] = principal
 
 
 def principal_of(request: web.BaseRequest) -> Principal:
-    """The principal of a request that was let in."""
+    """Return the principal of an admitted request."""
     return request[_PRINCIPAL]
 
 
 def own_secrets(request: web.BaseRequest, principals: Principals) -> list[tuple[str, str]]:
-    """The tokens of memd's own that a request shows, each with its header; none of them may reach the upstream.
+    """Return memd's own tokens in a request, each with its header; none of them may reach the upstream.
 
-    One that was taken back neither: beside a token that is known it is no reason to refuse the request.
+    That includes revoked ones: beside a valid token, one of these is no reason to refuse the request.
     """
     if principals.is_open:
         return []
@@ -256,9 +255,9 @@ def own_secrets(request: web.BaseRequest, principals: Principals) -> list[tuple[
 
 
 def without_secrets(name: str, value: str, own: Collection[str]) -> str | None:
-    """The part of a header that may leave for the upstream; None: nothing.
+    """Return the part of a header that may go to the upstream, or None.
 
-    Nothing where one of these secrets stands in it, as in `has_secret`; of `Cookie` all cookies but that one.
+    A header that contains one of these secrets (see `has_secret`) is dropped; `Cookie` loses only the cookies with one.
     """
     if name.lower() != "cookie":
         return None if has_secret(value, own) else value
@@ -268,8 +267,8 @@ def without_secrets(name: str, value: str, own: Collection[str]) -> str | None:
 
 
 def has_secret(text: str, own: Collection[str]) -> bool:
-    """Whether one of these secrets stands in a text, plainly, percent-encoded or in base64, and not as a part of a
-    longer word; or anybody's that `memd token` made. In time that grows with the length alone: a client chooses it.
+    """Return whether a text contains one of these secrets, or any token made by `memd token`, as a whole word: plain,
+    percent-encoded or in base64. Takes linear time, because clients choose the length.
     """
     if not own:
         return False
@@ -285,7 +284,7 @@ def _from_base64(word: str) -> str:
 
 
 def is_own(request: web.BaseRequest, listen_host: str) -> bool:
-    """Whether a request comes from a program, or from a page of memd's own, and is addressed to this machine."""
+    """Return whether a request is addressed to this machine and comes from a program or from memd's own pages."""
     origin = request.headers.get("Origin")
     try:
         host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
@@ -299,15 +298,15 @@ def is_own(request: web.BaseRequest, listen_host: str) -> bool:
 
 
 def forwarding_header(request: web.BaseRequest) -> str | None:
-    """Return the name of a header by which a proxy says that it passes on somebody else's request; None: there is none.
+    """Return the name of a header that marks a request as forwarded by a proxy, or None.
 
-    To memd such a request comes from this machine, wherever it began.
+    Such a request seems to come from this machine, wherever it began.
     """
     return next((name for name in request.headers if _FORWARDING.fullmatch(name)), None)
 
 
 def same_host(request: web.BaseRequest, url: str) -> str:
-    """Return `url` with the host by which the client calls this machine, which may not be the one that memd knows."""
+    """Return `url` with the host that the client uses for this machine, which memd may not know."""
     try:
         host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
     except ValueError:  # it is no address
@@ -319,19 +318,19 @@ def same_host(request: web.BaseRequest, url: str) -> str:
 
 
 def is_from_another_page(request: web.BaseRequest) -> bool:
-    """Whether a browser says that a page of another origin caused the request.
+    """Return whether a browser reports that a page of another origin caused the request.
 
-    Such a page cannot read the answer, but it can measure how long the answer takes, and so what is remembered.
-    Programs do not send the header, and a browser sends `none` for an address that its user entered.
+    Such a page cannot read the answer, but it can measure its time, and so learn what is remembered. Programs do not
+    send the header, and a browser sends `none` for an address that its user entered.
     """
     return request.headers.get("Sec-Fetch-Site", "none").lower() not in ("same-origin", "none")
 
 
 def is_from_foreign_page(request: web.BaseRequest) -> bool:
-    """Whether a browser sent the request for a web page that does not come from this machine.
+    """Return whether a browser sent the request for a web page that is not from this machine.
 
-    Model servers answer such pages, and with memory the answers would quote the user's conversations. (Programs that
-    are built on a browser, as editors are, have origins of other schemes.)
+    Model servers answer such pages, and with memory the answers would quote the user's conversations. Programs built on
+    a browser, such as editors, have origins with other schemes.
     """
     origin = request.headers.get("Origin")
     if origin is None:
@@ -345,7 +344,7 @@ def is_from_foreign_page(request: web.BaseRequest) -> bool:
 
 
 def shown_secrets(request: web.BaseRequest) -> Iterator[tuple[str, str]]:
-    """Yield what may be a token, each with its header."""
+    """Yield all values that may be tokens, each with its header."""
     for name in (TOKEN_HEADER, "Authorization", "X-Api-Key"):
         for value in request.headers.getall(name, []):
             yield name, value[len(_BEARER) :].strip() if value.lower().startswith(_BEARER) else value
@@ -353,13 +352,13 @@ def shown_secrets(request: web.BaseRequest) -> Iterator[tuple[str, str]]:
 
 TOLD_SECONDS = 60.0
 ADDRESSES_MAX = 256
-"""Addresses that are told apart in the log at a time; the rest are counted together."""
+"""Limit on addresses counted separately in the log; the rest are counted together."""
 REST = "others"
 ATTEMPTS_MAX = 30
-"""Wrong tokens in a row from one address, before it has to wait for each further one."""
+"""Wrong tokens in a row from one address before it must wait for each further one."""
 ATTEMPT_SECONDS = 1.0
 LIMITED_MAX = 4_096
-"""Addresses whose attempts are limited at a time; beyond that the one that tried longest ago begins anew."""
+"""Limit on addresses with counted attempts; beyond it the oldest is forgotten."""
 _TOKEN_NAMES = frozenset(
     {"token", "access_token", "auth_token", "auth", "authorization", "bearer", "api_key", "apikey"}
 )
@@ -373,7 +372,7 @@ SHOW_ONE = (
 
 
 class WrongTokens:
-    """Refuses requests by their token, and counts them by their address. Belongs to the event loop."""
+    """Refuses requests by their tokens and counts refusals per address. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -394,26 +393,25 @@ class WrongTokens:
         self._audited = audited
         self._clock = clock
         self.catch_up: Callable[[Iterable[str]], Awaitable[Any]] | None = None
-        """Hears of the tokens that other daemons know, and returns the look at the shared log (`ingest.topic.Inquiry`),
-        which is about these topics too; None where there are no other daemons."""
+        """Fetches tokens that other daemons know. Returns the look at the shared log (`ingest.topic.Inquiry`), which
+        includes these topics. None outside a cluster."""
         self._untold: dict[str, int] = {}
-        """By address, since its last line; an address without one has not been seen for a minute."""
+        """Refused requests per address since its last log line; dropped after a minute without one."""
         self._tried: Latest[str, tuple[float, float]] = Latest(LIMITED_MAX)
-        """By address: attempts that count at a time, and the time. The one that tried longest ago comes first."""
+        """Per address, the attempts that still count and the time of the last one; oldest first."""
 
     async def make_sure(self, request: web.BaseRequest, topics: Iterable[str]) -> Any:
-        """In a cluster: hear of the tokens that other daemons know, before a request is let in or refused: also of the
-        first one, before which all are let in. `topics`: those that it names, of which it will want to know the same.
-        Returns the look, None where there was none.
+        """In a cluster, fetch the tokens that other daemons know before a request is let in or refused. That includes
+        the first token, before which everybody is let in.
 
-        Whoever tries tokens makes no more work with it than one question at a time.
+        An address that must wait causes no fetch. Returns the look at the shared log, which includes `topics`, or None.
         """
         if self.catch_up is None or self.wait_seconds(request.remote):
             return None
         return await self.catch_up(topics)
 
     def refusal(self, request: web.BaseRequest, api: Api = CHAT) -> web.Response | None:
-        """Let a request in that shows a token, where one is needed: None; any other gets this refusal."""
+        """Return None if the request may pass: its token is known, or none is needed. Otherwise return the refusal."""
         principals = self.principals
         is_known = let_in(request, principals) is not None
         if is_known and principals.is_open:
@@ -439,7 +437,7 @@ class WrongTokens:
         return error_response(401, f"memd: {wrong}; {SHOW_ONE}", "authentication_error", api)
 
     def look_up(self, remote: str | None, secret: str) -> Principal | None:
-        """The principal whose token a person typed in; None: nobody's, or one too many that could be guessed."""
+        """Return the principal of a typed-in token; None if unknown, or if guessable while the address must wait."""
         found, is_spent = self.principals.find(secret), self._is_spent(remote)
         if found is None:
             self.note(remote)
@@ -448,7 +446,7 @@ class WrongTokens:
         return None if is_spent and len(secret) < UNGUESSABLE_CHARACTERS else found
 
     def note(self, remote: str | None) -> None:
-        """Note one refused request for the log."""
+        """Count one refused request for the log."""
         address = remote or "unknown"
         if address not in self._untold and len(self._untold) >= ADDRESSES_MAX:
             address = REST
@@ -458,7 +456,7 @@ class WrongTokens:
             self._tell(address, 1)
 
     def wait_seconds(self, remote: str | None) -> float:
-        """How long an address has to wait before its next attempt counts; 0: not at all."""
+        """Return how long an address must wait until its next attempt counts; 0 if it need not."""
         if not self._tried:
             return 0.0
         return max(0.0, (self._level(_network(remote)) - (ATTEMPTS_MAX - 1)) * ATTEMPT_SECONDS)
@@ -472,7 +470,7 @@ class WrongTokens:
         return max(0.0, level - (self._clock() - at) / ATTEMPT_SECONDS)
 
     def _is_spent(self, remote: str | None) -> bool:
-        """Whether an address has to wait, and no secret of it that could be guessed is looked at."""
+        """Return whether an address must wait; until then its guessable secrets are not checked."""
         return self.wait_seconds(remote) > 0
 
     def _too_many(self, remote: str | None, api: Api) -> web.Response:
@@ -494,7 +492,7 @@ class WrongTokens:
 
 
 def _network(remote: str | None) -> str:
-    """The address as it is limited: of IPv6 the half that a provider gives to one customer."""
+    """Return the unit in which an address is limited: for IPv6 the /64 that a provider gives to one customer."""
     address = remote or "unknown"
     if ":" not in address:
         return address

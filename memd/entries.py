@@ -30,25 +30,26 @@ DEFAULT_TOPIC_ID = "default"
 
 PUBLIC_ID_DIGITS_MIN = 4
 CHUNK_ID_PATTERN = re.compile(rf"\[?(?:mem:)?((?:[0-9a-f]-?){{{PUBLIC_ID_DIGITS_MIN},32}})\]?", re.IGNORECASE)
-"""A chunk's id, however it is written: `a3f9`, `mem:a3f9`, `[mem:a3f9]`; more digits of its uuid, dashes between."""
+"""All spellings of a chunk's id: `a3f9`, `mem:a3f9`, `[mem:a3f9]`, also with more digits of its uuid and dashes."""
 NAME_CHARACTERS_MAX = 64
 CALLER = "assistant"
 """The role that calls tools."""
 SHOWN_MAX = 64
-"""Chunks that are noted as shown to one message; a full block has about thirty."""
+"""Limit on the chunks recorded as shown to one message; a full block has about thirty."""
 AHEAD_US = 1_000_000
-"""Entries of one append are some microseconds ahead of the clock."""
+"""Tolerance, because entries of one append get ids a few microseconds ahead of the clock."""
 CORRECTION_STEPS_MAX = 10
 UTILITY_STEPS_LIMIT = 100
-"""No entry is more steps above or below none: earlier settings allowed as many, and the log has a byte for them."""
+"""Bound of an entry's `utility_steps` in both directions: earlier settings allowed so many, and the log stores them in
+a byte."""
 UTILITY_RATIO = 1.5
-"""Each step of Helpful multiplies a chunk's score by this, each of Unhelpful divides it."""
+"""Each Helpful step multiplies a chunk's score by this, each Unhelpful step divides it."""
 HELPFUL_STEPS_MAX, UNHELPFUL_STEPS_MAX = 10, 4
-"""Further corrections change nothing: at most 1.5^10 = 57.7 times the score, and at least 1.5^-4 = 0.198, with which
+"""Steps beyond these bounds have no effect: the factor is at most 1.5^10 = 57.7 and at least 1.5^-4 = 0.198, with which
 not even a perfect match is shown."""
 
 WRITTEN_ROLES = re.compile("^(?P<role>user|assistant|tool|function): ", re.MULTILINE)
-"""The roles in the content of an entry without `speakers`, and whatever else begins a line like that."""
+"""Matches the roles in the content of an entry without `speakers`, and other lines that happen to begin like one."""
 
 
 class Status(enum.IntEnum):
@@ -59,54 +60,53 @@ class Status(enum.IntEnum):
 
 
 def clamped_steps(steps: int) -> int:
-    """The net Helpful corrections that count of so many (negative: Unhelpful)."""
+    """Return the net Helpful steps (negative: Unhelpful), clamped to the bounds."""
     return max(-UNHELPFUL_STEPS_MAX, min(HELPFUL_STEPS_MAX, steps))
 
 
 def multiplier_of(steps: int) -> float:
-    """The factor on a chunk's score after so many; steps beyond the bounds, from when those were wider, count as the
-    bounds."""
+    """Return the factor on a chunk's score. Old entries may have more steps than today's bounds; these are clamped."""
     return UTILITY_RATIO ** clamped_steps(steps)
 
 
 class Speaker(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One stretch of a content: from `offset` up to the next speaker's, or to the end, `role` speaks."""
+    """One stretch of `content`, said by `role`: from `offset` to the next speaker's offset, or to the end."""
 
     offset: int
     """In characters (Unicode code points)."""
     role: str
     continues: bool = False
-    """The stretch goes on with a message that an earlier chunk begins, so that no role is written in front of it."""
+    """The stretch continues a message that begins in an earlier chunk, so no role is written in front of it."""
     name: str = ""
-    """The client's own name for who speaks, such as one of several users; see `speaker_name`."""
+    """The client's name for the speaker, such as one of several users; see `speaker_name`."""
     call: str = ""
-    """Of a tool's result whose call is in an earlier chunk: the beginning of that call, on one line."""
+    """For a tool's result whose call is in an earlier chunk: the beginning of that call, on one line."""
 
 
 class Section(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The place of a chunk in the note or document that it was cut from, or the title of its conversation."""
 
     hash: bytes
-    """Of a document: SHA-256 of the file when the chunk was written. Of a note: 16 bytes that no other one has. Of a
-    conversation: nothing."""
+    """For a document, SHA-256 of the file when the chunk was written; for a note, 16 bytes unique to it; for a
+    conversation, empty."""
     number: int = 0
-    """Its place: chunks of one document are in the order of their numbers, those of one number in that of their
-    `origin_id`. Counted from 0 when it is new; what is put in later is numbered between its neighbours."""
+    """Sort key of a document's chunks; equal numbers sort by `origin_id`. A new document counts from 0; chunks inserted
+    later take numbers between their neighbours'."""
     of: int = 1
     heading: tuple[str, ...] = ()
-    """The headings above it, the outermost first; of a note or conversation its title."""
+    """The headings above it, outermost first; for a note or conversation its title."""
     page: int | None = None
     sheet: str | None = None
     root: bytes = b""
-    """Of a document: 8 bytes that tell its source's root from others of the same name."""
+    """For a document, 8 bytes that distinguish its source's root from others of the same name."""
 
 
 class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The fields that a draft and an entry share: this is their one definition.
+    """The fields that a draft and an entry share.
 
-    The log, `memd export`, `memd import` and redaction take their fields from here. A field that is added later has the
-    type `… | UnsetType` and the default `UNSET`: it is written where it is set, and records and lines from before it
-    read on. Text in a field is redacted unless `redaction.py` names the field.
+    The log, `memd export`, `memd import` and redaction all use this definition. A field added later has the type
+    `… | UnsetType` and the default `UNSET`: it is written only if set, so older records and lines stay readable. Text
+    in a field is redacted unless `redaction.py` names the field.
     """
 
     uuid: bytes
@@ -114,8 +114,8 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     vector: bytes
     """Little-endian float32, 4 × dimension bytes; empty for a Deprecated entry."""
     content: str
-    """The bare text, empty for a Deprecated entry. In entries without `speakers` each message in it is opened by its
-    role (`user: …`)."""
+    """The bare text; empty for a Deprecated entry. In entries without `speakers` each message begins with its role
+    (`user: …`)."""
     status: Status
     utility_steps: int
     created_at: int
@@ -127,77 +127,77 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     kind: str = "turn"
     source: str | None = None
     supersedes: tuple[bytes, ...] = ()
-    """The uuids that the Update which created this chunk replaced."""
+    """The uuids of the chunks replaced by the Update that created this one."""
     action: str | None = None
     reason: str | None = None
     speakers: tuple[Speaker, ...] | UnsetType = UNSET
-    """The speakers of the stretches of `content`, by ascending offset; empty for a text that is no message's (a
-    correction's, a note)."""
+    """The speakers of the stretches of `content`, by ascending offset; empty for text that is not from messages (a
+    correction or a note)."""
     shown: tuple[bytes, ...] | UnsetType = UNSET
-    """The uuids of the chunks that memory showed to the assistant that speaks in `content`."""
+    """The uuids of the chunks that memory showed to the assistant whose text is in `content`."""
     said_at: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
-    """Microseconds since the epoch at which the first message of the chunk arrived, or the time that its import names;
-    see `said`."""
+    """Microseconds since the epoch at which the chunk's first message arrived, or the time given by the import; see
+    `said`."""
     action_steps: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
-    """The steps that a Helpful or Unhelpful changed `utility_steps` by, where that is not one."""
+    """Steps by which a Helpful or Unhelpful changed `utility_steps`, if not one."""
     asked_by: bytes | UnsetType = UNSET
-    """The 16-byte digest of the request whose correction wrote this entry: it is not applied again when the request is
-    sent again after a restart."""
+    """The 16-byte digest of the request whose correction wrote this entry, so that a retry after a restart does not
+    apply it again."""
     author: str | UnsetType = UNSET
-    """The principal who said or wrote the chunk's text; its later entries keep it. UNSET: the owner, or nobody is told
-    apart."""
+    """The principal who said or wrote the chunk's text, copied to its later entries. UNSET: the owner, or there is only
+    one user."""
     action_by: str | UnsetType = UNSET
     """The principal whose correction wrote this entry."""
     part: Section | UnsetType = UNSET
-    """Of a note or document, or of a conversation that has a title."""
+    """Set for notes, documents, and conversations with a title."""
     tags: tuple[str, ...] | UnsetType = UNSET
-    """Of a note."""
+    """A note's tags."""
     completes: tuple[bytes, ...] | UnsetType = UNSET
-    """The digests of the messages of which the log has all with this entry, where those are not `digests`: none while a
-    long message is appended bit by bit; in the last entry of a group also those whose text the log has already."""
+    """Digests of the messages that are complete in the log with this entry, if they differ from `digests`: none while a
+    long message is appended in pieces; the last entry of a group also has those whose text was in the log before."""
     unknown: dict[str, Any] = {}
-    """Fields that a newer version wrote and this one does not know: carried along unchanged."""
+    """Fields written by a newer version, carried along unchanged."""
 
     @property
     def completed(self) -> tuple[bytes, ...]:
-        """The digests of the messages of which the log has all, once it has this."""
+        """Digests of the messages that are complete in the log with this entry."""
         return self.digests if self.completes is UNSET else self.completes
 
     @property
     def said(self) -> int:
-        """Microseconds since the epoch that people read as the time of the chunk: it orders and dates what is shown."""
+        """The chunk's time as shown to people, in microseconds since the epoch; blocks are ordered and dated by it."""
         return self.created_at if self.said_at is UNSET else self.said_at
 
     @property
     def written_by(self) -> str:
-        """The principal who wrote this very entry; empty for the owner."""
+        """The principal who wrote this entry; empty for the owner."""
         return (self.author if self.action is None else self.action_by) or ""
 
     @property
     def speakers_fit(self) -> bool:
-        """Whether the offsets of `speakers` ascend within `content`."""
+        """True if the offsets of `speakers` ascend and lie within `content`."""
         offsets = [] if self.speakers is UNSET else [speaker.offset for speaker in self.speakers]
         return all(0 <= at < then for at, then in itertools.pairwise([*offsets, len(self.content) + 1]))
 
     @property
     def stretches(self) -> list[tuple[Speaker, str]]:
-        """Each of `speakers` with the text from there to the next; what stands before the first is a correction's."""
+        """Each of `speakers` with its text. Text before the first speaker comes from a correction and is left out."""
         speakers = self.speakers or ()
         bounds = itertools.pairwise([*(one.offset for one in speakers), len(self.content)])
         return [(one, self.content[start:end]) for one, (start, end) in zip(speakers, bounds, strict=True)]
 
     @property
     def displayed(self) -> str:
-        """The content as people and models read it: every message opened by its role, a result behind its call."""
+        """The content as people and models read it: each message begins with its role, each result follows its call."""
         return self.content if self.speakers is UNSET else text_with_roles(self.content, self.speakers)
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The calls that its results answer and that are in earlier chunks."""
+        """Calls from earlier chunks that results in this one answer."""
         return tuple(one.call for one in self.speakers or () if one.call)
 
     def without_calls(self, gone: Collection[str] | None = None) -> Self:
-        """The same without these calls; None: without any."""
+        """Return a copy without these calls, by default without any."""
         if not self.calls:
             return self
         speakers = tuple(
@@ -213,7 +213,7 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def heading(self) -> tuple[str, ...]:
-        """The headings above it, the outermost first."""
+        """The headings above it, outermost first."""
         return () if self.part is UNSET else self.part.heading
 
     @property
@@ -223,37 +223,37 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def embedded_text(self) -> str:
-        """The text that is embedded: the content without roles, below its headings."""
+        """The text to embed: headings, then the content without roles."""
         return "\n".join([*self.above, self.spoken])
 
     @property
     def indexed_text(self) -> str:
-        """The text whose words are indexed: with the calls, which say what its results are of, and the name of its
-        document's file."""
+        """The text whose words are indexed: with the file name of a document, and with the calls, because they name
+        the subject of the results."""
         named = self.source.rsplit("/", 1)[-1:] if self.kind == "document" and self.source else []
         return "\n".join([*named, *self.calls, *self.above, self.content])
 
     @property
     def named_text(self) -> str:
-        """The text whose names are indexed: its first word, and that of each heading, opens a sentence."""
+        """The text whose names are indexed; the content and each heading begin a sentence of their own."""
         return ".\n".join([*self.above, self.content])
 
 
 class Draft(ChunkState, frozen=True, kw_only=True):
-    """An entry that is not in the log yet: the store gives it its `canonical_id` and, for a new chunk, a public id."""
+    """An entry that is not in the log yet. The store assigns `canonical_id` and, for a new chunk, a public id."""
 
     status: Status = Status.ACTIVE
     utility_steps: int = 0
     public_id: str | None = None
-    """None for a new chunk; for another entry of a known chunk the id that it already has."""
+    """The chunk's public id; None for a new chunk."""
     origin_id: int | None = None
-    """None for a new chunk (its own canonical_id); else the canonical_id of the chunk's first entry."""
+    """The canonical_id of the chunk's first entry; None for a new chunk."""
 
     def as_entry(self, *, public_id: str, canonical_id: int, group_left: int, now_us: int = 0) -> Entry:
-        """The record that is written for this draft at `now_us`."""
+        """Return the record to write for this draft at `now_us`."""
         fields = {name: getattr(self, name) for name in ChunkState.__struct_fields__}
         if self.status is Status.DEPRECATED:
-            fields["speakers"] = UNSET  # there is no text in which somebody could speak
+            fields["speakers"] = UNSET  # there is no text
         return Entry(
             **fields,
             public_id=public_id,
@@ -265,7 +265,7 @@ class Draft(ChunkState, frozen=True, kw_only=True):
 
 
 class Erased(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The fact that the text of an entry was erased."""
+    """When and by whom the text of an entry was erased."""
 
     at: int
     """Microseconds since the epoch."""
@@ -280,22 +280,22 @@ class Entry(ChunkState, frozen=True, kw_only=True):
     origin_id: int
     """The canonical_id of the chunk's first entry."""
     group_left: int = 0
-    """The number of records of the same append after this one: recovery drops a group that is not whole."""
+    """Number of records of the same append after this one; recovery drops an incomplete group."""
     appended_at: int | UnsetType = UNSET
-    """Microseconds since the epoch at which it was appended, where `canonical_id` is ahead of that by more than
-    `AHEAD_US`: ids ascend also after a clock was set back, or after an import from a machine whose clock is ahead."""
+    """Microseconds since the epoch at which it was appended; set if `canonical_id` is ahead by more than `AHEAD_US`.
+    Ids keep ascending after the clock was set back, or after an import from a machine whose clock is ahead."""
     line_tokens: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
-    """The raw tokens of its line in a memory block, counted when it was appended: filling a budget counts none then."""
+    """Raw tokens of its line in a memory block, counted once at append so that filling a budget need not count."""
     terms: bytes | UnsetType = UNSET
-    """The words of its text as recall counts them (`lexical.postings.ChunkTerms`), analyzed when it was appended."""
+    """The words of its text as recall counts them (`lexical.postings.ChunkTerms`), analyzed at append."""
     erased: Erased | UnsetType = UNSET
-    """Of an entry without text and vector, because both were erased: nobody took it out."""
+    """Set if text and vector were erased; no correction deprecated the chunk."""
     pad: bytes | UnsetType = UNSET
-    """Zeros where some of it was erased: the record keeps its length, so that whatever lies behind it keeps its place.
-    Earlier stubs have them in `erased`."""
+    """Zeros in place of erased bytes: the record keeps its length, so that later records keep their offsets. Earlier
+    stubs have them in `erased`."""
 
     def as_draft(self) -> Draft:
-        """The next entry of the same chunk, unchanged so far."""
+        """Return a draft of the chunk's next entry, unchanged."""
         return Draft(**{name: getattr(self, name) for name in Draft.__struct_fields__})
 
     @property
@@ -311,19 +311,19 @@ class Entry(ChunkState, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=256)
 def speaker_name(name: str) -> str:
-    """A client's name for a speaker as it is kept and shown: on one line, bounded, without what could end it early."""
+    """Return a client's name for a speaker on one line, shortened, without brackets, `|` and `:`."""
     plain = "".join(character if character.isprintable() and character not in "()[]<>|:" else " " for character in name)
     return " ".join(plain.split())[:NAME_CHARACTERS_MAX].rstrip()
 
 
 def role_opening(role: str, name: str = "") -> str:
-    """The role, and the speaker's name if there is one, as they are written in front of a message's text."""
+    """Return the role and the speaker's name, if any, as written in front of a message's text."""
     called = speaker_name(name)
     return f"{role} ({called}): " if called else f"{role}: "
 
 
 def text_with_roles(content: str, speakers: Sequence[Speaker]) -> str:
-    """`content` with the role in front of every message that begins in it, and of every result behind its call."""
+    """Return `content` with the role in front of each message that begins in it, and results with their calls."""
     parts = []
     done = 0
     for speaker in speakers:
@@ -335,55 +335,55 @@ def text_with_roles(content: str, speakers: Sequence[Speaker]) -> str:
 
 
 def without_written_roles(content: str) -> str:
-    """The text of an entry from before `speakers`, guessed: a line that begins like a role loses its beginning.
+    """Return the text of an old entry without `speakers`, guessed: a role at the beginning of a line is removed.
 
-    This also takes the first word of a line such as `user: alice` in a YAML file, which is why roles are data now. Only
-    entries that have no `speakers` may be read by it.
+    That also removes the first word of a line such as `user: alice` in a YAML file, which is why roles are data now.
+    Use it only for entries without `speakers`.
     """
     return WRITTEN_ROLES.sub("", content) or content
 
 
 Action = Literal["Update", "Helpful", "Unhelpful"]
 KINDS = ("turn", "note", "document")
-"""Of entries."""
+"""Values of `ChunkState.kind`."""
 
 
 class Correction(msgspec.Struct, frozen=True):
-    """A caller's judgement of chunks that it was shown."""
+    """A caller's judgement of chunks it was shown."""
 
     chunk_ids: tuple[str, ...]
     action: Action
     reason: str
     """Kept for audit, never interpreted."""
     content: str | None = None
-    """Update only: becomes one new chunk that takes the place of those named."""
+    """Update only: the text of one new chunk that replaces those named."""
     steps: Annotated[int, Meta(ge=1, le=CORRECTION_STEPS_MAX)] = 1
-    """Helpful and Unhelpful only: counts as so many corrections, so that one pins a chunk, or hides it."""
+    """Helpful and Unhelpful only: counts as so many corrections, so that a single one can pin or hide a chunk."""
 
 
 def checked_topic_id(topic_id: str) -> str:
-    """`topic_id` itself if it is a legal topic name. Raises BadTopicId: anything else; the pattern leaves no way to
-    name a path outside the data directory."""
+    """Return `topic_id` if it is a legal topic name, else raise BadTopicId. No legal name is a path outside the data
+    directory."""
     if TOPIC_ID_PATTERN.fullmatch(topic_id) is None:
         raise BadTopicId(f"topic_id {topic_id[:140]!r} is not a topic name: {TOPIC_ID_RULE}")
     return topic_id
 
 
 def digits_of_id(chunk_id: str) -> str | None:
-    """The hexadecimal digits of a chunk's id; None: it is none."""
+    """Return the hexadecimal digits of a chunk's id, or None if it is not one."""
     found = CHUNK_ID_PATTERN.fullmatch(chunk_id.strip())
     return None if found is None else found[1].replace("-", "").lower()
 
 
 def topic_called(name: str) -> str:
-    """The topic of a folder: its name, with `-` for what no topic's name has; `default` where nothing is left."""
+    """Return the topic for a folder: its name with `-` for illegal characters, or `default` if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("-._")[:128].rstrip("-") or DEFAULT_TOPIC_ID
 
 
 class Moment(int):
-    """A canonical_id of some topic's: everything up to it, or everything before it."""
+    """A point in a topic's log, given as a canonical_id."""
 
 
 class WallTime(Moment):
-    """A time in microseconds since the epoch, as people know it. Where a clock was set back, a larger id stands for it
-    in some topics: see `store.order.id_upto`."""
+    """A time in microseconds since the epoch. If a clock was set back, it corresponds to a larger id in some topics;
+    see `store.order.id_upto`."""

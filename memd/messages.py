@@ -1,24 +1,23 @@
-"""A chat message as memd sees it, whatever API it came through, what was said in it, and the digests that identify it.
+"""Chat messages, independent of the API they came through: the words said in them, and the digests that identify them.
 
-Rule: pure values. `wire` makes `Message`s out of bytes, `conversation` works on them, nothing else knows JSON shapes.
-Two texts have one form, which is hashed, if a client that means no other message makes one of the other; nothing else.
-Prompts and what is stored have the text as it was said. What is known of clients:
+Rule: pure values. `wire` parses bytes into `Message`s, `conversation` works on them; only `wire` knows JSON shapes.
+Digests are computed from a normal form. It levels only changes that clients make without meaning another message.
+Prompts and the log have the original text. Known changes by clients:
 
     line ends                 CRLF comes back as LF: aider, Zed and whatever keeps chats in text files on Windows
-    white space at line ends  gone: editors' chats (Continue, Zed), Markdown renderers; models end lines with blanks
-    Unicode                   NFC comes back as NFD, and the other way round: files and clipboards of macOS
+    white space at line ends  removed by editors' chats (Continue, Zed) and Markdown renderers; models write it
+    Unicode                   NFC comes back as NFD, or the reverse: files and clipboards of macOS
     thinking                  `<think>…</think>`, and the like, comes back as `<details type="reasoning">…</details>`
                               (Open WebUI), or not at all (see `without_thinking`)
     links                     bare ones come back as `[link](link)` or `<link>`: rich-text editors (LobeChat, Notion)
-    a call's arguments        reordered, reformatted, with defaults added (claude-code's `replace_all: false`): a call
-                              that has an id is known by that
+    a call's arguments        reordered, reformatted, with defaults added (claude-code's `replace_all: false`); so a
+                              call with an id is identified by the id
     numbers in arguments      as JavaScript reads and writes them
 
-What was said is found in time linear in the text, which is untrusted; a text in which nothing is found is said as it
-stands. Programs wrap a user's words; what a model wrote is its own, and a tool's result, which may be any file, loses
-no more than what stands at its ends, and never all of it. A whole message that a program wrote in the name of the user
-or of the model was said by neither; one in which it gives the model results is stored like those of tools, and asks
-nothing.
+`Speech` removes text that programs wrap around a user's words, in time linear in the text, which is untrusted. From a
+model's text it removes only thinking. From a tool's result, which may be any file, it removes only matches at the ends,
+and never all of it. A message that a program wrote entirely, as user or as model, counts as saying nothing. A user
+message in which a program reports results is stored like a tool's result, and asks nothing.
 """
 
 from __future__ import annotations
@@ -45,17 +44,17 @@ _THINKING = {
     "[THINK]": "[/THINK]",
     **{f"<{tag}>": f"</{tag}>" for tag in ("think", "thinking", "reason", "reasoning", "thought", "Thought")},
 }
-"""The marks around the thinking of DeepSeek-R1, Qwen 3 and others, and what Open WebUI makes of all of them."""
+"""Opening and closing marks of thinking: those of DeepSeek-R1, Qwen 3 and others, and Open WebUI's rewrite of them."""
 _THINKING_OPENED = re.compile(rf"\s*({'|'.join(map(re.escape, _THINKING))})")
 
 
 def with_line_feeds(text: str) -> str:
-    """The text with a line feed where a line ends, whatever ended it."""
+    """Return the text with LF line ends."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def normal_text(text: str) -> str:
-    """The text in its form; quick where there is nothing to change."""
+    """Return the normal form of a text; fast if nothing changes."""
     text = with_line_feeds(text)
     if " \n" in text or "\t\n" in text:
         text = "\n".join([line.rstrip(" \t") for line in text.split("\n")])  # a regex takes six times as long
@@ -67,7 +66,7 @@ def normal_text(text: str) -> str:
 
 
 def without_thinking(text: str) -> str:
-    """An answer without the thinking that it begins with; an open end is an interrupted reply's, and stays."""
+    """Return an answer without its leading thinking. Unclosed thinking comes from an interrupted reply, and stays."""
     done = 0
     while opened := _THINKING_OPENED.match(text, done):
         closing = _THINKING[opened[1]]
@@ -79,7 +78,7 @@ def without_thinking(text: str) -> str:
 
 
 def canonical_arguments(arguments: str) -> str:
-    """Tool arguments in one form for all serialisations of the same JSON value (none at all: `{}`); else unchanged."""
+    """Return the canonical serialisation of tool arguments (`{}` if empty); unchanged if they are not JSON."""
     try:
         value = _as_javascript(json.loads(arguments.strip() or "{}"))
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -88,7 +87,7 @@ def canonical_arguments(arguments: str) -> str:
 
 
 def _as_javascript(value: Any) -> Any:
-    """`value` with its numbers as a JavaScript client reads and writes them: doubles, 1.0 without its fraction."""
+    """Return `value` with numbers as a JavaScript client reads and writes them: doubles, and 1.0 as 1."""
     if isinstance(value, int) and abs(value) > _EXACT_IN_DOUBLE_MAX:
         return int(float(value))
     if isinstance(value, float) and value.is_integer():
@@ -105,15 +104,15 @@ ROOT_DIGEST = bytes(DIGEST_BYTES)
 """The predecessor's digest of the first message of a conversation."""
 
 LEADING_ROLES = frozenset({"system", "developer"})
-"""Roles whose *leading* run is the client's standing instruction: always forwarded, never hashed, never stored."""
+"""Leading messages of these roles are the client's standing instructions: always forwarded, never hashed or stored."""
 
 RESULT_ROLES = frozenset({"tool", "function"})
 """Roles of a tool's result; `function` is the older name."""
 
 CALL_CHARACTERS_MAX = 200
-"""Of a call, in front of what an earlier chunk has the beginning of."""
+"""Limit for a call that is repeated on one line in front of the rest of its result."""
 CUT = " …]"
-"""The end of a line that has not all of a call."""
+"""The end of a call line that was shortened."""
 
 BLOCK_OPENING = "[memory]"
 BLOCK_CLOSING = "[/memory]"
@@ -132,12 +131,12 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def form(self) -> tuple[str, ...]:
-        """The part that is hashed: a call that has an id is known by that, any other by its arguments."""
+        """The part that is hashed: name and id, or name and arguments if there is no id."""
         return (self.name, "", self.id) if self.id else (self.name, canonical_arguments(self.arguments))
 
     @property
     def line(self) -> str:
-        """Its beginning on one line, with which the later chunks of its result open."""
+        """Its beginning on one line; later chunks of its result begin with it."""
         return call_line(str(self))
 
     def __str__(self) -> str:
@@ -145,60 +144,60 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """One message. `content_digest` identifies it apart from its place (see `chain`)."""
+    """One message. `content_digest` identifies it regardless of its position (see `chain`)."""
 
     role: str
     text: str
-    """Text parts as they came, joined by newlines; a part that is not text stands as `[image]`, `[audio]`, `[file]`."""
+    """The text parts, joined by newlines; other parts are `[image]`, `[audio]` or `[file]`."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
     attachments: tuple[bytes, ...] = ()
-    """16-byte digests of the parts that are not text, in order."""
+    """16-byte digests of the non-text parts, in order."""
     interrupted: bool = False
-    """An assistant reply whose client or upstream left before its end."""
+    """An assistant reply that was cut off because its client or upstream disconnected."""
     own_words: str | UnsetType = UNSET
-    """The part of `text` that was said (see `Speech`), where that is not all of it."""
+    """The part of `text` that was said (see `Speech`); UNSET: all of it."""
 
     shown: tuple[bytes, ...] | UnsetType = UNSET
-    """Of an assistant's reply: the uuids of the chunks that memory showed in its prompt."""
+    """For an assistant's reply, the uuids of the chunks that memory showed in its prompt."""
     said_at: int | UnsetType = UNSET
-    """Microseconds since the epoch at which it first arrived, by the clock of the machine or as an import tells."""
+    """Microseconds since the epoch at which it first arrived, or the time given by an import."""
     author: str | UnsetType = UNSET
-    """The principal whose request first brought it, or was answered by it (`Principal.author`); UNSET: the owner."""
+    """The principal whose request first contained it, or was answered by it (`Principal.author`); UNSET: the owner."""
     is_result: bool | UnsetType = UNSET
-    """True for a user's message in which a program gives the model the results of its work: of a call that it wrote as
-    text, of an edit that failed, or the files as they are now."""
+    """True for a user message in which a program reports results to the model: of a call that the model wrote as text,
+    of a failed edit, or the present state of files."""
 
     @property
     def said(self) -> str:
-        """The text without what programs wrap around it: what is hashed, stored and asked. Prompts have `text`."""
+        """The text without programs' wrapping: hashed, stored and used as question. Prompts have `text`."""
         return self.text if self.own_words is UNSET else self.own_words
 
     @property
     def without_text(self) -> Message:
-        """The same where nothing was said, without what programs wrote."""
+        """A copy with empty text, for a message in which nothing was said."""
         return msgspec.structs.replace(self, text="")
 
     @property
     def erased(self) -> Message:
-        """The same without all that was said in it: what is left keeps turns, calls and their results together."""
+        """A copy without text and arguments that still keeps turns, calls and their results together."""
         calls = tuple(ToolCall(call.id, call.name, "{}") for call in self.tool_calls)
         return Message(self.role, "", calls, self.tool_call_id, said_at=self.said_at)
 
     @property
     def opens_turn(self) -> bool:
-        """True where a user speaks; what a program alone wrote, such as a reminder or a result, is part of the turn."""
+        """True if a user speaks. A message written by a program, such as a reminder or a result, opens no turn."""
         return self.role == "user" and not self.is_result and (self.own_words is UNSET or bool(self.own_words.strip()))
 
     @property
     def content_digest(self) -> bytes:
-        """16-byte BLAKE2b of the normal form: what stays the same when a client writes the message back."""
+        """16-byte BLAKE2b of the normal form; unchanged when a client sends the message back."""
         return self._digest(normal_text(self.said), [call.form for call in self.tool_calls])
 
     @property
     def former_digest(self) -> bytes:
-        """The same of the form before there was a normal one: logs and lists of forbidden messages have such."""
+        """The digest of versions without a normal form, found in old logs and forbidden lists."""
         calls = [(call.name, canonical_arguments(call.arguments)) for call in self.tool_calls]
         return self._digest(self.said.strip(), calls)
 
@@ -208,7 +207,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 class BlockChunk(msgspec.Struct, frozen=True):
-    """A chunk as a memory block shows it."""
+    """A chunk in a memory block."""
 
     shown_id: str
     uuid: bytes
@@ -217,57 +216,57 @@ class BlockChunk(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """The memory block in front of one user message, computed once a turn. Without chunks nothing stands there."""
+    """The memory block in front of one user message, computed once per turn. Without chunks nothing is inserted."""
 
     text: str
     tokens: int
     """Raw, counted with the bundled tokenizer."""
     chunks: tuple[BlockChunk, ...] = ()
     reader: str | UnsetType = UNSET
-    """The principal in whose prompt it stands (`Principal.author`); UNSET: the owner."""
+    """The principal whose prompt it was made for (`Principal.author`); UNSET: the owner."""
     is_short: bool | UnsetType = UNSET
-    """More was worth showing, and what the model had not read yet took the room for it."""
+    """Relevant chunks were left out, because new messages took the room for them."""
 
 
 NO_BLOCK = Block(text="", tokens=0)
 
 
 def stamped(messages: Iterable[Message], said_at: int | UnsetType, author: str) -> list[Message]:
-    """The messages as they arrived at this time from this principal (see `Message`); without a time: as they are."""
+    """Return the messages with this time and principal (see `Message`); unchanged if `said_at` is UNSET."""
     if said_at is UNSET:
         return list(messages)
     return [msgspec.structs.replace(one, said_at=said_at, author=author or UNSET) for one in messages]
 
 
 def call_line(call: str) -> str:
-    """The beginning of a call as it was stored, on one line."""
+    """Return the beginning of a stored call on one line."""
     line = " ".join(call.split())
     return line if len(line) <= CALL_CHARACTERS_MAX else line[: CALL_CHARACTERS_MAX - len(CUT)] + CUT
 
 
 def block_digest(text: str) -> bytes:
-    """Identifies a block, however the white space at the ends of its lines came back."""
+    """Return a block's 16-byte digest, which ignores white space at line ends."""
     lines = "\n".join(map(str.rstrip, text.split("\n")))
     return hashlib.blake2b(lines.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def chain(previous: bytes, content_digest: bytes) -> bytes:
-    """The digest of a message at its place: BLAKE2b over its predecessor's digest and its own normalised form."""
+    """Return a message's digest at its position: BLAKE2b of its predecessor's digest and its own content digest."""
     return hashlib.blake2b(previous + content_digest, digest_size=DIGEST_BYTES).digest()
 
 
 def chain_all(content_digests: Iterable[bytes], previous: bytes = ROOT_DIGEST) -> list[bytes]:
-    """The digests of consecutive messages, the first chained to `previous`."""
+    """Return the chained digests of consecutive messages, the first chained to `previous`."""
     return list(itertools.accumulate(content_digests, chain, initial=previous))[1:]
 
 
 def leading_count(messages: Sequence[Message]) -> int:
-    """The number of messages at the front that are standing instructions (system or developer)."""
+    """Return the number of leading messages that are standing instructions (system or developer)."""
     return next((place for place, one in enumerate(messages) if one.role not in LEADING_ROLES), len(messages))
 
 
 def stored_text(message: Message) -> str:
-    """The message as a chunk has it: what was said, verbatim, and tool calls spelled out."""
+    """Return the message as chunks store it: its own words verbatim, then its tool calls as text."""
     parts = [message.said] if message.said else []
     parts += map(str, message.tool_calls)
     if message.interrupted:
@@ -276,14 +275,14 @@ def stored_text(message: Message) -> str:
 
 
 def without_memory_blocks(text: str, is_own: Callable[[str], bool] = lambda _: True) -> str:
-    """`text` without the memory blocks that memd put into an earlier prompt and a client echoes back.
+    """Return `text` without memory blocks that memd put into an earlier prompt and a client echoes back.
 
-    A block goes from a line that opens with `[memory]` to the line `[/memory]`, has a line that opens with `[mem:` in
-    between, and takes the blank line behind it along. One pass over the lines: text is untrusted and may be long.
+    A block begins with a line starting `[memory]`, has a line starting `[mem:`, and ends with the line `[/memory]`. The
+    blank line after it is removed too. One pass over the lines: text is untrusted and may be long.
 
     Args:
-        is_own: tells memd's own from what only looks like one, which stays: else whoever writes a web page could make
-            words vanish from what is stored.
+        is_own: returns True for blocks that memd wrote. Others stay, or else the author of a web page could make words
+            vanish from the log.
     """
     if BLOCK_OPENING not in text:
         return text
@@ -311,9 +310,9 @@ def without_memory_blocks(text: str, is_own: Callable[[str], bool] = lambda _: T
 
 
 def rebuilt(value: Any, change: Callable[[Any, str], Any], field: str = "") -> Any:
-    """A value with all that is in it as `change` has it; where nothing changes, the very same object. `change` takes a
-    part and the name of the field that it stands in, and returns what takes its place; None: what is within it is
-    looked at."""
+    """Rebuild a nested value with `change` applied to its parts; returns the same object if nothing changes.
+
+    `change` gets a part and the name of its field, and returns the replacement, or None to descend into the part."""
     if (changed := change(value, field)) is not None:
         return changed
     if isinstance(value, msgspec.Struct):
@@ -331,14 +330,14 @@ def rebuilt(value: Any, change: Callable[[Any, str], Any], field: str = "") -> A
 
 
 SAID_GROUP = "said"
-"""Of a pattern with a group of this name the group was said; only what is around it is left out. It is a pattern for
-messages, not for results."""
+"""If a pattern has a group of this name, the group's text is kept and only the rest of the match is removed. Such a
+pattern applies to messages, not to results."""
 SEARCHED_CHARACTERS_MAX = 1_000_000
-"""A longer text is a dump of data and is taken as it is: the user's own patterns may be slower than linear."""
+"""Longer texts are data dumps and not searched: the user's own patterns may take more than linear time."""
 
 
 class Speech:
-    """Finds what was said, by patterns."""
+    """Finds a message's own words by patterns."""
 
     def __init__(
         self,
@@ -347,9 +346,8 @@ class Speech:
         reply: Iterable[str] = (),
         result: Iterable[str] = (),
     ) -> None:
-        """`patterns`: regular expressions of text that was not said (`ingest.strip`); `message`: of whole messages that
-        a program wrote in the user's name; `reply`: of those that it wrote in the model's; `result`: of those in the
-        user's name in which it gives the model results."""
+        """Args are regular expressions. `patterns`: text to remove (`ingest.strip`). The others match whole messages
+        that a program wrote: `message` as the user, `reply` as the model, `result` as the user to report results."""
         self._patterns = [re.compile(pattern) for pattern in patterns]
         self._whole = {
             role: [re.compile(one) for one in ones] for role, ones in (("user", message), ("assistant", reply))
@@ -357,19 +355,19 @@ class Speech:
         self._results = [re.compile(one) for one in result]
 
     def heard(self, message: Message) -> Message:
-        """The message with `said` found; the message itself where all of its text was said."""
+        """Return the message with `own_words` and `is_result` set; the same object if neither applies."""
         said = self.said(message.role, message.text)
         heard = message if said is None else replace(message, own_words=said)
         is_result = heard.role == "user" and _is_whole(self._results, heard.text)
         return replace(heard, is_result=True) if is_result else heard
 
     def heard_alone(self, message: Message, is_own: Callable[[str], bool]) -> Message:
-        """The message heard without the memory blocks that are memd's own; the message itself where it has none."""
+        """Remove memd's own memory blocks and apply `heard` to the rest; returns the same object if there are none."""
         text = without_memory_blocks(message.text, is_own)
         return message if text == message.text else self.heard(replace(message, text=text, own_words=UNSET))
 
     def said(self, role: str, text: str) -> str | None:
-        """The part of a text that was said by `role`; None if that is all of it."""
+        """Return the part of a text that `role` said, or None if that is all of it."""
         rest = without_thinking(text) if role == "assistant" else text
         if role != "assistant" and len(rest) <= SEARCHED_CHARACTERS_MAX:
             for pattern in self._patterns:
@@ -380,17 +378,17 @@ class Speech:
 
 
 THINKING_ALONE = Speech()
-"""Without patterns: nothing but an assistant's thinking is left out."""
+"""Removes only an assistant's thinking."""
 
 
 def _is_whole(patterns: Iterable[re.Pattern[str]], text: str) -> bool:
-    """Whether a pattern fits a text from its first character to its last, outer white space aside."""
+    """Return whether a pattern matches the whole text, outer white space aside."""
     words = text.strip() if len(text) <= SEARCHED_CHARACTERS_MAX else ""
     return bool(words) and any(pattern for pattern in patterns if pattern.fullmatch(words))
 
 
 def _without(pattern: re.Pattern[str], text: str) -> str:
-    """`text` without the matches; what they separated meets with the least white space that keeps lines and words."""
+    """Return `text` without the matches. The pieces left are joined by a newline or space where they had one."""
     kept: list[str] = []
     done = 0
     for found in pattern.finditer(text):
@@ -404,7 +402,7 @@ def _without(pattern: re.Pattern[str], text: str) -> str:
 
 
 def _without_at_ends(pattern: re.Pattern[str], text: str) -> str:
-    """A result without the matches at its beginning and its end; the result itself where nothing would be left."""
+    """Return a result without matches at its beginning and end; unchanged if nothing would be left."""
     if SAID_GROUP in pattern.groupindex:
         return text
     found = [match.span() for match in pattern.finditer(text)]

@@ -1,7 +1,7 @@
-"""Receipts: the record of each turn: the question to memory, the chunks that it got, and the cost.
+"""Receipts: one record per turn, with its question to memory, the chunks recalled, and the cost.
 
-Rule: a receipt is written after the answer has gone to the client; an error costs only the receipt. They are written
-and read in threads: tens of megabytes would hold up everyone else's requests.
+Rule: a receipt is written after the answer has gone to the client; an error loses only the receipt. Reading and writing
+happen in threads, because tens of megabytes would block all other requests.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("memd")
 
 ASKED_CHARACTERS = 400
-"""Of a question in lists, and of one that a later step of a tool loop repeats."""
+"""Limit for a question in lists, and in the receipts of later steps of a tool loop, which repeat it."""
 KEPT_CHARACTERS = 8_000
-"""Of a question and of a reply: receipts are bounded, and the log has the whole."""
+"""Limit for a question and for a reply; the log has the full text."""
 ERASED_NOTE = "Its texts were erased."
 FAILED_ID_DIGITS_MAX = 12
-"""An id that means no chunk and has more is taken for a secret."""
+"""Longer ids that match no chunk are treated as secrets."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn, filled in step by step while it runs. Tokens are the model's, estimated unless told by it."""
+    """One turn, filled in step by step. Token counts are the model's, estimated unless it reported them."""
 
     turn_id: str
     at: int
@@ -54,63 +54,63 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     mode: str
     model: str
     author: str = ""
-    """The name of whoever asked, by their token; empty: the owner."""
+    """The principal's name; empty for the owner."""
     related: tuple[str, ...] = ()
     status: str = "none"
     http_status: int | None = None
-    """None: there was no answer."""
+    """None if no answer came."""
     is_step: bool = False
-    """A later step of a tool loop. It shows the block of its turn again, unless something of the turn has left."""
+    """True for later steps of a tool loop. They show the turn's block again, unless something of the turn has left."""
     is_retry: bool = False
     conversation: str = ""
-    """The conversation's id; empty where memory keeps none."""
+    """The conversation's id; empty if memory keeps none."""
     position: int = 0
-    """The place of the user's message in it, counted in messages from 0."""
+    """Position of the user's message in it, counted in messages from 0."""
     branched: tuple[str, int | None] | None = None
-    """The conversation that this one was forked from, and where; see `Conversation.origin`."""
+    """The conversation that this one was forked from, and the position; see `Conversation.origin`."""
     asked: str = ""
-    """The last message of the user; of a finished turn only its beginning."""
+    """The user's last message; only its beginning once the turn is finished."""
     reply: str = ""
-    """The words of the model, without its thinking: their beginning, for people who read the conversation."""
+    """The beginning of the model's reply, without thinking, for people who read the conversation."""
     calls: tuple[str, ...] = ()
-    """The names of the tools that the reply calls."""
+    """Names of the tools that the reply calls."""
     question: str | None = None
     """The question to memory; None if there was none."""
     step: str = ""
-    """The model's latest step, where a turn recalled anew: it asks beside the question."""
+    """The model's latest step, used beside the question if the turn recalled anew."""
     filter: Selection = EVERYTHING
     note: str | None = None
-    """The limits of the search, and why nothing was shown, in sentences for people."""
+    """Limits of the search, and why nothing was shown, in sentences for people."""
     candidates: tuple[ScoredChunk, ...] = ()
     """The candidates, best first."""
     budget_tokens: int = 0
-    """The most that chunks for this question could take, those of earlier blocks included."""
+    """Token limit for chunks in the prompt, including those of earlier blocks."""
     room_tokens: int | None = None
-    """The most that the block of this turn could take; None in receipts of an older memd, where it was the budget."""
+    """Token limit for this turn's block; None in receipts of older versions, which used the budget."""
     block: str | None = None
     """This turn's block exactly as the model saw it."""
     block_tokens: int = 0
     shown: tuple[str, ...] = ()
-    """The ids of all chunks in the prompt, those of earlier turns' blocks included."""
+    """Ids of all chunks in the prompt, including those of earlier turns' blocks."""
     shown_from: tuple[str, ...] = ()
-    """The other topics that these come from."""
+    """The other topics that some of these come from."""
     memory_tokens: int = 0
-    """Of all blocks in the prompt."""
+    """Tokens of all blocks in the prompt."""
     forwarded_tokens: int = 0
     placement: str | None = None
-    """`merged`: the blocks stood in front of what the user said; None: the model server was given none. Earlier
-    versions know `separate` too, a message of their own."""
+    """`merged`: each block in front of the user's text; None: no blocks were sent. Earlier versions also wrote
+    `separate`, for a message of its own."""
     left_out: int = 0
     """Messages of the conversation that are not in the prompt."""
     replaced: int = 0
-    """Results that a line in the prompt stands for."""
+    """Results that are shortened to a line in the prompt."""
     freed_tokens: int = 0
-    """Of what left the prompt before this turn was forwarded, not in the background after an answer."""
+    """Tokens that left the prompt before this turn was forwarded; background compaction is not counted."""
     corrections: tuple[Correction, ...] = ()
     signals: tuple[dict[str, Any], ...] = ()
     timings_ms: dict[str, float] = {}
     prompt_tokens: int | None = None
-    """The upstream's own count, and the part of it that was in its cache."""
+    """The upstream's count; `cached_tokens` of these were in its cache."""
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     interrupted: bool = False
@@ -118,11 +118,11 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Losing(msgspec.Struct, frozen=True, eq=False):
-    """An erasure of which a receipt may still have texts."""
+    """An erasure that pending receipts must respect."""
 
     concern: Concern
     turns: frozenset[str] | None = None
-    """Those that were under way when it was done, and may have recalled before; None: it goes on, and concerns all."""
+    """Turns running when the erasure ended, which may have recalled before. None: in progress, concerns all turns."""
 
 
 class Receipts:
@@ -136,7 +136,7 @@ class Receipts:
         events: Events,
         unkept: Callable[[Receipt], None] = lambda receipt: None,
     ) -> None:
-        """`ring`: None: nothing is kept. `unkept`: is told of each receipt that is not kept."""
+        """`ring`: None to keep nothing. `unkept`: called with each receipt that is not kept."""
         self._unkept = unkept
         self._ring = ring
         self._redactor = redactor
@@ -146,11 +146,11 @@ class Receipts:
         self._under_way: set[str] = set()
         self._losing: tuple[_Losing, ...] = ()
         self._writing = threading.Lock()
-        """Held while a receipt is written, and while texts are taken out of those that are."""
+        """Held while a receipt is written or rewritten."""
 
     @contextmanager
     def awaited(self, turn_id: str) -> Iterator[None]:
-        """While the block runs a turn is under way, the receipt of which comes at its end."""
+        """Mark a turn as running while the block runs; its receipt is written by then."""
         self._under_way.add(turn_id)
         try:
             yield
@@ -159,7 +159,7 @@ class Receipts:
             self._losing = tuple(one for one in self._losing if one.turns is None or one.turns & self._under_way)
 
     async def keep(self, receipt: Receipt) -> None:
-        """Write a receipt and announce it to listeners, redacted, both in the order of the calls."""
+        """Write a redacted receipt and announce it to listeners, both in call order."""
         in_writer = partial(asyncio.get_running_loop().run_in_executor, self._writer)
         kept = await in_writer(_redacted, receipt, self._redactor) if self._redactor else receipt
         if self._ring is None:
@@ -174,12 +174,14 @@ class Receipts:
                     log.warning("receipts are not kept for now", extra={"error": error})
                 self._has_failed = True
         if self._events.has_listeners:
-            self._events.publish("turn", summary(kept))  # only now: a listener may ask for it at once
+            self._events.publish("turn", summary(kept))  # after writing: a listener may ask for it at once
 
     @asynccontextmanager
     async def blanked(self, data_dir: Path, concern: Concern, wiper: Wiper) -> AsyncIterator[None]:
-        """Take the texts out of the receipts that an erasure concerns; their figures stay. While the block runs, the
-        rest of it is erased: what a turn has recalled until then is not in its receipt either, however long it takes.
+        """Remove the texts from receipts that an erasure concerns; their figures stay.
+
+        The caller erases everything else inside the `with` block. Turns that recalled before its end get receipts
+        without texts too, however long they run.
 
         Raises:
             StoreError: a file cannot be read or written.
@@ -197,7 +199,7 @@ class Receipts:
         def changed(line: bytes) -> bytes:
             receipt = receipt_in(line)
             if receipt is None:
-                return line if line.startswith(b'{"redaction":') else b""  # torn: nobody reads it
+                return line if line.startswith(b'{"redaction":') else b""  # torn: nobody can read it
             return msgspec.json.encode(without_texts(receipt)) if _is_concerned(receipt, concern) else line
 
         with self._writing:
@@ -212,7 +214,7 @@ class Receipts:
             self._ring.close()
 
     def _write(self, ring: ReceiptRing, receipt: Receipt, kept: Receipt) -> None:
-        # Shortened only after redaction: half a key would not be recognized as one.
+        # Redaction comes first: half a key would not be recognized.
         asked = kept.asked[: ASKED_CHARACTERS if kept.is_step else KEPT_CHARACTERS]
         short = msgspec.structs.replace(kept, asked=asked, reply=kept.reply[:KEPT_CHARACTERS])
         with self._writing:
@@ -221,15 +223,15 @@ class Receipts:
             ring.append(msgspec.json.encode(without_texts(short) if is_concerned else short))
 
     def lines(self, who: Principal) -> Iterable[bytes]:
-        """Yield all that is kept as it stands in the files, newest first; a line may be torn. Called in a thread.
+        """Yield the lines of all kept receipts, newest first; a line may be torn. Called in a thread.
 
-        Of topics that `who` may not read there is nothing in it, neither turns nor what other turns were shown of them.
+        Topics that `who` may not read are left out: their turns, and their chunks in other turns.
         """
         lines = [] if self._ring is None else self._ring.lines()
         return lines if who.may_everywhere("read") else _readable(lines, who)
 
     def find(self, turn_id: str, who: Principal) -> Receipt | None:
-        """Return the receipt of a turn, or None if it is not kept any more or `who` may not read its topic; called in a
+        """Return the receipt of a turn; None if it is no longer kept or `who` may not read its topic. Called in a
         thread."""
         mark = f'"turn_id":"{turn_id}"'.encode()
         return next(
@@ -274,8 +276,8 @@ class Receipts:
 
 
 def summary(receipt: Receipt) -> dict[str, Any]:
-    """Return a receipt without its block, with the beginnings of texts, and with the number of candidates, and of those
-    that were injected, in place of the candidates."""
+    """Return a receipt with shortened texts, without its block, and with counts in place of the candidates: how many
+    there were, and how many were injected."""
     told: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(receipt, candidates=(), block=None))
     del told["block"]
     return told | {
@@ -287,7 +289,7 @@ def summary(receipt: Receipt) -> dict[str, Any]:
 
 
 def _readable(lines: Iterable[bytes], who: Principal) -> Iterator[bytes]:
-    """The receipts that a principal may read, without what it may not read in them."""
+    """Yield the receipts that a principal may read, without the parts it may not read."""
     for line in lines:
         receipt = receipt_in(line)
         if receipt is not None and who.may("read", receipt.topic_id):
@@ -296,7 +298,7 @@ def _readable(lines: Iterable[bytes], who: Principal) -> Iterator[bytes]:
 
 
 def _without_unreadable(receipt: Receipt, who: Principal) -> Receipt:
-    """A receipt without the chunks of related topics that a principal may not read, and without a block of them."""
+    """Return a receipt without candidates of unreadable topics and without its block."""
     return msgspec.structs.replace(
         receipt,
         related=tuple(one for one in receipt.related if who.may("read", one)),
@@ -308,7 +310,7 @@ def _without_unreadable(receipt: Receipt, who: Principal) -> Receipt:
 
 
 def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
-    """Return the receipt with secrets replaced in everything that quotes clients, models or the upstream."""
+    """Return the receipt with secrets replaced in all texts from clients, models or the upstream."""
 
     def kept(text: str | None) -> str | None:
         return None if text is None else redactor.text(text)
@@ -316,7 +318,7 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
     failed = {signal["chunk_id"] for signal in receipt.signals if signal.get("chunk_id")}
 
     def kept_id(chunk_id: str) -> str:
-        """An id of a chunk; whatever else a client gave as one, as a secret need not look like any."""
+        """Return a chunk's id unchanged. Replace other strings given as ids: a secret may look like anything."""
         digits = digits_of_id(chunk_id)
         is_id = digits is not None and (chunk_id not in failed or len(digits) <= FAILED_ID_DIGITS_MAX)
         return chunk_id if is_id else redactor.pseudonym(chunk_id)
@@ -354,7 +356,7 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
 def _is_concerned(receipt: Receipt, concern: Concern) -> bool:
     if any(one.uuid in concern.uuids for one in receipt.candidates):
         return True
-    # A step and a retry show the block of their turn again, and have no candidates.
+    # Later steps and retries show the turn's block again and have no candidates.
     topics = {receipt.topic_id, *receipt.shown_from, *(one.topic_id for one in receipt.candidates)}
     if concern.topic_id not in topics or concern.overlap is None:
         return concern.topic_id in topics
@@ -364,14 +366,14 @@ def _is_concerned(receipt: Receipt, concern: Concern) -> bool:
 
 
 def without_texts(receipt: Receipt) -> Receipt:
-    """Return a receipt of which the figures stay."""
+    """Return a receipt without its texts; figures stay."""
     corrections = tuple(msgspec.structs.replace(one, reason="", content=None) for one in receipt.corrections)
     told = {"asked": "", "reply": "", "question": None, "step": "", "block": None, "error": None, "note": ERASED_NOTE}
     return msgspec.structs.replace(receipt, corrections=corrections, **told)
 
 
 def receipt_in(line: bytes) -> Receipt | None:
-    """The receipt that a line is; None: it is torn, or the first line of a file."""
+    """Parse a line; None if it is torn, or the first line of a file."""
     try:
         return msgspec.json.decode(line, type=Receipt)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,8 +1,8 @@
-"""A turn: the life of one request to a model, from its arrival to the reply in the buffer.
+"""A turn: the life of one request to a model, from its arrival until the reply is in the buffer.
 
-Rule: memory fails open. Whatever goes wrong with memory is told in `X-Memory-Status` and the request goes on without;
-only the upstream's own answers and the client's own mistakes reach the client. Each step takes the frozen values that
-the steps before it returned; the conversation itself lives in the topic's buffer, which only grows.
+Rule: memory fails open. If memory fails, `X-Memory-Status` says so and the request goes on without it. The client gets
+only the upstream's errors and those for its own mistakes. Each step takes the frozen values that earlier steps
+returned; the conversation itself lives in the topic's buffer, which only grows.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ log = logging.getLogger("memd")
 
 
 INQUIRY = web.RequestKey("inquiry", Inquiry)
-"""Asked when a request came, in a cluster."""
+"""The look at the cluster's shared log that began when the request arrived."""
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """One attempt: what was offered to the upstream, and what it answered."""
+    """One attempt: the prompt sent to the upstream, and its answer."""
 
     shown: SettledPrompt
     has_memory: bool
-    """Whether the prompt had its blocks."""
+    """True if the prompt contained its memory blocks."""
     answer: aiohttp.ClientResponse
     read: bytes = b""
-    """The beginning of the answer's body: that has been read."""
+    """The beginning of the answer's body, already read."""
     error: bytes = b""
-    """The error that came in place of a reply; empty if there is none."""
+    """The error body received instead of a reply; empty if there is none."""
 
 
 class TurnRunner(msgspec.Struct, frozen=True):
-    """Runs turns, by steps of which each is a module beside this one."""
+    """Runs turns. Each step is a module beside this one."""
 
     receiver: Receiver
     corrector: Corrector
@@ -70,7 +70,7 @@ class TurnRunner(msgspec.Struct, frozen=True):
     pool: UpstreamPool
     capture_bytes_max: int
     priority: Priority
-    """Held while a prompt is made; what is stored and indexed meanwhile gives way."""
+    """Held while a prompt is prepared; background storing and indexing pause meanwhile."""
     tasks: Tasks
 
     async def answer(self, client: web.Request, asked: Asked) -> web.StreamResponse:
@@ -91,10 +91,10 @@ class TurnRunner(msgspec.Struct, frozen=True):
                 topic = await self.topics.get(asked.topic_id, inquiry)
                 received = await self._received(asked, topic, inquiry, holding)
                 record.end_step("receive")
-                saving = self._saving(topic) if self.rememberer.is_shared else None  # the answer waits for it
+                saving = self._saving(topic) if self.rememberer.is_shared else None  # early: the answer waits for it
                 corrected = await self.corrector.correct(received)
                 record.end_step("correct")
-                with self.priority.held():  # not before: a correction may wait for something to be stored
+                with self.priority.held():  # not earlier: a correction may wait until something is stored
                     prepared = await self._prepare(received, corrected, record)
                 saving = saving or self._saving(topic)
             except Exception as error:
@@ -102,7 +102,7 @@ class TurnRunner(msgspec.Struct, frozen=True):
             forwarding = Forwarding(self, received, corrected, prepared, saving)
             try:
                 return await forwarding.run(client, record)
-            finally:  # also after a cancellation: what was said is remembered, without keeping anybody waiting
+            finally:  # also after a cancellation: the turn is remembered in the background
                 received.assignment.release()
                 turn = received, forwarding.prepared, forwarding.answered
                 _note(record, *turn)
@@ -110,7 +110,7 @@ class TurnRunner(msgspec.Struct, frozen=True):
                 self.tasks.spawn(remembering, "remember")
 
     async def without_memory(self, client: web.Request, plain: Plain) -> web.StreamResponse:
-        """Forward a request that memory has no part in."""
+        """Forward a request without memory."""
         record_of(client).note_status(plain.mode, plain.status)
         headers, on_interim = plain.headers, interim_to(client)
         extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode, problem=plain.problem)
@@ -132,7 +132,7 @@ class TurnRunner(msgspec.Struct, frozen=True):
                     self.tasks.spawn(self.rememberer.receipts.keep(receipt), "receipt")
 
     async def prepare_again(self, received: Received, corrected: CorrectionResult) -> Prepared | None:
-        """Make a prompt shorter that was refused; None if nothing more of it may leave."""
+        """Prepare a shorter prompt after a refusal; None if nothing more of it may leave."""
         tokens = received.prompt.tokens()
         try:
             prepared = await self._prepare(received, corrected)
@@ -142,11 +142,11 @@ class TurnRunner(msgspec.Struct, frozen=True):
         return prepared if received.prompt.tokens() < tokens else None
 
     def _saving(self, topic: Topic) -> asyncio.Task[bool]:
-        """Begin to write what was asked into the journal."""
+        """Start writing the question to the journal."""
         return self.tasks.spawn(self.rememberer.save_asked(topic), "journal")
 
     async def _received(self, asked: Asked, topic: Topic, inquiry: Inquiry | None, holding: ExitStack) -> Received:
-        """Find the conversation; `holding` gives back what the turn holds until all of it is remembered."""
+        """Find the conversation. `holding` collects what must be released once the turn is remembered."""
         holding.enter_context(topic.used())
         topic.used_by = asked.who.author
         with self.priority.held():
@@ -156,7 +156,7 @@ class TurnRunner(msgspec.Struct, frozen=True):
         return received
 
     async def _answer_after(self, error: Exception, client: web.Request, asked: Asked) -> web.StreamResponse:
-        """Answer without memory; a topic that cannot be is an error in the path, elsewhere it costs the memory."""
+        """Answer without memory. An illegal topic is an error if it is in the path; elsewhere only memory is lost."""
         if not isinstance(error, BadTopicId):
             self._log_failure(asked, error)
             return await self.without_memory(client, asked.without_memory("degraded:store"))
@@ -168,7 +168,7 @@ class TurnRunner(msgspec.Struct, frozen=True):
     async def _prepare(
         self, received: Received, corrected: CorrectionResult, record: RequestRecord | None = None
     ) -> Prepared:
-        """Make room, and then recall: what leaves the prompt now can be recalled into it."""
+        """Make room, then recall, because messages that leave the prompt now can be recalled into it."""
         conversation = received.prompt.conversation
         before = compaction.shown_of(conversation)
         room = await self.room_maker.make_room(received)
@@ -188,28 +188,28 @@ class TurnRunner(msgspec.Struct, frozen=True):
         if isinstance(error, MemdError):
             log.error("the request goes on without memory", extra=fields)
             return
-        # A bug in memory must not cost the user an answer: say it loudly and go on without.
+        # A bug in memory must not cost the user an answer: log it with a traceback and go on without memory.
         log.error("memory failed unexpectedly, the request goes on without it", extra=fields, exc_info=error)
         self.pool.metrics.errors.add("memory")
 
 
 class Forwarding(msgspec.Struct, eq=False):
-    """One request on its way to the upstream and back. `answered` may be asked at any time."""
+    """One request on its way to the upstream and back. `answered` is valid at any time."""
 
     turns: TurnRunner
     received: Received
     corrected: CorrectionResult
     prepared: Prepared
     saving: asyncio.Task[bool]
-    """Writes into the journal what was asked."""
+    """Writes the question to the journal."""
     window: ModelWindow = ModelWindow()
-    """Of the server that the prompt was offered to last, as it was known then."""
+    """The window of the server that got the prompt last, as known before sending."""
     answers: ExitStack = msgspec.field(default_factory=ExitStack)
-    """Closes all answers that came, however it ends: one that is left open keeps its connection."""
+    """Closes all answers in the end; an open one would keep its connection."""
     offered: Offered | None = None
     relayed: ModelRelay | None = None
     kept: Conversation | None = None
-    """The conversation that has the reply already."""
+    """The conversation, if the reply is already in it."""
 
     @property
     def answered(self) -> Answered:
@@ -224,7 +224,7 @@ class Forwarding(msgspec.Struct, eq=False):
         )
 
     async def run(self, client: web.Request, record: RequestRecord) -> web.StreamResponse:
-        """Forward the prompt, and relay the answer to its end.
+        """Forward the prompt and relay the answer to its end.
 
         Raises:
             aiohttp.ClientError, TimeoutError: no answer came.
@@ -254,14 +254,14 @@ class Forwarding(msgspec.Struct, eq=False):
                 self.answers.close()
                 if record.outcome == BROKEN:
                     received.assignment.failed(aiohttp.ClientPayloadError("it broke off in mid-answer"))
-                with suppress(asyncio.CancelledError):  # its client has all that it gets, and may leave at any time
+                with suppress(asyncio.CancelledError):  # the client has its whole answer and may leave at any time
                     await self.relayed.read_on()
                 reply = self.relayed.reply
                 record.usage = reply.usage
                 self._note_outcome(offered, reply)
 
     def _note_outcome(self, offered: Offered, reply: Reply) -> None:
-        """Learn from what came of the prompt: the size of one that was taken, a refusal that came late in a stream."""
+        """Learn from the outcome: the size of an accepted prompt, or a refusal for length late in a stream."""
         if offered.answer.status != 200:
             return
         if reply.error is None:
@@ -271,8 +271,8 @@ class Forwarding(msgspec.Struct, eq=False):
             self._learned(msgspec.structs.replace(offered, error=reply.error.encode()))
 
     async def _keep(self, reply: Reply) -> None:
-        """Wait until what was asked is in the journal, and keep the reply, before the client has all of it: where they
-        are promised, who has an answer may rely on both. No other answer waits for a disk."""
+        """Wait until the question is in the journal, and keep the reply before the client has all of it. Called only if
+        both are promised (`is_promised`); no other answer waits for a disk."""
         await asyncio.wait([self.saving], timeout=JOURNAL_SECONDS_MAX)
         try:
             self.kept = self.turns.rememberer.keep_reply(self.received, self.answered.shown, reply)
@@ -281,14 +281,14 @@ class Forwarding(msgspec.Struct, eq=False):
             log.exception("a reply is not in the journal yet", extra=self.received.log_fields())
 
     async def _fit_again(self) -> None:
-        """Make the prompt fit the window of the server that it goes to now, if that is smaller."""
+        """Shorten the prompt if the server it goes to now has a smaller window."""
         received, former = self.received, self.window.tokens
         now = (await received.assignment.server.window(received.request.model, received.asked.credentials)).tokens
         if now is not None and (former is None or now < former):
             await self._shortened()
 
     async def _shortened(self) -> bool:
-        """Prepare the prompt again, shorter; False if nothing more of it may leave."""
+        """Prepare a shorter prompt; False if nothing more of it may leave."""
         shorter = await self.turns.prepare_again(self.received, self.corrected)
         if shorter is not None:
             freed_tokens = self.prepared.freed_tokens + shorter.freed_tokens
@@ -296,9 +296,9 @@ class Forwarding(msgspec.Struct, eq=False):
         return shorter is not None
 
     async def _accepted(self, on_interim: Interim) -> Offered:
-        """Offer the prompt, once more with what fits where it is refused as too long.
+        """Send the prompt; if it is refused as too long, send a shorter one once.
 
-        If nothing may leave, or that is refused too or not answered, the first refusal is the answer.
+        Return the first refusal if nothing may leave, or if the shorter prompt is refused too or gets no answer.
         """
         self.window = self.received.assignment.server.windows.of(self.received.request.model)
         first = await self._offer(on_interim)
@@ -321,7 +321,7 @@ class Forwarding(msgspec.Struct, eq=False):
         return second
 
     def _learned(self, offered: Offered) -> bool:
-        """Whether the answer is a refusal for length that is believed; then its window is known from now on."""
+        """Return whether the answer is a credible refusal for length; if so, the server's window is updated."""
         refusal = refusal_for_length(offered.error)
         if refusal is None:
             return False
@@ -336,7 +336,7 @@ class Forwarding(msgspec.Struct, eq=False):
         log.warning("the upstream refused a prompt as too long", extra={**fields, "then": then})
 
     async def _offer(self, on_interim: Interim) -> Offered:
-        """Offer the prompt, and where it is refused for its memory without that."""
+        """Send the prompt; if it is refused because of its memory, send it again without."""
         asked, shown = self.received.asked, self.prepared.shown
         offered = await self._attempt(shown, on_interim)
         if not (shown.chunks and offered.answer.status in REFUSALS and may_be_for_memory(offered.error)):
@@ -349,7 +349,7 @@ class Forwarding(msgspec.Struct, eq=False):
             self._log_unanswered(offered, error)
             return offered
         offered.answer.close()
-        if without.answer.status not in REFUSALS:  # else it was not memory that it did not like
+        if without.answer.status not in REFUSALS:  # otherwise memory was not the cause
             forget_blocks(self.received)
         return without
 
@@ -357,7 +357,7 @@ class Forwarding(msgspec.Struct, eq=False):
         asked = self.received.asked
         as_came, body = asked.sent(self.received.prompt.body(with_memory=with_memory))
         headers = as_came.copy()
-        headers["Accept-Encoding"] = "identity"  # packed all the same, a stream gets no `memory_out`
+        headers["Accept-Encoding"] = "identity"  # a stream that is compressed all the same gets no `memory_out`
         answer = await self.received.assignment.ask("POST", asked.target, headers, body, on_interim)
         self.answers.callback(answer.close)
         beginning = await read_beginning(answer)
