@@ -215,10 +215,12 @@ def test_bodies_of_one_token_leave_room_for_others(memd: DaemonProcess, raw: Raw
     flooding = [connect(memd.base_url) for _ in range(4)]
     for client in flooding:
         send_all(client, request(b"POST", CHAT, shown, b"Content-Length: %d" % (2 * MEGABYTE)), 1)
-        send_all(client, b" " * (MEGABYTE // 16), 16)
+        send_all(client, b" " * (MEGABYTE // 16), 15)
     body = {"messages": [{"role": "user", "content": "a"}], "padding": "x" * (MEGABYTE // 4)}
     url, others = memd.base_url + CHAT.decode(), {"X-Memory-Token": ANN}
     wait_until(lambda: any(client.is_readable(0) for client in flooding), lambda: repr(memd))
+    [refused] = [client for client in flooding if client.is_readable(0)]
+    assert refused.read_head().split(b" ")[1] == b"503"
     assert ask(url, body, headers=others).status == 200
 
 
