@@ -265,6 +265,12 @@ def leading_count(messages: Sequence[Message]) -> int:
     return next((place for place, one in enumerate(messages) if one.role not in LEADING_ROLES), len(messages))
 
 
+def spoken_end(messages: Sequence[Message]) -> int:
+    """The number of messages up to the last that is no instruction. Those behind it (SillyTavern's author's note,
+    aider's reminder) stand there in each request anew: until a client sends one back in its place, it is standing."""
+    return len(messages) - leading_count(messages[::-1])
+
+
 def stored_text(message: Message) -> str:
     """Return the message as chunks store it: its own words verbatim, then its tool calls as text."""
     parts = [message.said] if message.said else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ BEGUN, REST = "The lamp stands on the second", " landing, behind the rope."
 LOOKED_UP = [*DOCUMENT, "u:Which bucket?", "c:list#1", "t:The backups of March are in KESTREL7.#1"]
 WHOLE, SHORT = "a:It is KESTREL7, as far as I can see in the list.", "a:It is KESTREL7"
 THANKED = "u:Thanks.", "a:Not at all."
+NOTED = "u:Answer briefly, in one sentence.", "a:Keeper Olsen keeps it."
 SLIDING = (
     "u:Plan it.",
     "a:Done.",
@@ -93,6 +94,13 @@ HISTORIES: dict[str, tuple[Sequence[Sequence[str]], Sequence[str]]] = {
     "an answer is cut short": (
         [[*LOOKED_UP[:3], WHOLE], [*LOOKED_UP[:3], f"{SHORT}, as far", *THANKED]],
         [LOOKED_UP[2], SHORT, WHOLE, *THANKED],
+    ),
+    "a note stays behind the last message": (
+        [
+            ["u:Who keeps it?", *NOTED],
+            ["u:Who keeps it?", NOTED[1], "u:Since when?", NOTED[0], "a:Since May, says he."],
+        ],
+        [NOTED[1], "a:Since May, says he."],
     ),
     "a window of three slides over words that recur": (
         [SLIDING[max(0, turn - 2) : turn + 2] for turn in range(0, len(SLIDING), 2)],
@@ -391,6 +399,34 @@ async def test_an_answer_that_comes_back_rewritten_is_stored_once(client: Client
     assert len(topic.buffer.conversations()) == 1
     stored = await logged(client)
     assert sum(RENAME["content"] in text for text in stored) == 1, stored
+
+
+NAMES = {"user": "Bob", "assistant": "The keeper"}
+ADDED: dict[str, Callable[[list[Json]], list[Json]]] = {
+    "a note behind the last message": lambda said: [*said, {"role": "system", "content": "Stay in character."}],
+    "the beginning of the answer": lambda said: [*said, {"role": "assistant", "content": "The keeper:"}],
+    "names": lambda said: [one | {"content": f"{NAMES[one['role']]}: {one['content']}"} for one in said],
+}
+"""What a client makes of each prompt and does not keep."""
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["fast", "slow"])
+@pytest.mark.parametrize("name", ADDED)
+async def test_whatever_a_client_adds_to_each_prompt_questions_and_answers_are_stored_together_and_once(
+    client: Client, name: str, is_stored: bool
+) -> None:
+    history: list[Json] = []
+    pairs = [(f"Question {number}: who keeps lamp {number * 7}?", f"It is keeper {number * 3}.") for number in range(4)]
+    for asked, told in pairs:
+        history.append({"role": "user", "content": asked})
+        await say(client, ADDED[name](history), {"role": "assistant", "content": told})
+        history.append({"role": "assistant", "content": told})
+        if is_stored:
+            await client.stored()
+    stored = await logged(client)
+    for asked, told in pairs:
+        assert [told in text for text in stored if asked in text] == [True], stored
+        assert sum(told in text for text in stored) == 1, stored
 
 
 @pytest.mark.parametrize("ids", [["call_1"] * 6, [""] * 6, [f"call_{number % 2}" for number in range(6)]])

@@ -432,8 +432,8 @@ def _standing_for(item: Buffered, former: Buffered) -> Buffered:
     """A message that counts as a former one, with that one's text if it has it still."""
     if former.message is None and item.message is not None:
         former = former.saying(item.message)
-    is_pruned = former.is_pruned or item.content_digest != former.content_digest
     changes = {"digest": b"", "content_digest": item.content_digest, "tokens": item.tokens}
+    is_pruned = former.is_pruned or item.is_pruned
     return msgspec.structs.replace(former, **changes, stored_as=former.identity, is_pruned=is_pruned)
 
 

@@ -19,6 +19,7 @@ messages say, the time is linear in them.
 from __future__ import annotations
 
 import itertools
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
@@ -113,17 +114,19 @@ def _once(contents: Sequence[Hashable], start: int) -> dict[Hashable, int]:
 
 
 def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest chain of pairs, given in the order of the first, that ascends in the second too."""
+    """The longest chain of pairs, given in the order of the first, that ascends in the second too; of equally long ones
+    the one that ends first: a note that a client moves on with its last message crosses the answer to that."""
     tops: list[int] = []  # the least second value with which a chain of each length ends
     ends: list[int] = []  # the pair that it belongs to
     before: list[int] = []
-    for number, (_, place) in enumerate(pairs):
+    number = -1
+    for at, (_, place) in enumerate(pairs):
         length = bisect_left(tops, place)
         before.append(ends[length - 1] if length else -1)
+        number = at if length == len(tops) else number
         tops[length : length + 1] = [place]
-        ends[length : length + 1] = [number]
+        ends[length : length + 1] = [at]
     chain: list[tuple[int, int]] = []
-    number = ends[-1] if ends else -1
     while number >= 0:
         chain.append(pairs[number])
         number = before[number]
@@ -486,8 +489,9 @@ def rewriting_to(
             item, place = items[position], places.get(position)
             if place is not None:
                 same.append((position, place))
-                if parent.messages[place].message is not None:
-                    item = msgspec.structs.replace(item, message=None)
+                if (former := parent.messages[place].message) is not None:
+                    is_pruned = former.said.strip() not in history.messages[position].said
+                    item = msgspec.structs.replace(item, message=None, is_pruned=is_pruned)
             added.append(item)
     blocks = [
         (place, position)
@@ -525,15 +529,20 @@ def _places(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]
 
 
 def shortened_answer(parent: Conversation, start: int, message: Message | None) -> int | None:
-    """The place of an answer, in the turn that is under way at `start`, of which a client kept this beginning. It
-    stopped the answer, or cuts old ones short; it may have left out the calls before it."""
+    """The place of an answer, in the turn that is under way at `start`, of which a client kept this beginning or this
+    end, or that it gave a name. It stopped the answer, cuts old ones short, or shows no prefill; it may have left out
+    the calls before it."""
     for place in range(start, len(parent)):
         former = parent.messages[place].message
         if former is None or message is None or former.opens_turn:
             return None
-        if _is_pruned(message, former) and former.said.strip().startswith(message.said.strip()):
+        whole, said = former.said.strip(), message.said.strip()
+        if _is_pruned(message, former) and (whole.startswith(said) or whole.endswith(said) or said.endswith(whole)):
             return place if message.role == "assistant" else None
     return None
+
+
+_NAMED = re.compile(r"(?:[^:\n]{1,64}:\s?)?")
 
 
 def _is_pruned(message: Message | None, former: Message | None) -> bool:
@@ -542,8 +551,8 @@ def _is_pruned(message: Message | None, former: Message | None) -> bool:
         return False
     if message.attachments or [one.form for one in message.tool_calls] != [one.form for one in former.tool_calls]:
         return False
-    if message.role == "assistant" and message.said == former.said:
-        return True  # the client gave the answer its agent's name: LangGraph does
+    if message.role == "assistant" and _NAMED.fullmatch(message.said.removesuffix(former.said)):
+        return True  # the client gave the answer its agent's name: LangGraph does, SillyTavern in the text
     if len(message.said) >= len(former.said):
         return False
     if message.role in RESULT_ROLES:

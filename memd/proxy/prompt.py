@@ -1,7 +1,7 @@
 """The prompt of one request: its visible messages, the memory blocks between them, and their tokens.
 
 Rule: nothing here changes a conversation. A position counts in the conversation, an index in the request; `offset` and
-the leading system messages are the difference between the two.
+the leading system messages are the difference between the two. Instructions at the end have no position.
 
 A thin client sends only what is new: memd puts the buffered turns in front of it. memd wrote this prompt, so it is
 valid for a strict chat template whatever happened before: failed requests, stopped tool loops, two requests at once.
@@ -101,7 +101,7 @@ class Prompt:
         self._lead = lead
         self._who = asked.who
         self.standing_tokens = standing_tokens
-        """Raw tokens of the leading system messages and the tool definitions."""
+        """Raw tokens of the system messages at the front and at the end, and the tool definitions."""
         self._has_attachments = any(message.attachments for message in self._request.messages)
         self._listed: tuple[int, list[int], int] = -1, [], 0
         self._placed: tuple[tuple[int, tuple[tuple[bytes, Block], ...]], list[tuple[int, Block]]] = (-1, ()), []
@@ -229,9 +229,10 @@ class Prompt:
         if self._live_end:
             visible = [position for position in visible if position >= self._live_end]
             request = self._behind(live)
-        if len(visible) < len(self._request.messages) - self._lead:
+        sent = range(self._lead, self._lead + self._arrival.end - self._arrival.offset)
+        if len(visible) < len(sent):
             shown = set(map(self._index, visible))
-            gone = [index for index in range(self._lead, len(self._request.messages)) if index not in shown]
+            gone = [index for index in sent if index not in shown]
         put = len(live)
         replaced = {put + self._index(one): lines[one].text for one in visible if one in lines} if lines else {}
         own_blocks = {put + self._index(one): text for one, text in blocks.items() if one >= self._live_end}

@@ -21,7 +21,7 @@ from memd.conversation.tokens import TokenCounter
 from memd.errors import Refused
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
-from memd.messages import Block, Message, Speech, chain_all, leading_count
+from memd.messages import Block, Message, Speech, chain_all, leading_count, spoken_end
 from memd.proxy.prompt import Prompt
 from memd.proxy.reading import Asked
 from memd.proxy.upstream.pool import Assignment, Hints, UpstreamPool, trail_of
@@ -103,7 +103,8 @@ class Receiver(msgspec.Struct, frozen=True):
         request = without_own_blocks(asked.request, topic.buffer.has_placed, self.speech)
         asked = msgspec.structs.replace(asked, request=request)
         lead = leading_count(request.messages)
-        messages, digests = request.messages[lead:], request.digests[lead:]
+        end = len(request.messages) if asked.has_only_new else max(lead, spoken_end(request.messages))
+        messages, digests = request.messages[lead:end], request.digests[lead:end]
         stored_as = partial(_stored_as, topic, messages, digests)
         if sum([1 + len(one.tool_calls) for one in request.messages[request.read_before :]]) > LOOKED_UP_AT_ONCE:
             stored_as = partial(list[bytes], await asyncio.to_thread(stored_as))
@@ -115,7 +116,8 @@ class Receiver(msgspec.Struct, frozen=True):
             arrival = topic.buffer.glance(history)
         if asked.mode == "full" and arrival.leaves_unstored:
             await topic.make_durable()
-        standing_tokens = sum(self.counter.messages(request.messages[:lead], request.digests[:lead]))
+        standing = [*request.messages[:lead], *request.messages[end:]]
+        standing_tokens = sum(self.counter.messages(standing, [*request.digests[:lead], *request.digests[end:]]))
         standing_tokens += self.counter.estimate_again(request.standing_text)
         prompt = Prompt(asked, arrival, lead, standing_tokens)
         key, is_retry = None, False
