@@ -85,8 +85,8 @@ class Team:
 
     def acts(self, *flags: str) -> list[dict[str, Any]]:
         done = self.run("audit", "--json", *flags)
-        assert done.returncode == 0, done
         state, *acts = map(json.loads, done.stdout.splitlines())
+        assert done.returncode == (0 if acts else 1), done
         assert state["chain"]["is_whole"], state
         return acts
 
@@ -154,7 +154,6 @@ def test_a_restored_audit_says_that_it_was_restored_and_that_its_backup_came_to_
 ) -> None:
     team.ask("ann", "/memd/search?q=crane")
     team.acts()
-    assert team.run("audit", "--who", "ann").returncode == 0 and team.run("audit", "--who", "zoe").returncode == 1
     assert team.run("backup", str(tmp_path / "backup")).returncode == 0
     folder = tmp_path / "restored"
     done = CliRunner().invoke(main, ["restore", str(tmp_path / "backup"), str(folder)])
