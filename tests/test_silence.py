@@ -157,6 +157,24 @@ def test_a_single_word_finds_the_only_chunk_that_has_it(told: DaemonProcess, wor
     assert any(RARE in content for content in shown)
 
 
+def test_in_a_language_that_the_model_cannot_read_words_decide_what_is_near(daemon: DaemonProcess) -> None:
+    """Its vectors of all German texts are alike."""
+    who = ("Ingrid", "Der Bäcker", "Meine Schwester", "Unser Nachbar", "Der Klempner", "Die Vermieterin")
+    what = (
+        "hat das Dach des Bootshauses repariert",
+        "möchte zwei Birnbäume hinter der Mühle pflanzen",
+        "verkaufte das alte Klavier an die Musikschule",
+        "fand den Ersatzschlüssel des Hafenbüros",
+        "kochte Fischsuppe für die ganze Mannschaft",
+    )
+    notes = [{"content": f"{one} {other}, bevor der Sturm kam."} for one, other in itertools.product(who, what)]
+    assert ask(f"{daemon.own_url}/memd/notes", {"topic_id": "default", "notes": notes}).status == 200
+    daemon.wait_stored(notes[-1]["content"])
+    for nothing in ("Erzähl mir einen Witz", "Wie funktioniert ein Kernreaktor?", "Wer schrieb die Zauberflöte?"):
+        assert status(daemon, nothing) == ("none", ""), nothing
+    assert status(daemon, "Wer kochte die Fischsuppe?")[0] == "injected"
+
+
 def test_what_helped_once_is_not_shown_for_everything(daemon: DaemonProcess) -> None:
     retries, key = "Failed payments are retried four times.", "Our neighbour Lena has the spare key of the garage."
     daemon.chat([{"role": "user", "content": retries}])

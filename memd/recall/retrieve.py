@@ -40,6 +40,7 @@ from memd.recall.rerank import Reranker
 from memd.recall.times import is_about_time, spans
 from memd.selection import EVERYTHING, Selection
 from memd.settings.model import RetrievalSettings
+from memd.store.lexical.analyzer import is_english
 from memd.store.snapshot import TopicAsOf
 from memd.store.store import TopicLog
 from memd.wording import unread_topics, unsearched
@@ -367,7 +368,9 @@ class Retriever:
             notes.append(f"Searched by words alone: {error}.")
             trouble = None if self._encoder.works else error  # a server that is late works
         judged = [*read, *beside] if embedder.tells_apart else []
-        return QuestionReading(read, field.speaking(judged, readers), notes, trouble)
+        is_bundled = self._encoder.table is not None
+        unread = [one for one in judged if is_bundled and not is_english(parts[one])]
+        return QuestionReading(read, field.speaking(judged, readers, unread), notes, trouble)
 
     def _read(self, field: Field, parts: Sequence[str], numbers: Sequence[int], until: float) -> Sequence[int]:
         """Embed these parts with the model, as many as time allows; return the numbers of those embedded."""

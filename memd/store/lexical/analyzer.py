@@ -171,6 +171,13 @@ def language_of_text(text: str) -> str | None:
     return language if score >= SURE_MIN and language in STEMMERS else None
 
 
+def is_english(text: str) -> bool:
+    """Whether nothing speaks against that a text is in English: it is in none of `STEMMERS`' languages for sure, and
+    most of its letters are English ones."""
+    letters = "".join(_LETTERS.findall(text))
+    return 2 * len(letters.encode("ascii", "ignore")) >= len(letters) and language_of_text(text) is None
+
+
 def as_seen(text: str) -> str:
     """Return a text without what two texts may differ in that look the same, or are read the same: full-width letters,
     decomposed accents, invisible characters, unwritten vowels, the digits of a script."""
