@@ -1,11 +1,11 @@
 """The prompt of one request: its visible messages, the memory blocks between them, and their tokens.
 
-Rule: nothing here changes a conversation. A position counts in the conversation, an index in the request; `offset` and
-the leading system messages are the difference between the two. Instructions at the end have no position.
+Rule: nothing here changes a conversation. A position counts messages of the conversation, an index those of the
+request; they differ by `offset` and the leading system messages. Instructions at the end have no position.
 
-A thin client sends only what is new: memd puts the buffered turns in front of it. memd wrote this prompt, so it is
-valid for a strict chat template whatever happened before: failed requests, stopped tool loops, two requests at once.
-What was said stays as it is in the conversation; only the prompt is mended. The client's own new messages are its own.
+A thin client sends only new messages, and memd puts the buffered turns in front. memd must make that prompt valid for a
+strict chat template even after failed requests, stopped tool loops or simultaneous requests. It mends only the prompt;
+the conversation keeps everything that was said. The client's new messages are never mended.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from memd.store.erasure import ForbiddenText
 from memd.wire.api import ModelRequest
 
 UNANSWERED = Message("assistant", "[no answer]")
-"""Stands between results that the model did not come to answer and the user's next words."""
+"""Inserted between results that the model never answered and the user's next message."""
 _GONE = Message("user", "")
-"""The place of a message that has left the prompt, and leaves this one too."""
+"""Stands in for a message that has left the conversation; the prompt leaves it out too."""
 
 
 class Mended(msgspec.Struct, frozen=True):
-    """The differences between the visible messages and those in the prompt, by position in the conversation."""
+    """Differences between the visible messages and those in the prompt, by position in the conversation."""
 
     joined: dict[int, str] = {}
-    """Unanswered messages of a user before this one, whose own messages are not in the prompt: their text in front."""
+    """By position of a user message: text of earlier, unanswered user messages to put in front of it."""
     hidden: frozenset[int] = frozenset()
-    """Not in the prompt: calls without all their results, and results without their calls."""
+    """Positions not in the prompt: calls that lack results, and results without their calls."""
     covered: frozenset[int] = frozenset()
-    """Not in the prompt as messages of their own, but as part of a later one (`joined`)."""
+    """Positions not in the prompt as messages, because their text is joined to a later one (`joined`)."""
     bare: frozenset[int] = frozenset()
-    """In the prompt without their calls, which have no results."""
+    """Positions in the prompt without their calls, which lack results."""
     unanswered: frozenset[int] = frozenset()
-    """In front of these stands `UNANSWERED`."""
+    """Positions preceded by `UNANSWERED`."""
 
 
 def _mended(shown: Sequence[tuple[int, Message]], live_end: int) -> Mended:
-    """Mend a history, given by its positions and messages, of which those from `live_end` on are the client's own."""
+    """Mend a history, given as positions and messages; messages from `live_end` on are the client's and stay."""
     hidden, bare = _broken_calls(shown, live_end)
     joined: dict[int, str] = {}
     covered: set[int] = set()
@@ -64,8 +64,8 @@ def _mended(shown: Sequence[tuple[int, Message]], live_end: int) -> Mended:
 
 
 def _broken_calls(shown: Sequence[tuple[int, Message]], live_end: int) -> tuple[set[int], set[int]]:
-    """The positions of what a strict template refuses: messages to leave out, and messages to show without calls. Calls
-    at the very end may still get their results."""
+    """Return the positions of messages to hide, and of messages to show without calls, for a strict template. Calls at
+    the very end may still get their results."""
     hidden: set[int] = set()
     bare: set[int] = set()
     at = 0
@@ -89,7 +89,7 @@ class Prompt:
     """A request in its conversation. Marks and blocks are looked up at each call, because compaction moves them."""
 
     def __init__(self, asked: Asked, arrival: Arrival, lead: int, standing_tokens: int) -> None:
-        """Who asks sees no blocks with chunks of topics that it may not read, though others of its conversation do."""
+        """The prompt leaves out blocks with chunks of topics that the asking principal may not read."""
         self._api = asked.api
         self._mended = Mended()
         self._request = asked.request
@@ -97,7 +97,7 @@ class Prompt:
         self.conversation = arrival.conversation
         """The conversation that the request belongs to."""
         self._live_end = arrival.offset if asked.is_thin else 0
-        """Before it, a thin client's history is memd's."""
+        """Positions before it are history that memd supplies for a thin client."""
         self._lead = lead
         self._who = asked.who
         self.standing_tokens = standing_tokens
@@ -106,13 +106,13 @@ class Prompt:
         self._listed: tuple[int, list[int], int] = -1, [], 0
         self._placed: tuple[tuple[int, tuple[tuple[bytes, Block], ...]], list[tuple[int, Block]]] = (-1, ()), []
         self.turn_position = next(filter(self._opens_turn, reversed(self._visible())), None)
-        """Where the open turn begins; None if no user message is visible."""
+        """Position of the message that opened the current turn; None if no user message is visible."""
         opened = None if self.turn_position is None else self.conversation.messages[self.turn_position]
         self.turn_digest = None if opened is None else opened.digest
         """The digest of the user message that opened the turn."""
 
     def return_position(self, *, whole_max: float, part_max: float) -> int | None:
-        """See `compaction.return_position`; None where the request is no branch, or does not have the whole history."""
+        """See `compaction.return_position`; None if the request is no branch or lacks part of the history."""
         arrival, conversation = self._arrival, self.conversation
         if not arrival.branched or arrival.head or self._live_end or not conversation.left_out_count():
             return None
@@ -121,17 +121,17 @@ class Prompt:
         return compaction.return_position(conversation, opened, arrival.offset, whole_max=whole_max, part_max=part_max)
 
     def texts_from(self, position: int) -> dict[int, Message]:
-        """By position: the messages from there on whose text the conversation does not have any more."""
+        """Return the messages from a position on whose text the conversation has dropped, by position."""
         messages = self.conversation.messages
         return {one: self._message(one) for one in range(position, self._arrival.end) if messages[one].message is None}
 
     def user_texts(self) -> Iterator[str]:
-        """The words of the visible user messages, newest first; messages that only programs wrote have none."""
+        """Yield the words of the visible user messages, newest first; messages written only by programs are skipped."""
         return (message.said for message in self._newest_first() if message.opens_turn and message.said.strip())
 
     def asks_erased(self, forbidden: ForbiddenText, texts: int) -> bool:
-        """Whether something among the latest messages, up to so many of the user's, was erased here or is forbidden. A
-        prompt has what the client sends; what is kept of it must not bring erased words back."""
+        """Return whether a message since the `texts`-th user message from the end was erased here or is forbidden. The
+        client may still send erased words to the model, but no record of the request may contain them."""
         for position in reversed(self._visible()):
             item, sent = self.conversation.messages[position], self._message(position)
             is_gone = item.message is not None and not item.message.said.strip() and bool(sent.said.strip())
@@ -143,7 +143,7 @@ class Prompt:
         return False
 
     def latest_step(self) -> Message | None:
-        """The assistant's latest message in the open turn; None if there is none."""
+        """Return the assistant's latest message in the open turn, or None."""
         opened = None if self.turn_position is None else self._message(self.turn_position)
         for message in self._newest_first():
             if is_answer(message):
@@ -159,29 +159,29 @@ class Prompt:
 
     @property
     def is_step(self) -> bool:
-        """Whether this is a later step of a tool loop: the turn has its block already."""
+        """True for a later step of a tool loop whose turn already has its block."""
         begun = self.turn_position is not None and self.turn_position < self._arrival.end - 1
         return begun and self.has_block
 
     @property
     def has_results(self) -> bool:
-        """Whether the open turn has results of tools already: this is a later step of its loop."""
+        """True if the open turn already has tool results, so that this is a later step of its loop."""
         behind = (p for p in self._visible() if self.turn_position is not None and p > self.turn_position)
         return any(one.role in RESULT_ROLES or one.is_result for one in map(self._message, behind))
 
     @property
     def has_block(self) -> bool:
-        """Whether recall was done for the turn; its block may be empty."""
+        """True if the turn was recalled for; its block may be empty."""
         return self.turn_digest in self.conversation.blocks
 
     def attachments(self) -> int:
-        """The images in the prompt, whose tokens differ from model to model."""
+        """Return the number of images in the prompt; their token count depends on the model."""
         if not self._has_attachments:
             return 0
         return sum(len(self._message(one).attachments) for one in self._visible() if one >= self._live_end)
 
     def visible_digests(self) -> set[bytes]:
-        """The digests of the messages that are whole in the prompt."""
+        """Return the digests of the messages that are complete in the prompt."""
         conversation = self.conversation
         messages, lines = conversation.messages, conversation.lines
         shown = [messages[position] for position in self._visible() if position not in lines]
@@ -189,8 +189,8 @@ class Prompt:
         return {item.digest for item in shown}.union(stored)
 
     def blocks(self) -> list[tuple[int, Block]]:
-        """The blocks in the prompt, each with the position of the message that it stands before. Found anew only where
-        that may have changed: a request asks nine times."""
+        """Return the blocks in the prompt, each with the position of the message it precedes. Cached until the
+        conversation changes, because a request asks nine times."""
         present = self.conversation.changes, tuple(self.conversation.blocks.items())
         if self._placed[0] != present:
             blocks = {digest: block for digest, block in present[1] if block.chunks and self._may_be_shown(block)}
@@ -201,23 +201,23 @@ class Prompt:
         return self._placed[1]
 
     def chunks(self) -> list[BlockChunk]:
-        """The chunks that those blocks show."""
+        """Return the chunks in those blocks."""
         return [chunk for _, block in self.blocks() for chunk in block.chunks]
 
     def left_out(self) -> int:
-        """How many messages of the conversation up to here are not in the prompt."""
+        """Return how many messages of the conversation up to this request are not in the prompt."""
         return self.conversation.left_out_count(self._arrival.end)
 
     def replaced(self) -> int:
-        """How many results have a line in their place."""
+        """Return how many results are shortened to a line."""
         return sum(position < self._arrival.end for position in self.conversation.lines)
 
     def block_tokens(self) -> int:
-        """Raw tokens of those blocks."""
+        """Return the raw tokens of those blocks."""
         return sum(block.tokens for _, block in self.blocks())
 
     def tokens(self) -> int:
-        """Raw tokens of the whole prompt."""
+        """Return the raw tokens of the whole prompt."""
         self._visible()
         return self.standing_tokens + self._listed[2] + self.block_tokens()
 
@@ -240,7 +240,7 @@ class Prompt:
         return self._api.encode(request, leave_out=leave_out, replaced=replaced, blocks=own_blocks)
 
     def _live(self, visible: Sequence[int], blocks: Mapping[int, str]) -> list[Message]:
-        """The buffered turns as they stand in front of what a thin client sends."""
+        """Return the buffered turns, mended and with blocks, to put in front of a thin client's messages."""
         mended, messages = self._mended, list[Message]()
         for position in visible:
             if position in mended.unanswered:
@@ -256,7 +256,7 @@ class Prompt:
         return messages
 
     def _behind(self, live: list[Message]) -> ModelRequest:
-        """The request behind the buffered turns."""
+        """Return the request with the buffered turns inserted after its leading messages."""
         api, request, lead = self._api, self._request, self._lead
         raws = [*request.raw_messages[:lead], *map(api.encode_message, live), *request.raw_messages[lead:]]
         if joined := self._mended.joined.get(self._live_end):
@@ -272,19 +272,19 @@ class Prompt:
 
     @property
     def turn_block(self) -> Block | None:
-        """The block of the turn; None if it has none, or it may not be shown."""
+        """The turn's block; None if it has none or it may not be shown."""
         block = None if self.turn_digest is None else self.conversation.blocks.get(self.turn_digest)
         return block if block is not None and self._may_be_shown(block) else None
 
     def _may_be_shown(self, block: Block) -> bool:
-        """Whether it shows something, nothing that may not be read, and says `user` of none but who asks."""
+        """Return whether a block has chunks, all of them readable, and was made for the asking principal."""
         topic_ids = {chunk.topic_id for chunk in block.chunks}
         is_own = (block.reader or "") == self._who.author
         return bool(topic_ids) and is_own and all(self._who.may("read", one) for one in topic_ids)
 
     def _visible(self) -> list[int]:
-        """The positions of the visible messages: a head that the client keeps, and those that did not leave. Listed,
-        with their tokens, only where that may have changed: there are thousands, and a request asks ten times."""
+        """Return the positions of visible messages: the head that the client keeps, and those that did not leave. Cached
+        with their tokens until the conversation changes: there may be thousands, and a request asks ten times."""
         conversation, head = self.conversation, self._arrival.head
         if self._listed[0] != conversation.changes:
             first, kept = (0, range(0)) if self._live_end else (self._arrival.offset + head, range(head))

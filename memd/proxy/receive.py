@@ -1,6 +1,6 @@
-"""The first step of a turn: which conversation a request belongs to, what in it is new, whether it came before.
+"""The first step of a turn: find the conversation of a request, its new messages, and whether it is a retry.
 
-Rule: `readonly` leaves no trace: the conversation that such a request gets is a detached copy.
+Rule: `readonly` leaves no trace: such a request gets a detached copy of its conversation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from memd.proxy.upstream.pool import Assignment, Hints, UpstreamPool, trail_of
 from memd.wire.api import ModelRequest, without_own_blocks
 
 LOOKED_UP_AT_ONCE = 100
-"""New messages that are looked up in the log on the event loop; a thousand take 20 ms."""
+"""Limit on new messages looked up in the log on the event loop; a thousand take 20 ms."""
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,68 +36,67 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
     asked: Asked
     assignment: Assignment
-    """The model server that it goes to; to be released."""
+    """The model server for the request; must be released."""
     topic: Topic
     related: tuple[Topic, ...]
     is_fresh: bool
-    """The related topics have all that was acknowledged; else one could not be read or, of a cluster, be brought up to
-    date."""
+    """False if a related topic could not be read or, in a cluster, could not be brought up to date."""
     at: int
-    """When it arrived, in microseconds since the epoch."""
+    """Microseconds since the epoch at which it arrived."""
     arrival: Arrival
-    """Where the reply goes."""
+    """The place of the reply."""
     prompt: Prompt
     key: TurnKey | None
-    """By which it is known when it comes again; None in `readonly`, where nothing is applied."""
+    """Identifies retries of the request; None in `readonly`, which applies nothing."""
     is_retry: bool
-    """The same request came a moment ago."""
+    """The same request arrived a moment ago."""
     needs_block: bool
-    """Memory is recalled for it: it is neither a step of a tool loop nor a retry of a turn whose block still counts."""
+    """Memory is recalled: this is neither a step of a tool loop nor a retry whose block is still valid."""
     is_step: bool
     """A later step of a tool loop."""
 
     @property
     def request(self) -> ModelRequest:
-        """The request as its API's module read it."""
+        """The request as parsed by its API's module."""
         return self.asked.request
 
     @property
     def is_traced(self) -> bool:
-        """Whether the request may leave a trace."""
+        """True if the request may leave a trace."""
         return self.asked.mode == "full"
 
     def record(self, event: ConversationEvent) -> None:
-        """Change its conversation: in the buffer, or the detached copy."""
+        """Apply an event to its conversation, in the buffer or in the detached copy."""
         if self.is_traced:
             self.topic.buffer.record(event)
         else:
             apply(event, self.prompt.conversation)
 
     def log_fields(self, error: Exception | None = None) -> dict[str, object]:
-        """The fields of a log line about the request."""
+        """Return the fields of a log line about the request."""
         return {"turn": self.asked.turn_id, "topic": self.topic.id, "error": error}
 
 
 class Receiver(msgspec.Struct, frozen=True):
-    """Places requests in their conversations."""
+    """Finds the conversations of requests."""
 
     topics: Topics
     pool: UpstreamPool
     counter: TokenCounter
     speech: Speech
     retry_seconds: float
-    """How long the same request again counts as a retry."""
+    """The same request within this time counts as a retry."""
     global_topics: tuple[str, ...]
-    """Related to each."""
+    """Topics related to every topic."""
 
     def read_by(self, asked: Asked) -> list[str]:
-        """The topics that a request may read: its own, and the related ones, each once."""
+        """Return the topics that a request may read: its own and the related ones, each once."""
         named = () if asked.request.memory_in is None else asked.request.memory_in.related_topic_ids
         ids = dict.fromkeys((asked.topic_id, *named, *self.global_topics))
         return [topic_id for topic_id in ids if topic_id == asked.topic_id or asked.who.may("read", topic_id)]
 
     async def receive(self, asked: Asked, topic: Topic, inquiry: Inquiry | None) -> Received:
-        """Find or open the conversation, and append what is new in it; `inquiry`: see `Topic.follow`. Raises MemdError:
+        """Find or open the conversation, and append the new messages; `inquiry`: see `Topic.follow`. Raises MemdError:
         a topic cannot be opened."""
         at, now = time.time_ns() // 1000, steady_now()
         request = without_own_blocks(asked.request, topic.buffer.has_placed, self.speech)
@@ -125,7 +124,7 @@ class Receiver(msgspec.Struct, frozen=True):
             memory_in = hashlib.blake2b(msgspec.msgpack.encode(request.memory_in), digest_size=16).digest()
             key = TurnKey(prompt.last_digest, memory_in)
             is_retry = topic.buffer.note_arrival(prompt.conversation, key, now, self.retry_seconds)
-        # The others as if they were not there.
+        # Unreadable related topics are treated as absent.
         refused: Refused = {}
         related = tuple(await self.topics.readable(self.read_by(asked)[1:], inquiry, refused))
         repeats = is_retry and prompt.has_block and _still_counts(prompt.turn_block, (topic, *related))
@@ -146,7 +145,7 @@ class Receiver(msgspec.Struct, frozen=True):
 
 
 def _hints(asked: Asked, arrival: Arrival) -> Hints:
-    """A conversation's names are memd's own: they outlast a restart, and a client that trims what it sends."""
+    """Return the routing hints. They contain memd's conversation ids, which survive restarts and clients that trim."""
     conversation = arrival.conversation
     origin = () if conversation.origin is None else (conversation.origin[0],)
     names = (conversation.id, *origin) if asked.mode == "full" else origin
@@ -157,7 +156,7 @@ def _hints(asked: Asked, arrival: Arrival) -> Hints:
 
 
 def _stored_as(topic: Topic, messages: Sequence[Message], digests: Sequence[bytes]) -> list[bytes]:
-    """For each message the digest under which the log of a version without a normal form has it; else none."""
+    """Return for each message the digest by which a log from before the normal form has it, or empty bytes."""
     former = [message.former_digest for message in messages]
     if former == list(digests):
         return []
@@ -169,9 +168,9 @@ def _stored_as(topic: Topic, messages: Sequence[Message], digests: Sequence[byte
 
 
 def _still_counts(block: Block | None, topics: Sequence[Topic]) -> bool:
-    """Whether the block shows something, and no correction has taken a chunk of it out since, as far as these topics,
-    the own one first, tell. An empty one keeps nothing: what was told since may answer the same question. What none of
-    them has an entry of is still to be stored, or another topic's."""
+    """Return whether a block has chunks and none of them was superseded or deprecated since, as far as these topics
+    (its own first) show. An empty block does not count: an answer may have been stored since. A chunk without an entry
+    is still pending, or from another topic."""
     if block is None or not block.chunks:
         return False
     snapshots = [topic.log.snapshot() for topic in topics]

@@ -1,8 +1,8 @@
-"""The end of a turn: its reply goes into the buffer, its receipt is kept, and the buffer is compacted if it is full.
+"""The end of a turn: its reply goes into the buffer, its receipt is kept, and a full buffer is compacted.
 
-Rule: it runs after the answer, in the background, also when the client left; nobody waits for it, and an error of the
-receipt costs only the receipt. But a reply that nobody else keeps, or that is to be on disk, is in the journal
-before the answer ends, and its question before that begins (`is_promised`).
+Rule: this runs in the background after the answer, also if the client left; nobody waits for it, and an error in the
+receipt loses only the receipt. Exception: if the client does not keep the history, or `journal_fsync` is `always`, the
+question is in the journal before the answer begins, and the reply before it ends (`is_promised`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from memd.wire.reply import Reply
 log = logging.getLogger("memd")
 
 JOURNAL_SECONDS_MAX = 1.0
-"""An answer that is promised waits so long for the journal to have the question: a disk that hangs holds up nobody."""
+"""Limit on the wait of a promised answer for the journal, so that a hanging disk blocks nobody."""
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +45,12 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
     shown: SettledPrompt
     has_memory: bool
-    """Whether the prompt that the upstream took had its blocks."""
+    """True if the prompt that the upstream accepted contained its blocks."""
     reply: Reply
     http_status: int | None
-    """None: no answer came."""
+    """None if no answer came."""
     kept: Conversation | None = None
-    """The conversation that has the reply already."""
+    """The conversation, if the reply is already in it."""
 
 
 class Rememberer(msgspec.Struct, frozen=True):
@@ -60,12 +60,12 @@ class Rememberer(msgspec.Struct, frozen=True):
     archiver: Archiver
     receipts: Receipts
     speech: Speech
-    """Finds what was said in a reply."""
+    """Finds the words said in a reply."""
     tasks: Tasks
     is_synced: bool
-    """All that was said is on the disk when the answer ends."""
+    """The whole turn is on disk when the answer ends."""
     is_shared: bool
-    """It is where other daemons find it, that may be asked next and know nothing else."""
+    """The turn is stored where other daemons find it: they may get the next request."""
 
     async def remember(
         self,
@@ -75,7 +75,7 @@ class Rememberer(msgspec.Struct, frozen=True):
         spans_ms: Mapping[str, float],
         holding: ExitStack,
     ) -> None:
-        """Keep the receipt and the reply, then close `holding`. `spans_ms`: the time of each step."""
+        """Keep the receipt and the reply, then close `holding`. `spans_ms`: duration of each step in ms."""
         with holding:
             try:
                 receipt = self._receipt(received, prepared, answered, spans_ms)  # before the reply changes anything
@@ -89,12 +89,12 @@ class Rememberer(msgspec.Struct, frozen=True):
                 await kept
 
     def is_promised(self, received: Received) -> bool:
-        """Whether the question must be in the journal before the answer begins, and the reply before it ends: with
-        `journal_fsync: always`, and where the client does not keep it itself."""
+        """Return whether the question must be in the journal before the answer begins, and the reply before it ends:
+        with `journal_fsync: always`, and for clients that do not keep the history themselves."""
         return received.is_traced and (self.is_synced or received.asked.is_thin)
 
     async def as_saved(self, received: Received, shown: SettledPrompt, saving: asyncio.Task[bool]) -> SettledPrompt:
-        """Wait until what was asked is in the journal where that is promised; where it is not, the status says so."""
+        """Wait until the question is in the journal if that is promised; if that fails, the status says so."""
         if not self.is_promised(received):
             return shown
         await asyncio.wait([saving], timeout=JOURNAL_SECONDS_MAX)
@@ -106,16 +106,16 @@ class Rememberer(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(shown, status="degraded:store" if trouble is None else degraded(trouble))
 
     async def save_asked(self, topic: Topic) -> bool:
-        """Write what was asked into the journal; False if it is not durable where it has to be. Others may have taken
-        it along into a write of theirs that is under way: `make_durable` waits for that too."""
+        """Write the question to the journal; False if it had to be durable and is not. Another request's write may
+        include it; `make_durable` waits for that too."""
         if self.is_synced:
             return await topic.make_durable()
         await topic.save()
         return True
 
     async def save(self, received: Received) -> None:
-        """Write the reply into the journal, to the disk itself where that is asked for; a failure is tried again. A
-        database that is silent holds up the end of an answer no longer than a disk, if the client keeps the reply."""
+        """Write the reply to the journal, and to disk if `journal_fsync` asks for it; a failed write is retried. If the
+        client keeps the reply, a database that does not answer delays the end of an answer no longer than a disk."""
         topic = received.topic
         work = topic.make_durable() if self.is_synced else topic.save()
         if not self.is_shared or received.asked.is_thin:
@@ -154,7 +154,7 @@ class Rememberer(msgspec.Struct, frozen=True):
             self.archiver.compact_later(topic, conversation)
 
     def _told(self, reply: Reply) -> dict[str, Any]:
-        """The members of a receipt that come from the reply."""
+        """Return the fields of a receipt that come from the reply."""
         told: dict[str, Any] = {} if reply.usage is None else msgspec.structs.asdict(reply.usage)
         if reply.message is not None:
             message = self.speech.heard(reply.message)
@@ -215,7 +215,7 @@ class Rememberer(msgspec.Struct, frozen=True):
 
 
 def _place(received: Received) -> dict[str, Any]:
-    """The members of a receipt that say where its turn stands; a conversation's copy stands for that conversation."""
+    """Return the receipt's fields for the turn's place; a detached copy is reported as its original conversation."""
     prompt, conversation = received.prompt, received.prompt.conversation
     name, branched = conversation.id, conversation.origin
     if not received.is_traced:

@@ -1,7 +1,7 @@
-"""Room in the model's window: what a prompt may take, and what leaves it until it fits.
+"""Room in the model's window: the token budgets of a prompt, and the order in which parts leave until it fits.
 
-Rule: only what is durable may leave, and memory gives way before history does (`conversation/compaction.py` says in
-which order). A prompt that still does not fit is sent without memory.
+Rule: only durable messages may leave, and memory blocks leave before history does (`conversation/compaction.py` has the
+order). A prompt that still does not fit is sent without memory.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from memd.proxy.upstream.windows import LengthRefusal, ModelWindow, Sent
 from memd.settings.model import BufferSettings, InjectionSettings
 
 HARD_ROUNDS_MAX = 4
-"""Compactions before one request: each halves the prompt or takes all that may be taken."""
+"""Limit on compactions before one request; each halves the prompt or takes everything that may leave."""
 INSTRUCTIONS_SHARE_MAX = 8
-"""Instructions in mid-conversation stay, as long as together they take no more than an eighth of the window."""
+"""Instructions in mid-conversation stay while together they take at most an eighth of the window."""
 BLOCK_SHARE = 8
-"""Where history has left for want of room, a block takes at most an eighth of it: it is read anew each time that
-compaction moves the prompt (bench/NOTES.md)."""
+"""Once history has left for lack of room, a block takes at most an eighth of the room, because it is read anew each
+time that compaction moves the prompt (bench/NOTES.md)."""
 THREE_CHUNKS_TOKENS, THREE_CHUNKS_SHARE = 896, 2
-"""But room for three chunks of the longest kind, in raw tokens, as far as half of it has that."""
+"""A block may still take room for three of the longest chunks, in raw tokens, up to half of the room."""
 SHORT_SHARE = 2 / 3
-"""A block with less of that is recalled anew when results have become lines: beside a long one that the model had not
-read an agent's turn kept a quarter of a block, and missed what it needed."""
+"""A block with a smaller share of its limit is recalled again once results are shortened to lines. Otherwise an agent's
+turn beside one long unread result kept a quarter of a block, and missed facts it needed."""
 COUNT_MARGIN = 1.15
-"""If what is only estimated, so much larger, would exceed the threshold, the upstream counts the prompt (50 ms for
-6,000 tokens with llama.cpp on 2 cores)."""
+"""The upstream counts the prompt (50 ms for 6,000 tokens with llama.cpp on 2 cores) if the estimated part, multiplied
+by this, could exceed the threshold."""
 COUNT_MARGIN_UNKNOWN = 6.0
-"""The same while nothing is known of the model's tokenizer: one of bytes has six tokens where ours has one."""
+"""The same for a model with an unknown tokenizer: a byte tokenizer has six tokens for one of ours."""
 
 COUNT_DOUBT = 2.0
-"""An estimate with a known tokenizer is not further from the truth than this, whatever the text."""
+"""An estimate with a known tokenizer is wrong by at most this factor, for any text."""
 
 
 class PromptRoom(msgspec.Struct, frozen=True):
-    """The token budgets of a request, and whether its prompt keeps to them."""
+    """The token budgets of a request, and whether its prompt keeps within them."""
 
     thresholds: compaction.Thresholds
     """In the model's tokens."""
     block: int
-    """The most that this turn's block may take; 0 if there is no room for it."""
+    """Limit for this turn's block; 0 if there is no room for it."""
     fits: bool
-    """False: no more may leave, and there is no room for memory."""
+    """False if nothing more may leave and there is no room for memory."""
     is_short: bool
-    """The block has less than `SHORT_SHARE` of what it may take beside less: what is not read yet may not leave."""
+    """The block gets less than `SHORT_SHARE` of its limit, because unread messages may not leave."""
 
 
 class RoomMaker(msgspec.Struct, frozen=True):
@@ -63,23 +63,23 @@ class RoomMaker(msgspec.Struct, frozen=True):
     counter: TokenCounter
     archiver: Archiver
     left_out: WeakKeyDictionary[Conversation, int] = msgspec.field(default_factory=WeakKeyDictionary)
-    """The mark of each conversation when its prompt was last made."""
+    """Each conversation's compaction mark when its prompt was last made."""
 
     async def make_room(self, received: Received) -> PromptRoom:
-        """Let earlier blocks and the oldest turns leave until the prompt fits. May be called again for a request.
-        Raises MemdError: what leaves could not be written."""
+        """Remove earlier blocks and the oldest turns until the prompt fits. May be called again for a request. Raises
+        MemdError: the messages that leave could not be written."""
         conversation = received.prompt.conversation
         window = await received.assignment.server.window(received.request.model, received.asked.credentials)
         limits = self._limits(received, window)
-        await self._used_tokens(received, limits, limits.hard)  # may tell what system prompt and tools really take
+        await self._used_tokens(received, limits, limits.hard)  # may count what system prompt and tools really take
         limits = self._limits(received, window)
         self._bring_back(received, limits)
         await self._limit_instructions(received, limits.window)
         is_short = await self._let_blocks_leave(received, limits)
-        # A step whose turn has its block may fill the room; what leaves makes room for another block.
+        # A step whose turn has its block may use all the room; if messages leave, there is room for a new block.
         has_block = received.prompt.has_block and not received.needs_block
         reserved = 0 if has_block else max(0, limits.injection_min - self._current_tokens(received))
-        if is_short:  # all behind them is read anew: what would have to leave soon leaves with them
+        if is_short:  # all that follows is read anew anyway, so more leaves at once
             await self._fit(received, limits, limits.room // 2)
         fits = await self._fit(received, limits, limits.room - reserved)
         used = await self._used_tokens(received, limits, limits.room)
@@ -95,8 +95,8 @@ class RoomMaker(msgspec.Struct, frozen=True):
         return PromptRoom(limits, max(0, min(most, free)), fits or free >= 0, free < SHORT_SHARE * most)
 
     def learn(self, received: Received, refusal: LengthRefusal) -> bool:
-        """Learn from the upstream's refusal of the prompt as it is now; then room can be made again. False if the
-        refusal is not believed (`KnownWindows.refused`)."""
+        """Learn from the upstream's refusal of the present prompt, so that `make_room` can run again. False if the
+        refusal is not credible (`KnownWindows.refused`)."""
         drift, request, prompt = self.counter.drift, received.request, received.prompt
         raw = prompt.tokens()
         doubt = COUNT_DOUBT if drift.is_known(request.model) else COUNT_MARGIN_UNKNOWN
@@ -108,7 +108,7 @@ class RoomMaker(msgspec.Struct, frozen=True):
         if refusal.prompt_tokens is not None:
             counted = Counted(request.model, raw, refusal.prompt_tokens, attachments)
             count(drift, prompt.conversation, counted)
-        elif sent.tokens < least:  # it does not say how much more than we thought
+        elif sent.tokens < least:  # the refusal gives no count, so assume the least
             prompt.conversation.counted = Counted(request.model, raw, least, attachments)
         return True
 
@@ -124,8 +124,8 @@ class RoomMaker(msgspec.Struct, frozen=True):
         )
 
     async def _let_blocks_leave(self, received: Received, limits: compaction.Thresholds) -> bool:
-        """Take the blocks of earlier turns out where their room is needed, or where the prompt has changed anyway; True
-        if nothing but want of room made them leave."""
+        """Remove the blocks of earlier turns if their room is needed or the prompt's beginning has changed anyway.
+        Return True if lack of room was the only reason."""
         prompt, conversation = received.prompt, received.prompt.conversation
         earlier = compaction.earlier_blocks(conversation, prompt.turn_digest)
         if not earlier:
@@ -140,7 +140,7 @@ class RoomMaker(msgspec.Struct, frozen=True):
         return not moved and tokens <= limits.sticky
 
     def _standing_tokens(self, received: Received) -> int:
-        """Model tokens of system prompt and tools: by the last count of this prompt, else by the drift."""
+        """Return model tokens of system prompt and tools: from the last count of this prompt, else estimated."""
         prompt, model = received.prompt, received.request.model
         counted = prompt.conversation.counted
         if counted is None or counted.model != model or counted.raw_tokens <= 0 or counted.attachments:
@@ -148,14 +148,14 @@ class RoomMaker(msgspec.Struct, frozen=True):
         return math.ceil(prompt.standing_tokens * counted.prompt_tokens / counted.raw_tokens)
 
     def _current_tokens(self, received: Received) -> int:
-        """Model tokens of the block that this turn has already."""
+        """Return model tokens of the block that this turn already has."""
         prompt = received.prompt
         block = prompt.turn_block
         return 0 if block is None else self.counter.drift.drifted(received.request.model, block.tokens)
 
     def _bring_back(self, received: Received, limits: compaction.Thresholds) -> None:
-        """Show what another branch left out and this prompt has room for: all of it, or as much as compaction leaves.
-        Only where a branch begins: else the beginning of the prompt would move whenever an estimate changes."""
+        """Show messages again that another branch left out, all or as many as compaction allows. Only at the beginning
+        of a branch: otherwise the prompt's beginning would move whenever an estimate changes."""
         prompt, factor = received.prompt, self.counter.drift.factor(received.request.model)
         position = prompt.return_position(whole_max=limits.soft / factor, part_max=limits.hard / 2 / factor)
         if position is None:
@@ -163,8 +163,8 @@ class RoomMaker(msgspec.Struct, frozen=True):
         received.record(Returned(prompt.conversation.id, position, prompt.texts_from(position)))
 
     async def _fit(self, received: Received, limits: compaction.Thresholds, hard: int) -> bool:
-        """Compact if the prompt takes more than `hard`, until it does not; False if that cannot be reached. What the
-        upstream would refuse, because it takes more than the room, loses of the open turn's last unit too."""
+        """Compact until the prompt takes at most `hard`; False if that is impossible. A prompt larger than the room,
+        which the upstream would refuse, may also lose parts of the open turn's last unit."""
         used = await self._used_tokens(received, limits, hard)
         coming = 0 if self._current_tokens(received) or not received.prompt.has_results else limits.injection
         kept = max(limits.hard // 2, min(hard, limits.hard, limits.room - coming))
@@ -179,7 +179,7 @@ class RoomMaker(msgspec.Struct, frozen=True):
         return used <= hard
 
     async def _limit_instructions(self, received: Received, window_tokens: int | None) -> None:
-        """Let the oldest instructions in mid-conversation leave where together they take too much of the window."""
+        """Remove the oldest instructions in mid-conversation if together they take too much of the window."""
         if window_tokens is None or not received.is_traced:
             return
         share = window_tokens // INSTRUCTIONS_SHARE_MAX
@@ -189,7 +189,7 @@ class RoomMaker(msgspec.Struct, frozen=True):
             await self.archiver.let_instructions_go(received.topic, received.prompt.conversation, surplus)
 
     async def _used_tokens(self, received: Received, limits: compaction.Thresholds, hard: int) -> int:
-        """Model tokens of the buffer's part of the prompt: estimated, near `hard` counted by the upstream."""
+        """Return model tokens of the prompt's buffered part: estimated, or near `hard` counted by the upstream."""
         drift, model, prompt = self.counter.drift, received.request.model, received.prompt
         standing = limits.standing
         estimate, uncounted = self._estimate(received)
@@ -205,7 +205,7 @@ class RoomMaker(msgspec.Struct, frozen=True):
         return exact - standing
 
     def _estimate(self, received: Received) -> tuple[int, int]:
-        """The model's tokens of the prompt, and how many of them are estimated rather than counted."""
+        """Return the prompt's model tokens, and how many of them are estimated rather than counted."""
         prompt, model = received.prompt, received.request.model
         now = Counted(model, prompt.tokens(), 0, prompt.attachments())
         return _estimate(prompt.conversation.counted, now, self.counter.drift.factor(model))
@@ -214,21 +214,21 @@ class RoomMaker(msgspec.Struct, frozen=True):
         """Compact so that at least `excess` model tokens leave; False if nothing may leave."""
         conversation = received.prompt.conversation
         per_raw = self.counter.drift.factor(received.request.model)
-        if received.prompt.attachments():  # ours are the same for each image
+        if received.prompt.attachments():  # memd counts the same for each image
             per_raw = max(per_raw, self._estimate(received)[0] / max(1, received.prompt.tokens()))
         raw = int(excess / per_raw) + 1
         if received.is_traced:
             return await self.archiver.compact(received.topic, conversation, raw, forced=forced)
-        # A detached copy, for which nothing may be written: only what is in the log already may leave.
+        # Nothing may be written for a detached copy, so only messages already in the log may leave.
         return self.archiver.compact_copy(received.topic, conversation, raw)
 
 
 def _estimate(counted: Counted | None, now: Counted, factor: float) -> tuple[int, int]:
-    """The model's tokens of the prompt `now`, and how many of them are estimated rather than counted.
+    """Return the model tokens of the prompt `now`, and how many of them are estimated rather than counted.
 
     Args:
-        counted: the last count; what is beyond its text is taken to be its images, in equal parts.
-        factor: model tokens of a raw one, in text.
+        counted: the last count; tokens beyond its text are attributed to its images in equal parts.
+        factor: model tokens per raw token of text.
     """
     known = counted if counted is not None and counted.model == now.model else Counted(now.model, 0, 0)
     image = ATTACHMENT_TOKENS * factor
@@ -244,14 +244,14 @@ def _text_tokens(counted: Counted) -> int:
 
 
 def count(drift: Drift, conversation: Conversation, counted: Counted) -> None:
-    """Take in a model's own count of a conversation's prompt; images say nothing of how it counts text."""
+    """Record a model's own count of a conversation's prompt; with images it does not show how text is counted."""
     if not counted.attachments:
         drift.observe(counted.model, counted.raw_tokens, counted.prompt_tokens)
     conversation.counted = counted
 
 
 def remove_blocks(received: Received, digests: list[bytes]) -> None:
-    """Take the blocks in front of these user messages out of the prompt."""
+    """Remove the blocks in front of these user messages from the prompt."""
     conversation = received.prompt.conversation
     if present := [digest for digest in digests if digest in conversation.blocks]:
         received.record(Removed(conversation.id, present))
