@@ -1,11 +1,11 @@
-"""The two addresses of a daemon, the model's, which clients use, and memd's own, with the page and all of `/memd/`; and
-clients' connections to them: how many there may be, how slow they may be, and what unreadable requests are answered.
+"""The daemon's two addresses and the connections to them. The model's address is for clients; memd's own has the page
+and all of `/memd/`. This module limits the number and slowness of connections, and answers unreadable requests.
 
-Rule: both addresses are on one host and never on one port. To a browser the port is a part of the origin: a page that
-the model server sends must not be able to act as memd's own.
+Rule: both addresses are on one host and never on one port. For a browser the port is part of the origin, and a page
+from the model server must not be able to act as memd's own.
 
-A client's bad bytes cost it its own connection and one line in the log, never more. Whoever shows no token never keeps
-out those who do.
+Malformed bytes cost a client its own connection and one line in the log, never more. Clients without a token never keep
+out those with one.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ log = logging.getLogger("memd")
 
 PORT_MAX = 65_535
 EVERYWHERE = dict(zip(WILDCARDS, ("127.0.0.1", "127.0.0.1", "::1"), strict=True))
-"""The hosts that mean every address of this machine, each with the one by which programs on it get there."""
+"""Hosts that mean every address of this machine, each with the one that local programs use to reach it."""
 IN_CIRCLES = "where memd itself listens: requests would go round in circles"
 
 
 class Listeners(NamedTuple):
-    """Sockets at both addresses; they do not listen yet."""
+    """Bound sockets at both addresses, not yet listening."""
 
     model: socket.socket
     own: socket.socket
     moved: str = ""
-    """Why memd's own address is another one than usual; empty if it is not."""
+    """Why memd's own address is not the usual one; empty if it is."""
 
     def close(self) -> None:
-        """Give both addresses back."""
+        """Close both sockets."""
         self.model.close()
         self.own.close()
 
@@ -67,11 +67,11 @@ class Addresses(NamedTuple):
     model: str
     own: str
     local: str
-    """memd's own, by an IP address of this machine."""
+    """memd's own, as an IP address of this machine."""
 
 
 def bound(config: Config) -> Listeners:
-    """Take the addresses that the settings name. Raises AddressUnusable: one of them cannot be used."""
+    """Bind the addresses in the settings. Raises AddressUnusable: one of them cannot be used."""
     host, setting = config.listen.host, "--admin-port (or admin.port)"
     with contextlib.ExitStack() as on_error:
         model = _bound(host, config.listen.port, "--port (or listen.port)")
@@ -87,7 +87,7 @@ def bound(config: Config) -> Listeners:
 
 
 def addresses_of(config: Config, listeners: Listeners) -> Addresses:
-    """Return the URLs at which programs on this machine reach the listeners."""
+    """Return the URLs at which local programs reach the listeners."""
     host = config.listen.host
     ports = [listener.getsockname()[1] for listener in (listeners.model, listeners.own)]
     scheme = "https" if config.listen.tls_cert else "http"
@@ -96,8 +96,7 @@ def addresses_of(config: Config, listeners: Listeners) -> Addresses:
 
 
 def tls_of(config: Config) -> ssl.SSLContext | None:
-    """Read the certificate with which both addresses speak TLS; None: they speak plain HTTP. Raises MemdError: it
-    cannot be used."""
+    """Load the TLS certificate for both addresses; None if they use plain HTTP. Raises MemdError: it cannot be used."""
     cert, key = config.listen.tls_cert, config.listen.tls_key
     if not cert:
         return None
@@ -107,7 +106,7 @@ def tls_of(config: Config) -> ssl.SSLContext | None:
         if not Path(path).is_file():
             raise MemdError(f"{path}: there is no such file; correct listen.tls_cert and listen.tls_key")
     try:
-        context.load_cert_chain(cert, key, password=lambda: "")  # else OpenSSL asks for a passphrase, and waits
+        context.load_cert_chain(cert, key, password=lambda: "")  # otherwise OpenSSL asks for a passphrase, and waits
     except (ssl.SSLError, OSError) as error:
         raise MemdError(
             f"{cert} and {key} cannot be used for TLS ({error.strerror or error}); give PEM files of a certificate and "
@@ -117,19 +116,19 @@ def tls_of(config: Config) -> ssl.SSLContext | None:
 
 
 def own_port(config: Config) -> int:
-    """Return the port of memd's own address as the settings name it; 0: any free one."""
+    """Return the port of memd's own address according to the settings; 0: any free one."""
     if config.admin.port != "auto":
         return config.admin.port
     return config.listen.port + 1 if 0 < config.listen.port < PORT_MAX else 0
 
 
 def leading_back(config: Config) -> str | None:
-    """The address of a model server that is where clients reach memd: a request would go round for ever."""
+    """Return the address of a model server that is memd's own listener, or None. Requests to it would loop for ever."""
     listens = config.listen.host
     for one in config.upstream.each():
         url = urlsplit(one.url)
         host, port = url.hostname or "", url.port or {"http": 80, "https": 443}[url.scheme]
-        # `localhost` may mean either loopback address, and whoever listens everywhere listens there too.
+        # `localhost` may mean either loopback address, and a wildcard listener listens on both.
         may_be_it = not {host, listens}.isdisjoint({"localhost", *EVERYWHERE}) and port == config.listen.port
         is_it = may_be_it and is_this_machine(host) and (listens in EVERYWHERE or is_this_machine(listens))
         if is_it or (host, port) == (listens, config.listen.port):
@@ -159,7 +158,7 @@ def _bound(host: str, port: int, setting: str) -> socket.socket:
 
 
 def reached(host: str) -> str:
-    """How a program on this machine calls the host that memd listens on, as it stands in a URL."""
+    """Return the host for URLs by which local programs reach memd's listener."""
     named = EVERYWHERE.get(host, host)
     return f"[{named}]" if ":" in named else named
 
@@ -167,26 +166,26 @@ def reached(host: str) -> str:
 # -- connections ---------------------------------------------------------------------------------------------
 
 _CHUNK_FRAMING = 8
-"""Times a chunked body's bytes that its framing may take: six for chunks of one byte."""
+"""Allowed framing bytes per body byte in a chunked body; chunks of one byte need six."""
 TLS_HANDSHAKE_SECONDS_MAX = 10.0
-"""From the accept on."""
+"""Counted from accept."""
 BACKLOG = 128
 TOO_LARGE = "its first line, a header or all of them are too long; send less"
 SPEAKS_TLS = "a client speaks TLS, and memd does not: let its base URL begin with http://, or set listen.tls_cert"
 _TLS_SEEN = "HTTPS traffic"
-"""In aiohttp's words for the first bytes of TLS."""
+"""Part of aiohttp's message for the first bytes of TLS."""
 TOLD_SECONDS = 60.0
-"""A full house is told once in this time."""
+"""Minimum time between two log lines about the connection limit."""
 
 
 class HeadersTooLarge(BadHttpMessage):
-    """A request's headers exceed their bound, all together."""
+    """A request's headers together exceed their bound."""
 
 
 class Connection(ProvableConnection):
-    """One client's connection, from its accept on. aiohttp bounds a header and their number; the bytes of all together
-    are counted here, as they arrive, and so are those around the chunks of a body. Between them at most what is read at
-    once is not counted."""
+    """One client's connection, from accept on. aiohttp bounds the size of each header and their number. This class also
+    bounds the bytes of all headers together, as they arrive, and those of a body's chunk framing. Bytes that arrive in
+    the same read as the end of a head or body are not counted."""
 
     def __init__(self, server: web.Server, house: House, *, header_bytes_max: int, **settings: Any) -> None:
         super().__init__(server, max_line_size=header_bytes_max, max_field_size=header_bytes_max, **settings)
@@ -199,11 +198,11 @@ class Connection(ProvableConnection):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a request of it is being answered or waits for that."""
+        """True if one of its requests is being answered or waits for it."""
         return self._request_in_progress or bool(self._messages)
 
     def arrive(self, accepted: asyncio.Transport) -> bool:
-        """Take a place among the connections, before anything is read; False: there is none, and it is closed."""
+        """Register the connection before anything is read; if there is no room, close it and return False."""
         self._accepted = accepted
         if self._house.take_in(self):
             return True
@@ -211,23 +210,23 @@ class Connection(ProvableConnection):
         return False
 
     def leave(self) -> None:
-        """Close it at once, to make room."""
+        """Close it at once to make room."""
         if self._accepted is not None and not self.is_proven:
-            self._accepted.abort()  # one that does not read what it asked for would stay for ever, and not be counted
+            self._accepted.abort()  # a client that never reads its answer would stay open for ever, uncounted
         self.force_close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin with its requests."""
+        """Start handling requests."""
         if self._accepted is not None or self.arrive(cast(asyncio.Transport, transport)):
             super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Give its place back."""
+        """Unregister the connection."""
         self._house.let_go(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, within the bounds."""
+        """Parse the bytes, within the bounds."""
         known = self._request_count
         body = None if self._body is None or self._body.is_eof() else self._body
         super().data_received(data)
@@ -244,7 +243,7 @@ class Connection(ProvableConnection):
                 self._received = 0
 
     def _check_heads(self, count: int) -> None:
-        """Look at the heads of the requests that came last; each is within the bounds of a single header."""
+        """Check the total size of the latest requests' heads; each header is within its bound already."""
         for place in range(len(self._messages) - count, len(self._messages)):
             message, self._body = self._messages[place]
             if isinstance(message, RawRequestMessage):
@@ -257,7 +256,7 @@ class Connection(ProvableConnection):
                     return
 
     def _refuse(self) -> None:
-        """Answer 431 in place of the request that is coming, and read nothing more."""
+        """Answer 431 instead of the incoming request, and read nothing more."""
         problem = f"its headers exceed {self._header_bytes_max:,} bytes; send fewer"
         body_under_way = self._body is not None and not self._body.is_eof() and self.is_at_work
         if body_under_way or self.transport is None:
@@ -272,9 +271,9 @@ class Connection(ProvableConnection):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer an unreadable request, or one that a handler failed on, with an error in an API's shape."""
+        """Answer an unreadable request, or one whose handler failed, with an error in an API's shape."""
         if not isinstance(exc, BadHttpMessage):
-            super().handle_error(request, status, exc, message)  # says it in the log, with the traceback
+            super().handle_error(request, status, exc, message)  # logs it with the traceback
             answer = error_response(500, "memd: something went wrong in memd itself; its log says what", "server_error")
             let_page_read(request, answer, is_open=True)
         else:
@@ -290,8 +289,8 @@ class Connection(ProvableConnection):
 
 
 class _Handshake(asyncio.Protocol):
-    """A connection that begins with TLS: that speaks for itself once the handshake is done. `create_server` can do the
-    same, but tells nobody of a connection before its handshake is done: it could be neither counted nor closed."""
+    """A connection that begins with TLS and hands over after the handshake. `create_server` could do the handshake, but
+    reports a connection only after it, so that before it could be neither counted nor closed."""
 
     def __init__(self, connection: Connection, tls: ssl.SSLContext, seconds_max: float) -> None:
         self._connection = connection
@@ -306,18 +305,18 @@ class _Handshake(asyncio.Protocol):
         self._starting = asyncio.get_running_loop().start_tls(
             accepted, self._connection, self._tls, server_side=True, ssl_handshake_timeout=self._seconds_max
         )
-        # Not as a task: it would begin after the first bytes may have been read, and those would be lost.
+        # Not as a task: it might start after the first bytes were read, and lose them.
         self._starting.send(None).add_done_callback(partial(self._go_on, accepted))
 
     def _go_on(self, accepted: asyncio.Transport, _: asyncio.Future[Any]) -> None:
-        """Hand the connection over before its first bytes, or end it."""
+        """Hand the connection over before its first bytes, or close it."""
         assert self._starting is not None
         transport = None
         try:
             self._starting.send(None)
         except StopIteration as ended:
             transport = ended.value
-        except OSError:  # those of TLS too: it speaks none, trusts nobody, was too slow, has gone
+        except OSError:  # includes TLS errors: not TLS, no common cipher, too slow, disconnected
             pass
         finally:
             if transport is None or transport.is_closing():
@@ -330,9 +329,9 @@ class _Handshake(asyncio.Protocol):
 async def listen(
     served: Sequence[tuple[web.Server, socket.socket]], limits: LimitsSettings, tls: ssl.SSLContext | None
 ) -> House:
-    """Accept connections on each socket and hand their requests to its server, until what is returned is closed. All
-    together have no more than the limit of descriptors has room for: one that no descriptor is left for would be reset
-    before anything could be said about it, and so would be all others, and nothing could be stored."""
+    """Accept connections on each socket for its server until the returned object is closed. The number of connections
+    stays within the descriptor limit: without a free descriptor, a connection would be reset before it could be
+    answered, and nothing could be stored."""
     loop = asyncio.get_running_loop()
     allowed = descriptors_limit()
     room = connections_room(allowed)
@@ -354,7 +353,7 @@ async def listen(
             house,
             loop=loop,
             auto_decompress=False,
-            keepalive_timeout=limits.idle_seconds,  # counts from the start, so it bounds a slow head as well
+            keepalive_timeout=limits.idle_seconds,  # counted from the start, so it also bounds a slow head
             header_bytes_max=limits.header_bytes_max,
             max_headers=HEADERS_MAX,
         )
@@ -370,7 +369,7 @@ class House:
     """The connections of all servers together."""
 
     def __init__(self, connections_max: int, why: str) -> None:
-        """`why`: the reason why there are no more, for the log."""
+        """`why`: the reason for the limit, for the log."""
         self.doors: list[asyncio.Server] = []
         self._present: set[Connection] = set()
         self._connections_max = connections_max
@@ -378,7 +377,8 @@ class House:
         self._told_at = -math.inf
 
     def take_in(self, connection: Connection) -> bool:
-        """Count one more, if it may come. In a full house the oldest leaves that showed nothing, or does nothing."""
+        """Register a connection if there is room. At the limit, close the oldest one that never showed a token, else
+        the oldest idle one; False if there is none."""
         if len(self._present) >= self._connections_max:
             strangers = [one for one in self._present if not one.is_proven]
             leaving = min(
@@ -396,17 +396,17 @@ class House:
         return True
 
     def let_go(self, connection: Connection) -> None:
-        """Count one less, if it was counted."""
+        """Unregister a connection, if registered."""
         self._present.discard(connection)
 
     def close(self) -> None:
-        """Let nobody in any more. Who is in stays; who is in its handshake is not."""
+        """Stop accepting. Open connections stay; those still in their TLS handshake are closed."""
         for door in self.doors:
             door.close()
         for connection in [one for one in self._present if one.transport is None]:
             connection.leave()
 
     def _tell(self, what: str) -> None:
-        if time.monotonic() - self._told_at >= TOLD_SECONDS:  # who opens thousands must not fill the log either
+        if time.monotonic() - self._told_at >= TOLD_SECONDS:  # a client that opens thousands must not fill the log
             self._told_at = time.monotonic()
             log.warning(f"{what}: {self._why}", extra={"connections_max": self._connections_max})

@@ -1,8 +1,8 @@
-"""The corrections and notes of a request: applied and taken before it is forwarded, once, and durably.
+"""Corrections and notes of a request: applied before it is forwarded, once, and durably.
 
-Rule: an error costs them, never the request; it is told in the status, each id in a signal, and with each note. What
-was begun is done to its end, also when the client leaves in between; one that sends its request again gets the first
-outcome, which the entries in the log tell (`ChunkState.asked_by`).
+Rule: an error loses only the corrections or notes, never the request; the status, a signal per id and each note report
+it. Work that has begun is finished even if the client leaves. A retry gets the first outcome, which the log's entries
+show (`ChunkState.asked_by`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class CorrectionResult(msgspec.Struct, frozen=True):
 
     failed_ids: FailedIds = ()
     taken_out: FailedIds = ()
-    """The ids of an Update without a text that takes their place."""
+    """Ids deprecated by an Update without a new text."""
     notes: tuple[NoteOut, ...] = ()
-    """The outcome of its notes, in their order."""
+    """The outcome of its notes, in order."""
     trouble: str | None = None
-    """The status to tell, where they could not be applied."""
+    """The status to report if corrections or notes failed."""
     problem: str = ""
-    """Why nothing of them was done; empty where something was."""
+    """Why none of them had an effect; empty if any had."""
 
 
 class Corrector(msgspec.Struct, frozen=True):
@@ -60,15 +60,15 @@ class Corrector(msgspec.Struct, frozen=True):
     archiver: Archiver
     tasks: Tasks
     retry_seconds: float
-    """How long the same request again counts as a retry."""
+    """The same request within this time counts as a retry."""
 
     async def correct(self, received: Received) -> CorrectionResult:
-        """Apply the corrections and take the notes, unless the same request did before."""
+        """Apply the corrections and take the notes, unless the same request was handled before."""
         memory_in = received.request.memory_in or MemoryIn()
         if not (memory_in.corrections or memory_in.notes or received.request.goes_on_with):
             return CorrectionResult()
         doing = self.tasks.spawn(self._done(received, memory_in), "correct")
-        return await asyncio.shield(doing)  # to its end, though the client may leave
+        return await asyncio.shield(doing)  # finishes even if the client leaves
 
     async def _done(self, received: Received, memory_in: MemoryIn) -> CorrectionResult:
         with received.topic.used():
@@ -91,7 +91,7 @@ class Corrector(msgspec.Struct, frozen=True):
         )
 
     async def _noted(self, received: Received, notes: Sequence[Note]) -> tuple[NoteOut, ...]:
-        """Take the notes; those of a request that is sent again are there already."""
+        """Take the notes; those of a retry are found as duplicates."""
         if not received.is_traced:
             return tuple(NoteOut(error=READONLY) for _ in notes)
         told = []
@@ -117,7 +117,7 @@ class Corrector(msgspec.Struct, frozen=True):
         told = "\0".join((who.author, received.asked.session or "")).encode(errors="surrogateescape")
         mark = hashlib.blake2b(told + key.last_digest + key.memory_in, digest_size=16).digest()
         try:
-            await topic.save()  # the arrival, before its effect: sent again after a kill, it is the same request
+            await topic.save()  # save the arrival before its effect, so that a retry after a kill is recognized
             return CorrectionResult(await self._apply(topic, asked, mark, _resolving(received), who.author))
         except MemdError as error:
             failed = _named(asked)
@@ -130,7 +130,7 @@ class Corrector(msgspec.Struct, frozen=True):
     async def _apply(
         self, topic: Topic, asked: Sequence[Correction], mark: bytes, resolve: Resolve, by: str = ""
     ) -> FailedIds:
-        """Apply corrections once: the same request a moment ago, also before a restart, is told by the log."""
+        """Apply corrections once. The log shows whether the same request did so a moment ago, also before a restart."""
         named = dict.fromkeys(_named(asked))
         shown = {one: chunk for one in named if (chunk := resolve(one)) is not None}
         await self._store_pending(topic, shown.values())
@@ -158,7 +158,7 @@ class Corrector(msgspec.Struct, frozen=True):
         return await self.archiver.change_once(topic, mark, uuids, work, was_done, since_us)
 
     async def _store_pending(self, topic: Topic, shown: Iterable[BlockChunk]) -> None:
-        """Store the chunks that were shown before they were in a log: only what is there can be corrected."""
+        """Store chunks that were shown while still pending, because only stored chunks can be corrected."""
         for chunk in shown:
             source = topic if chunk.topic_id == topic.id else await self._readable(chunk.topic_id)
             logs = [topic.log] if source is None else [topic.log, source.log]
@@ -180,8 +180,8 @@ def _named(asked: Iterable[Correction]) -> FailedIds:
 
 
 def _problem(received: Received, corrected: CorrectionResult, notes: Sequence[NoteOut]) -> str:
-    """Why nothing of a MemoryIn was done; empty where something was, or nothing was to be. It quotes no id, because it
-    is logged."""
+    """Return why a MemoryIn had no effect; empty if it had one or asked for nothing. The text is logged, so it quotes
+    no ids."""
     asked, failed = received.request.memory_in, corrected.failed_ids
     if received.request.goes_on_with:
         fields = received.request.fields
@@ -208,7 +208,7 @@ def _uncorrected(received: Received, corrected: CorrectionResult) -> str:
 
 
 def _resolving(received: Received) -> Resolve:
-    """Finds the chunk that was shown as an id; one whose source may not be corrected is as unknown as any other."""
+    """Return a function that finds a shown chunk by its id; a chunk that may not be corrected counts as unknown."""
 
     def resolve(chunk_id: str) -> BlockChunk | None:
         chunk = received.topic.buffer.resolve(chunk_id)
@@ -218,7 +218,7 @@ def _resolving(received: Received) -> Resolve:
 
 
 def degraded(error: MemdError) -> str:
-    """The status of a request that goes on although memory failed."""
+    """Return the status of a request that goes on although memory failed."""
     if isinstance(error, DiskFull):
         return "degraded:disk-full"
     return "degraded:embedding" if isinstance(error, EmbeddingError) else "degraded:store"

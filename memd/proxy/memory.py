@@ -1,7 +1,7 @@
-"""Memory of a turn: recalls its block, once, and settles what the prompt shows and the response says.
+"""Memory of a turn: recalls its block once, and settles what the prompt shows and the response reports.
 
-Rule: memory fails open. An error of recall becomes the request's status, and the request goes on without a block, or,
-where only the embedding failed, with what words alone find.
+Rule: memory fails open. An error of recall becomes the request's status, and the request goes on without a block. If
+only the embedding failed, the block shows chunks found by words.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger("memd")
 
 
 STEP_CHARACTERS = 400
-"""Of the model's latest step, in the question of a turn that recalls anew."""
+"""Limit for the model's latest step in the question of a turn that recalls anew."""
 
 
 class Recalled(msgspec.Struct, frozen=True, kw_only=True):
-    """The recall of a turn; the defaults stand for a request that needs none."""
+    """The recall of a turn; the defaults describe a request that needs none."""
 
     question: str | None = None
     step: str = ""
@@ -46,20 +46,20 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
     """See `Retrieved.note`."""
     retrieved: Retrieved | None = None
-    """For the receipt, which is made behind the answer; None where nothing was searched."""
+    """Input of the receipt, which is made after the answer; None if nothing was searched."""
     candidate_count: int | None = None
     fill_ratio: float = 0.0
     spans_ms: dict[str, float] = {}
     trouble: str | None = None
-    """The status to tell, where recall failed or could not search by meaning."""
+    """The status to report if recall failed or could not search by meaning."""
 
 
 class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory in a prompt, and what the response says about it."""
+    """The memory in a prompt, and what the response reports about it."""
 
     status: str
     chunks: tuple[BlockChunk, ...]
-    """All that blocks put into this prompt, kept ones and new ones."""
+    """All chunks in this prompt's blocks, earlier and new ones."""
     signals: tuple[Signal, ...]
     notes: tuple[NoteOut, ...]
     block_tokens: int
@@ -67,12 +67,12 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     """Raw tokens of the whole prompt."""
     attachments: int
-    """Images in it."""
+    """Number of images in it."""
     problem: str = ""
-    """Why nothing of the request's `memory_in` was done."""
+    """Why the request's `memory_in` had no effect."""
 
     def headers(self, received: Received, recalled: Recalled) -> list[tuple[str, str]]:
-        """Memory's response headers."""
+        """Return memory's response headers."""
         return memory_headers(
             status=self.status,
             mode=received.asked.mode,
@@ -83,7 +83,7 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def memory_out(self, received: Received) -> MemoryOut | None:
-        """The MemoryOut of the response's body; None unless the request carried a MemoryIn."""
+        """Return the MemoryOut of the response's body; None unless the request carried a MemoryIn."""
         if received.request.memory_in is None:
             return None
         chunks = (InjectedChunk(id=c.shown_id, topic_id=c.topic_id, canonical_id=c.origin_id) for c in self.chunks)
@@ -91,13 +91,13 @@ class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A prompt that is ready to be forwarded."""
+    """A prompt ready to be forwarded."""
 
     room: PromptRoom
     recalled: Recalled
     shown: SettledPrompt
     freed_tokens: int
-    """Raw tokens that left the prompt for it."""
+    """Raw tokens that left the prompt to make room."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -105,18 +105,18 @@ class Memory(msgspec.Struct, frozen=True):
 
     settings: InjectionSettings
     timeout_seconds: float
-    """The longest that a request waits for recall."""
+    """Limit on the time that a request waits for recall."""
     retriever: Retriever
     counter: TokenCounter
     redactor: Redactor
     recalling: dict[tuple[str, str, bytes], asyncio.Event] = {}
-    """Set when the block of a turn is there, by topic, conversation and the turn's digest."""
+    """Set once a turn's block is there; by topic, conversation and the turn's digest."""
 
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
-        """Compute this turn's block, unless it has one: steps and retries of the turn show the same block again."""
+        """Compute this turn's block unless it has one; steps and retries of a turn show the same block again."""
         prompt, turn = received.prompt, received.prompt.turn_digest
         if turn is None or not room.fits or room.block <= 0 or received.request.goes_on_with:
-            return Recalled()  # in the last case the upstream would keep it, and all of an answer's blocks together
+            return Recalled()  # `goes_on_with`: the upstream would keep the block, and those of all later turns
         key = received.topic.id, prompt.conversation.id, turn
         if other := self.recalling.get(key):  # the same request at the same moment: both show one block
             await other.wait()
@@ -124,7 +124,7 @@ class Memory(msgspec.Struct, frozen=True):
                 return Recalled()
         if prompt.has_block and not received.needs_block:
             return Recalled()
-        if prompt.has_block:  # asked again much later: recalled afresh
+        if prompt.has_block:  # asked again much later
             remove_blocks(received, [turn])
         done = self.recalling[key] = asyncio.Event()
         try:
@@ -155,7 +155,7 @@ class Memory(msgspec.Struct, frozen=True):
         return recalled
 
     def settle(self, received: Received, corrected: CorrectionResult, recalled: Recalled) -> SettledPrompt:
-        """Settle what the prompt shows; afterwards only `forget` changes it."""
+        """Settle what the prompt shows; afterwards only `forget_blocks` and `without_blocks` change it."""
         topic, prompt = received.topic, received.prompt
         chunks = tuple(prompt.chunks())
         found = "injected" if chunks else "degraded:store" if topic.log.is_incomplete else "none"
@@ -187,7 +187,7 @@ class Memory(msgspec.Struct, frozen=True):
         return ()
 
     async def _retrieved(self, received: Received, asked: Recalled) -> tuple[Recalled, Block]:
-        """Retrieve for the question; the block shows what fits the budget, in the model's tokens."""
+        """Retrieve for the question. The block shows chunks up to the budget, in the model's tokens."""
         question = asked.question or ""
         if not (question or asked.step):
             return Recalled(), NO_BLOCK
@@ -230,7 +230,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 def _step(prompt: Prompt) -> str:
-    """The model's latest step, where a turn recalls anew: what it says or calls tells what is needed."""
+    """Return the model's latest step, whose words or calls show what a turn that recalls anew needs."""
     step = prompt.latest_step()
     if step is None:
         return ""
@@ -239,7 +239,7 @@ def _step(prompt: Prompt) -> str:
 
 
 def forget_blocks(received: Received) -> None:
-    """Take all blocks out for good, because the upstream accepted the prompt only without them.
+    """Remove all blocks for good, because the upstream accepted the prompt only without them.
 
     The turn keeps an empty block, so that its later steps and retries are not refused again.
     """
@@ -250,6 +250,6 @@ def forget_blocks(received: Received) -> None:
 
 
 def without_blocks(shown: SettledPrompt) -> SettledPrompt:
-    """The same prompt as it is without its blocks, which the upstream did not take."""
+    """Return the prompt without its blocks, which the upstream refused."""
     tokens = shown.prompt_tokens - shown.block_tokens
     return msgspec.structs.replace(shown, chunks=(), block_tokens=0, prompt_tokens=tokens, status="degraded:template")

@@ -283,7 +283,7 @@ class Prompt:
         return bool(topic_ids) and is_own and all(self._who.may("read", one) for one in topic_ids)
 
     def _visible(self) -> list[int]:
-        """Return the positions of visible messages: the head that the client keeps, and those that did not leave. Cached
+        """Return positions of visible messages: the head that the client keeps, and those that did not leave. Cached
         with their tokens until the conversation changes: there may be thousands, and a request asks ten times."""
         conversation, head = self.conversation, self._arrival.head
         if self._listed[0] != conversation.changes:

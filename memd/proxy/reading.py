@@ -1,12 +1,11 @@
-"""From an HTTP request to `Asked`: what the client wants of memory and of the model.
+"""From an HTTP request to `Asked`: what the client wants from memory and from the model.
 
-Rule: a request is refused only for what no upstream could answer; whatever else is odd about it is the upstream's to
-judge, and passes untouched.
+Rule: memd refuses a request only if no upstream could answer it. Anything else that is odd passes unchanged, and the
+upstream decides.
 
-The requests that a program makes for itself (a title, tags, a summary), and those of agents that another agent called,
-are told from those of its user by the words of the program's own prompt alone. Most patterns begin with `\\A`; these
-are tried at the beginning and nowhere else, because `re.search` would try each of them at every character of a long
-message.
+Requests that a program makes for itself (a title, tags, a summary), and those of sub-agents, are recognized only by the
+wording of the program's own prompt. Most patterns begin with `\\A`. These are matched only at the beginning, because
+`re.search` would try each of them at every character of a long message.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ from memd.wire.sideband import MemoryIn, MemoryOut, Signal
 log = logging.getLogger("memd")
 
 SEARCHED_CHARACTERS_MAX = 100_000
-"""Of a longer text only its beginning is looked at."""
+"""Only this much of a text is searched."""
 _INSTRUCTIONS_MAX = 32  # system prompts recur in every request of a program; a long one takes 0.3 ms to look through
 
 SUB_AGENT = "sub-agent"
-"""The name of who speaks as the user to an agent that another agent called."""
+"""The speaker's name for user messages that an agent sends to another agent."""
 
 Find = Callable[[str], re.Match[str] | None]
 
 
 class SideRequests:
-    """Recognises them."""
+    """Recognizes requests that programs make for themselves, and those of sub-agents."""
 
     def __init__(self, programs: Programs) -> None:
         """`programs`: the patterns in force."""
@@ -63,13 +62,13 @@ class SideRequests:
         self._is_called = _cached_find(programs.sub_agent)
 
     def includes(self, request: ModelRequest) -> bool:
-        """Whether the request is one of them: it is passed on, and not remembered."""
+        """Return whether a program makes the request for itself; then it is forwarded and not remembered."""
         last = next((message.said for message in reversed(request.messages) if message.role == "user"), "")
         said = last[:SEARCHED_CHARACTERS_MAX]
         return any(find for find in self._asks if find(said)) or self._is_instructed(_instructions(request))
 
     def by_its_speaker(self, request: ModelRequest) -> ModelRequest:
-        """The request; where an agent called another one, its user's messages are by name those of an agent."""
+        """Return the request. For a sub-agent, its user messages get the name SUB_AGENT as speaker."""
         return renamed(request, SUB_AGENT) if self._is_called(_instructions(request)) else request
 
 
@@ -83,13 +82,13 @@ def _cached_find(patterns: Iterable[str]) -> Callable[[str], bool]:
 
 
 def _finder(pattern: str) -> Find:
-    """The search for a pattern; a match where that is the same."""
+    """Return the search for a pattern, or `match` if that is equivalent."""
     compiled = re.compile(pattern)
     return compiled.match if pattern.startswith(r"\A") and not _has_outer_choice(pattern) else compiled.search
 
 
 def _has_outer_choice(pattern: str) -> bool:
-    """Whether a pattern may have a `|` outside all groups: then `\\A` holds for its first branch alone."""
+    """Return whether a pattern may have a `|` outside all groups; then `\\A` applies only to the first branch."""
     depth = 0
     for part in re.findall(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|[()|]", pattern):
         depth += {"(": 1, ")": -1}.get(part, 0)
@@ -109,38 +108,38 @@ HISTORY_HEADER = "X-Memory-History"
 BAD_MEMORY_IN = "bad-memory-in"
 BAD_MODE = "bad-mode"
 BAD_TOPIC = "bad-topic"
-"""The status of a request whose header names a topic that cannot be."""
+"""The status of a request whose header or user names an illegal topic."""
 NO_TOPIC_NOTE = "What it names is no topic; X-Memory-Problem of its response said why."
-"""No erasure of a topic reaches such a receipt, so it repeats nothing of the request."""
+"""Note of a receipt without a topic. It quotes nothing of the request, because erasing a topic does not reach it."""
 READ_AT_ONCE_BYTES = 32 * 1024
-"""A body that is read, and its tokens counted, on the event loop; one of nothing but small tool calls takes 10 ms."""
+"""Bodies up to this size are parsed and counted on the event loop; 10 ms if they consist of small tool calls."""
 UNREADABLE_BODY = "degraded:unreadable"
 """The status of a request whose body memd cannot read."""
 SESSION_CHARACTERS_MAX = 256
 THIN_SESSION = "history: daemon"
-"""The session of a thin client (one that sends only what is new) that names none: one conversation per topic."""
+"""The session of a thin client (one that sends only new messages) without a session name: one per topic."""
 CREDENTIALS = ("Authorization", "X-Api-Key")
 
 
 TopicFrom = Literal["memory_in", "header", "user", "path"]
-"""Who named a request's topic; a path that names none is that of the default topic."""
+"""The source of a request's topic; `path` includes the default topic."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A request that came at the model's address and was let in."""
+    """A request that arrived at the model's address and was let in."""
 
     client: web.Request
     api: Api | None
-    """None: memory has no part in it."""
+    """None if memory has no part in it."""
     target: str
     """Path and query to forward to."""
     path_topic: str | None = None
-    """The topic that the path names, if any."""
+    """The topic in the path, if any."""
     mode: Mode = "off"
 
 
 class Plain(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to a model that memory has no part in."""
+    """One request to a model without memory."""
 
     api: Api
     turn_id: str
@@ -155,25 +154,25 @@ class Plain(msgspec.Struct, frozen=True, kw_only=True):
     """For `X-Memory-Status`."""
     hints: Callable[[], Hints] = partial(Hints, only_computes=True)
     problem: str = ""
-    """Why memory had no part in what asked for it. A client that sees no MemoryOut sends its MemoryIn again."""
+    """Why memory had no part in a request that asked for it. Clients resend their MemoryIn if they get no MemoryOut."""
     streams: bool = False
     """A stream was asked for."""
     receipt: Receipt | None = None
-    """Of one that memory should have had a part in, without its texts: some may have been erased for good."""
+    """The receipt of a request that memory should have had a part in, without texts: some may have been erased."""
 
     @property
     def is_refused(self) -> bool:
-        """Whether its MemoryIn is malformed: the answer's body says so."""
+        """True if its MemoryIn is malformed; the answer's body says so."""
         return self.status == BAD_MEMORY_IN
 
     @property
     def memory_out(self) -> MemoryOut:
-        """The MemoryOut of the response's body, where the MemoryIn was refused."""
+        """The MemoryOut of the response's body that reports a refused MemoryIn."""
         return MemoryOut((), signals=(Signal(type="memory_in_refused", reason=self.problem),))
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """One request to a model, before it is known which conversation it belongs to."""
+    """One request to a model, before its conversation is known."""
 
     turn_id: str
     api: Api
@@ -184,27 +183,27 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     topic_id: str
     topic_from: TopicFrom
     session: str | None
-    """The client's name of the conversation."""
+    """The client's name for the conversation."""
     who: Principal
     is_held_back: bool
-    """`who` may not write in the topic, so that `full` became `readonly`."""
+    """`who` may not write in the topic, so `full` became `readonly`."""
     is_thin: bool
-    """The client sends only what is new and leaves its history to memd."""
+    """The client sends only new messages and leaves the history to memd."""
     packed: bytes | None
-    """The body as it came, where it came in a content coding."""
+    """The body as received, if it had a content coding."""
 
     @property
     def has_only_new(self) -> bool:
-        """Whether somebody else than the client, memd or the upstream, has what was said before."""
+        """True if the history is kept by memd or the upstream, not by the client."""
         return self.is_thin or bool(self.request.goes_on_with)
 
     @property
     def credentials(self) -> CIMultiDict[str]:
-        """The client's credentials, for questions of memd's own to the upstream."""
+        """The client's credentials, for memd's own requests to the upstream."""
         return CIMultiDict((name, self.headers[name]) for name in CREDENTIALS if name in self.headers)
 
     def sent(self, body: bytes) -> tuple[CIMultiDict[str], bytes]:
-        """The headers and the body to forward: as they came where nothing of it changes, else in no content coding."""
+        """Return the headers and body to forward: as received if the body is unchanged, else without content coding."""
         if self.packed is None:
             return self.headers, body
         if body is self.request.original:
@@ -214,7 +213,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return headers, body
 
     def without_memory(self, status: str, problem: str = "") -> Plain:
-        """The same request, to be forwarded without memory; `problem`: what is wrong with it."""
+        """Return the same request, to be forwarded without memory; `problem`: what is wrong with it."""
         if problem:
             log.warning("a request goes on without memory", extra={"turn": self.turn_id, "problem": problem})
         headers, body = self.sent(self.api.encode(self.request))
@@ -238,12 +237,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestReader:
-    """Reads requests; keeps parsed messages, because clients send their history again and again."""
+    """Reads requests. Caches parsed messages, because clients send their history again and again."""
 
     def __init__(
         self, config: Config, principals: Principals, redactor: Redactor, speech: Speech, counter: TokenCounter
     ) -> None:
-        """`speech`: finds what was said in a message."""
+        """`speech`: finds the words said in a message."""
         self._counter = counter
         self._principals = principals
         self._history = config.conversation.history
@@ -260,10 +259,10 @@ class RequestReader:
         return self._cache.bytes_held
 
     def mode(self, request: web.Request) -> tuple[Mode, str]:
-        """The memory mode that a request asks for, and its status if memory has no part in it or it cannot be read.
+        """Return the memory mode of a request, and its status if memory has no part in it or the mode is illegal.
 
-        It is `off` where no token protects for a web page from elsewhere and for what a proxy passed on, from anywhere;
-        and for a value that is no mode: who mistypes the one that stores nothing must not be stored.
+        Without tokens the mode is `off` for pages of other machines, and for requests forwarded by a proxy. It is also
+        `off` for an illegal value: a mistyped `readonly` or `off` must not be stored.
         """
         turn_id = record_of(request).id
         if self._principals.is_open and is_from_foreign_page(request):
@@ -280,7 +279,7 @@ class RequestReader:
         return "off", BAD_MODE
 
     def unread(self, call: Call, body: bytes, problem: object, status: str = UNREADABLE_BODY) -> Plain:
-        """A request whose body, as it came, memd cannot read or must not; the log says why."""
+        """Return a request whose body memd cannot or must not read, to be forwarded unchanged; the log says why."""
         client, api = call.client, call.api
         assert api is not None
         turn_id = record_of(client).id
@@ -302,10 +301,10 @@ class RequestReader:
         return msgspec.structs.replace(plain, receipt=receipt)
 
     async def read(self, call: Call, body: bytes, packed: bytes | None = None) -> Asked | Plain:
-        """Understand a request that came through an API.
+        """Parse a request of an API with memory.
 
         Args:
-            packed: see `Asked`; then `body` is what it unpacks to.
+            packed: see `Asked`; then `body` is the unpacked body.
 
         Raises:
             Forbidden: the principal may not read the topic.
@@ -353,15 +352,15 @@ class RequestReader:
         return asked
 
     def _parsed(self, api: Api, body: bytes) -> tuple[ModelRequest, bool]:
-        """A request, of whose messages the tokens are counted, and whether a program makes it for itself."""
+        """Parse a request and count its messages' tokens. Also return whether a program makes it for itself."""
         request = self._side_requests.by_its_speaker(read_request(api, body, self._cache))
         self._counter.messages(request.messages[request.read_before :], request.digests[request.read_before :])
         return request, self._side_requests.includes(request)
 
     def hints(self, call: Call, body: bytes | None) -> Hints:
-        """Return the hints of a request that passes through unread.
+        """Return the routing hints of a request that passes unread.
 
-        What is asked of a server about itself goes to the first one, and so does what changes something in it.
+        Requests about the server itself, and those that change something in it, go to the first server.
         """
         client, api = call.client, call.api
         if client.method in ("GET", "HEAD"):
@@ -378,7 +377,7 @@ class RequestReader:
         return self._redactor.identifier(_first_of(client, self._session_headers)[:SESSION_CHARACTERS_MAX])
 
     def _topic(self, client: web.Request, request: ModelRequest, path_topic: str | None) -> tuple[str, TopicFrom]:
-        """The topic that a request names, the most particular first, and where."""
+        """Return the topic that a request names, and its source; the most specific source wins."""
         memory_in = request.memory_in
         if memory_in is not None and memory_in.topic_id is not None:
             return memory_in.topic_id, "memory_in"
@@ -386,13 +385,13 @@ class RequestReader:
         if named:
             return named, "header"
         user = request.user if self._from_user else ""
-        if user is None or user.strip():  # what is no text names no topic: else all such users would share one
+        if user is None or user.strip():  # an illegal `user` names no topic: otherwise all such users would share one
             return (user or "").strip(), "user"
         return path_topic or DEFAULT_TOPIC_ID, "path"
 
 
 async def unpacked(packed: bytes, codings: tuple[str, ...], bytes_max: int, take: Take) -> bytes:
-    """Unpack a body in a thread; `take` takes the room for each piece before there is a next one.
+    """Unpack a body in a thread; `take` reserves the bytes of each piece before the next one is unpacked.
 
     Raises:
         BadCoding, TooLarge: see `unpacked_parts`.
@@ -406,14 +405,14 @@ async def unpacked(packed: bytes, codings: tuple[str, ...], bytes_max: int, take
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """The member in which a request names its model, in OpenAI's APIs and in Ollama's."""
+    """The field with the model's name, in OpenAI's APIs and in Ollama's."""
 
     model: str = ""
     name: str = ""
 
 
 def _named_model(body: bytes | None) -> str:
-    """The model that the body of any request names; empty if there is none."""
+    """Return the model named in any request body; empty if there is none."""
     try:
         named = msgspec.json.decode(body or b"{}", type=_Named)
     except UNREADABLE:
@@ -427,14 +426,14 @@ def _hints(request: ModelRequest, session: str | None) -> Hints:
 
 
 def _first_of(client: web.Request, names: list[str]) -> str:
-    """The value of the first of these headers that has one."""
+    """Return the value of the first of these headers that is not empty."""
     return next((value for name in names if (value := client.headers.get(name, "").strip())), "")
 
 
 def _receipt(
     one: Plain | Asked, who: Principal, topic_id: str, status: str, problem: str, model: str = ""
 ) -> Receipt | None:
-    """The receipt of a request that goes on without memory; None where `who` has no right to be seen in the topic."""
+    """Return the receipt of a request that goes on without memory; None if `who` may not read the topic."""
     topic_id = topic_id if TOPIC_ID_PATTERN.fullmatch(topic_id) else ""
     if not who.may("read", topic_id):
         return None
@@ -452,7 +451,7 @@ def _receipt(
 
 
 def _bad_topic(asked: Asked) -> str:
-    """Why the header or the user of a request names no topic: stored elsewhere, one user's words would be another's."""
+    """Return why a request's header or user names no topic. Using a default instead would mix users' memories."""
     try:
         checked_topic_id(asked.topic_id if asked.topic_from in ("header", "user") else DEFAULT_TOPIC_ID)
     except BadTopicId as error:
@@ -461,13 +460,13 @@ def _bad_topic(asked: Asked) -> str:
 
 
 CORRECTIONS_MAX = 1_000
-"""Chunks that are corrected in one request."""
+"""Limit on chunks corrected in one request."""
 RELATED_TOPICS_MAX = 64
-"""Of one request: each is opened and searched."""
+"""Limit per request; each is opened and searched."""
 
 
 def _exceeded_limit(memory_in: MemoryIn | None) -> str | None:
-    """The limit that a MemoryIn exceeds, in words."""
+    """Return the limit that a MemoryIn exceeds, in words."""
     if memory_in is None:
         return None
     named = sum(max(1, len(correction.chunk_ids)) for correction in memory_in.corrections)

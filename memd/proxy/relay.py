@@ -1,29 +1,26 @@
 """Bytes between client and upstream: requests are forwarded, answers streamed back, and replies captured on the side.
 
-Rule: bytes that memd need not change pass unchanged, before anything else is done with them. A client that leaves ends
-the upstream request at once (the handler is cancelled); an upstream that dies in mid-answer ends the client's stream
+Rule: bytes that memd need not change pass unchanged, before any other work on them. If the client leaves, the upstream
+request ends at once (the handler is cancelled). If the upstream breaks off in mid-answer, the client's stream ends
 abnormally, never with a clean end.
 
-Header values are text only while they are looked at; bytes that are no UTF-8 stay as they are (surrogateescape).
-aiohttp writes headers as UTF-8 and drops what is none, so `keep_header_bytes` gives it another writer, for both sides.
-An answer of the upstream has the upstream's own CORS headers (https://fetch.spec.whatwg.org/#http-cors-protocol). memd
-adds them only to what it answers itself on the routes of clients, never to what is under /memd/; where no token
-protects, only for pages of this machine.
+Header values are decoded only for inspection; bytes that are not UTF-8 are preserved (surrogateescape). aiohttp writes
+headers as UTF-8 and drops other bytes, so `keep_header_bytes` replaces its writer, for both sides. The upstream's
+answers keep the upstream's CORS headers (https://fetch.spec.whatwg.org/#http-cors-protocol). memd adds its own only to
+its own answers on clients' routes, never below /memd/; without tokens, only for pages of this machine.
 
-A reply comes in thousands of pieces, each a packet, and a task that wakes for each costs more than all else that is
-done for it: while nobody has to wait for anything, a piece is written within the call that read it (bench/NOTES.md,
-2026-11-23).
+A reply arrives in thousands of packets, and waking a task for each costs more than all other work on it. So a piece is
+written within the call that read it, as long as nothing has to wait (bench/NOTES.md, 2026-11-23).
 
-A refusal may come with status 200, so the beginning of an answer is read before anything of it goes to the client; no
-byte is lost, what was read is passed on first. LM Studio answers a stream that is too long with `event: error` (bug
-tracker, issue 2322), SGLang with `data: {"error": …}` (issue 12081), text-generation-inference with the same
-(server.rs, `into_openai_event`), and OpenRouter with an `error` in either kind of body once a provider was asked (docs,
-"Errors"). A stream is not held back for longer than `WAIT_SECONDS`, and an answer that breaks off is left to whoever
-reads on.
+A refusal may come with status 200, so the beginning of an answer is read before the client gets any of it; these bytes
+are then passed on first. For a prompt that is too long, LM Studio streams `event: error` (bug tracker, issue 2322).
+SGLang (issue 12081) and text-generation-inference (server.rs, `into_openai_event`) stream `data: {"error": …}`.
+OpenRouter puts an `error` into either kind of body if a provider fails (docs, "Errors"). A stream is held back for at
+most `WAIT_SECONDS`; an answer that breaks off meanwhile is handled by the code that reads on.
 
-WebSockets (RFC 6455) are tunnelled, on any path: once the upstream has agreed to the upgrade, bytes pass both ways
-unread, in the order and at the pace in which the other side takes them, until one side ends its connection, or the
-token of the client is taken back; then the other's ends too. Memory has no part in them.
+WebSockets (RFC 6455) are tunnelled, on any path. Once the upstream has agreed to the upgrade, bytes pass both ways
+unread, in order and with back-pressure, until one side closes or the client's token is revoked; then the other side is
+closed too. Memory has no part in them.
 """
 
 from __future__ import annotations
@@ -63,12 +60,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def keep_header_bytes() -> None:
-    """Let this process write headers with the bytes that they were read with."""
+    """Make this process write headers with their original bytes."""
     http_writer._serialize_headers = serialized
 
 
 def serialized(status_line: str, headers: CIMultiDict[str]) -> bytes:
-    """A head as bytes. Raises ValueError: there is a control character in it, with which a header could end early."""
+    """Encode a head. Raises ValueError: it contains a control character, which could end a header early."""
     lines = [status_line, *[f"{name}: {value}" for name, value in headers.items()]]
     if _CONTROL.search("".join(lines)):
         raise ValueError("a control character in a header")
@@ -76,27 +73,27 @@ def serialized(status_line: str, headers: CIMultiDict[str]) -> bytes:
 
 
 def decoded(raw_headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Headers as text, with their names spelled as on the wire."""
+    """Decode headers; names keep their spelling."""
     return [(name.decode("latin-1"), value.decode(errors="surrogateescape")) for name, value in raw_headers]
 
 
 def printable(text: str) -> str:
-    """Text of an answer's head with spaces for control characters (RFC 9110 section 5.5)."""
+    """Return text for an answer's head, with spaces in place of control characters (RFC 9110 section 5.5)."""
     return _CONTROL.sub(" ", text)
 
 
 _ASKED_METHOD, _ASKED_HEADERS = "Access-Control-Request-Method", "Access-Control-Request-Headers"
 PREFLIGHT_SECONDS = 600
-"""How long a browser may remember the answer to a preflight."""
+"""Time for which a browser may cache the answer to a preflight."""
 
 
 def is_preflight(request: web.BaseRequest) -> bool:
-    """Whether a browser asks if a page may send a request; it never shows a token with that."""
+    """Return whether a browser asks if a page may send a request; such a request never carries a token."""
     return request.method == "OPTIONS" and "Origin" in request.headers and _ASKED_METHOD in request.headers
 
 
 def preflight_answer(request: web.BaseRequest) -> web.Response:
-    """Allow what is asked for: the request itself needs the token."""
+    """Allow the announced request; that request itself needs the token."""
     allowed = {
         "Access-Control-Allow-Origin": request.headers["Origin"],
         "Access-Control-Allow-Methods": request.headers[_ASKED_METHOD],
@@ -108,7 +105,7 @@ def preflight_answer(request: web.BaseRequest) -> web.Response:
 
 
 def let_page_read(request: web.BaseRequest, response: web.StreamResponse, *, is_open: bool) -> None:
-    """Let the page that sent a request read memd's own answer, if it may know of memd at all."""
+    """Let the page that sent a request read memd's own answer, if it may use memd at all."""
     if "Origin" in request.headers and (not is_open or not is_from_foreign_page(request)):
         response.headers["Access-Control-Allow-Origin"] = request.headers["Origin"]
         response.headers.add("Vary", "Origin")
@@ -116,19 +113,19 @@ def let_page_read(request: web.BaseRequest, response: web.StreamResponse, *, is_
 
 
 def let_page_read_own_headers(headers: CIMultiDict[str]) -> None:
-    """Where a page may read an answer, let it read memd's own headers too: a browser hides what nobody names."""
+    """If a page may read an answer, expose memd's headers too; a browser hides headers that are not named."""
     own = [name for name in dict.fromkeys(headers) if name.lower().startswith("x-memory-")]
     if own and "Access-Control-Allow-Origin" in headers:
         headers.add("Access-Control-Expose-Headers", ", ".join(own))
 
 
 class BrokenAnswer(UpstreamError):
-    """The upstream died in the middle of an answer."""
+    """The upstream broke off in the middle of an answer."""
 
 
 async def parts_of(answer: aiohttp.ClientResponse, record: RequestRecord, read: bytes = b"") -> AsyncIterator[bytes]:
-    """Yield an answer's body as it arrives, after what has been `read` of it already. Raises BrokenAnswer: the
-    connection ended before the body did."""
+    """Yield an answer's body as it arrives, beginning with the part already `read`. Raises BrokenAnswer: the connection
+    ended before the body did."""
     if read:
         record.note_answer_start()
         yield read
@@ -147,14 +144,14 @@ class Passing(msgspec.Struct, eq=False):
     """Passes the body of one answer on until it ends."""
 
     client: Any
-    """The protocol of its connection."""
+    """The protocol of the client's connection."""
     response: web.StreamResponse
-    """Prepared."""
+    """Already prepared."""
     answer: aiohttp.ClientResponse
     look: Callable[[bytes], bytes] = bytes
-    """Is given each part and returns the bytes to send in its place."""
+    """Gets each part and returns the bytes to send instead."""
     is_due: Callable[[], bool] = bool
-    """Whether to `pause` before the bytes that `look` returned last are sent."""
+    """Returns whether to `pause` before sending the bytes that `look` returned last."""
     pause: Callable[[], Awaitable[None]] | None = None
     left: bytes = b""
     needed: asyncio.Future[None] = msgspec.field(default_factory=asyncio.Future)
@@ -162,7 +159,7 @@ class Passing(msgspec.Struct, eq=False):
     async def run(self, parts: AsyncIterator[bytes]) -> None:
         """Pass on `parts`, which read the answer, to their end. Raises BrokenAnswer: as they do."""
         if not self.answer.content.total_bytes and not self.answer.content.is_eof():
-            await self.response.write(b"")  # the head goes alone, as it came
+            await self.response.write(b"")  # the head is sent alone, as it came
         async for part in parts:
             passed = self.look(part)
             while True:
@@ -174,7 +171,7 @@ class Passing(msgspec.Struct, eq=False):
                 passed = await self._pass_directly()
 
     async def _pass_directly(self) -> bytes:
-        """Pass on what comes while this waits; returns what `look` returned last, if it has not been sent."""
+        """Pass on parts from within the connection's callback; return the last bytes of `look` if still unsent."""
         connection, content = self.answer.connection, self.answer.content
         upstream = None if connection is None else connection.protocol
         is_chunked = self.response.headers.get("Transfer-Encoding") == "chunked"
@@ -182,16 +179,16 @@ class Passing(msgspec.Struct, eq=False):
             return b""
         self.left, self.needed = b"", asyncio.get_running_loop().create_future()
         upstream.on_received = self._received
-        self._received()  # what came meanwhile
+        self._received()  # for parts that arrived meanwhile
         try:
             await self.needed
         finally:
-            if upstream.on_received == self._received:  # not if another request has the connection by now
+            if upstream.on_received == self._received:  # unless another request has the connection by now
                 upstream.on_received = None
         return self.left
 
     def _received(self) -> None:
-        """Pass on what came, unless the task is needed for it."""
+        """Pass on the parts that have arrived, until the task is needed."""
         content = self.answer.content
         while not self.needed.done():
             transport = self.client.transport
@@ -211,7 +208,7 @@ class Passing(msgspec.Struct, eq=False):
 
 NO_REPLY = Reply(message=None)
 BROKEN = "broken_answer"
-"""The outcome of a request whose upstream died in mid-answer."""
+"""The outcome of a request whose upstream broke off in mid-answer."""
 OWN_REQUEST_HEADERS = ("x-memory-mode", "x-memory-topic", "x-memory-session", "x-memory-history", "x-memory-token")
 STREAM_TYPES = ("text/event-stream", "application/x-ndjson")
 _ADDED_HEADERS = ("Content-Type", "Date", "Server")
@@ -219,7 +216,8 @@ _ADDED_HEADERS = ("Content-Type", "Date", "Server")
 
 
 def forwarded_headers(request: web.BaseRequest, principals: Principals) -> CIMultiDict[str]:
-    """The client's headers, without hop-by-hop ones (those that `Connection` names too), memd's own and its secrets."""
+    """Return the client's headers without memd's own, secrets, and hop-by-hop ones (also those named in
+    `Connection`)."""
     own = own_secrets(request, principals)
     secrets = {secret for _, secret in own}
     dropped = NOT_FORWARDED.union(
@@ -264,7 +262,7 @@ async def relay(
 async def _pass_on(
     passing: Passing, request: web.Request, response: web.StreamResponse, parts: AsyncIterator[bytes]
 ) -> web.StreamResponse:
-    """Send the (rest of the) body of a response that has begun."""
+    """Send the rest of the body of a response that has begun."""
     try:
         await passing.run(parts)
     except BrokenAnswer as error:
@@ -275,7 +273,7 @@ async def _pass_on(
 
 
 def interim_to(request: web.BaseRequest) -> Interim:
-    """Pass on what the upstream says before its answer (1xx), but `100 Continue`: memd itself has told that."""
+    """Return a function that passes on the upstream's 1xx answers, except `100 Continue`, which memd itself sends."""
 
     def pass_on(status: int, reason: str, raw_headers: tuple[tuple[bytes, bytes], ...]) -> None:
         if request.version < HttpVersion11 or request.transport is None or request.transport.is_closing():
@@ -287,21 +285,21 @@ def interim_to(request: web.BaseRequest) -> Interim:
 
 
 def media_type_of(answer: aiohttp.ClientResponse) -> str:
-    """The media type, in lower case and without parameters (RFC 9110 section 8.3.1); empty if there is none."""
+    """Return the media type, in lower case and without parameters (RFC 9110 section 8.3.1); empty if there is none."""
     return answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
 class ModelRelay(msgspec.Struct, eq=False):
-    """Streams a model's answer back, adds `memory_out`, and captures the reply; `reply` may be asked at any time."""
+    """Streams a model's answer back, adds `memory_out`, and captures the reply; `reply` is valid at any time."""
 
     api: Api
     request: web.Request
     answer: aiohttp.ClientResponse
     bytes_max: int
-    """The most that is held of an answer."""
+    """Limit on the bytes of an answer held in memory."""
     wants_stream: bool = False
     read: bytes = b""
-    """The beginning of its body, if that has been read."""
+    """The beginning of its body, if already read."""
     keep: Callable[[Reply], Awaitable[None]] | None = None
     stream: ReplyStream | None = None
     whole: Reply | None = None
@@ -309,7 +307,7 @@ class ModelRelay(msgspec.Struct, eq=False):
 
     @property
     def reply(self) -> Reply:
-        """The reply as far as it came; marked interrupted unless the upstream finished it."""
+        """The reply received so far; marked interrupted unless the upstream finished it."""
         if self.stream is not None:
             return self.stream.reply(interrupted=self.is_broken or not self.stream.finished)
         return self.whole or NO_REPLY
@@ -320,15 +318,15 @@ class ModelRelay(msgspec.Struct, eq=False):
         extra: list[tuple[str, str]],
         keep: Callable[[Reply], Awaitable[None]] | None = None,
     ) -> web.StreamResponse:
-        """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off. `keep`: awaited
-        with the whole reply before the end of it goes to the client."""
+        """Relay the answer until it ends, the client leaves (cancellation) or the upstream breaks off. `keep` is
+        awaited with the whole reply before the client gets its end."""
         self.keep = keep
         if self._streams():
             return await self._run_stream(out, extra)
         return await self._run_json(out, extra)
 
     def _streams(self) -> bool:
-        """Whether the answer is a stream: it says so, or one was asked for and it is nothing else that is known."""
+        """Return whether the answer is a stream: by its media type, or because one was asked for and it is not JSON."""
         media_type = media_type_of(self.answer)
         is_json = media_type == "application/json" or media_type.endswith("+json")
         return media_type == self.api.stream_type or (self.wants_stream and not is_json)
@@ -361,10 +359,10 @@ class ModelRelay(msgspec.Struct, eq=False):
         return response
 
     async def read_on(self) -> None:
-        """Read what has passed of a stream, in steps that hold up nobody."""
+        """Parse the parts of a stream that have passed unread, in steps that let other tasks run."""
         if self.stream is None:
             return
-        while self.stream.read():  # noqa: ASYNC110 - in between others go on
+        while self.stream.read():  # noqa: ASYNC110 - other tasks run in between
             await asyncio.sleep(0)
         if self.stream.problem is not None:
             self._tell_unread(self.stream.problem)
@@ -379,7 +377,7 @@ class ModelRelay(msgspec.Struct, eq=False):
             await keep(self.reply)
 
     async def _unpacked(self, body: bytes) -> bytes | None:
-        """The body of a whole answer without its content codings; None if it cannot be read."""
+        """Return the body of a whole answer without its content codings; None if it cannot be read."""
         if not (codings := codings_of(self.answer.headers)):
             return body
         try:
@@ -397,7 +395,7 @@ class ModelRelay(msgspec.Struct, eq=False):
             response = await self._begun(read, prepared(self.answer, extra, body_changes=True))
             break_off(self.request, error)
             return response
-        if len(read) > self.bytes_max:  # not held whole, so nothing can be added to it or remembered of it
+        if len(read) > self.bytes_max:  # not held completely, so nothing can be added or remembered
             log.warning("an answer is too large to be remembered", extra={"turn": record_of(self.request).id or None})
             response = await self._begun(read, prepared(self.answer, extra, body_changes=False))
             passing = Passing(self.request.protocol, response, self.answer)
@@ -415,7 +413,7 @@ class ModelRelay(msgspec.Struct, eq=False):
         return response
 
     async def _begun(self, body: bytes | bytearray, response: web.StreamResponse) -> web.StreamResponse:
-        """Send the head of a response and (the beginning of) its body."""
+        """Send the head of a response and the body, or its beginning."""
         await response.prepare(self.request)
         await response.write(body)
         return response
@@ -424,8 +422,8 @@ class ModelRelay(msgspec.Struct, eq=False):
 def prepared(
     answer: aiohttp.ClientResponse, extra: list[tuple[str, str]], *, body_changes: bool, unpacked: bool = False
 ) -> web.StreamResponse:
-    """A response with the upstream's status and headers, ready to be sent; `unpacked`: in no content coding."""
-    told = {name.lower() for name, _ in extra if name.startswith("X-Memory-")}  # here and not by the upstream
+    """Return a response with the upstream's status and headers, ready to send; `unpacked`: drop the content coding."""
+    told = {name.lower() for name, _ in extra if name.startswith("X-Memory-")}  # memd's values win
     length = (*(("content-length",) if body_changes else ()), *(("content-encoding",) if unpacked else ()))
     dropped = HOP_BY_HOP.union(named_in_connection(answer.headers), told, length)
     kept = ((name, value) for name, value in decoded(answer.raw_headers) if name.lower() not in dropped)
@@ -436,13 +434,13 @@ def prepared(
 
 
 def _unbuffered(answer: aiohttp.ClientResponse) -> list[tuple[str, str]]:
-    """The header by which a stream tells nginx not to hold it back; an upstream that has it knows better."""
+    """Return the header that tells nginx not to buffer a stream, unless the upstream has set it."""
     return [] if "X-Accel-Buffering" in answer.headers else [("X-Accel-Buffering", "no")]
 
 
 class Relayed(web.StreamResponse):
     """A relayed answer: its headers are the upstream's and memd's, none of aiohttp's. They are sent with the first
-    bytes that are written, which may be none."""
+    write, which may be empty."""
 
     _send_headers_immediately = False
 
@@ -457,7 +455,7 @@ class Relayed(web.StreamResponse):
 
 
 def named_in_connection(headers: MultiMapping[str]) -> set[str]:
-    """The headers (lower case) that `Connection` names: they are for the next hop alone (RFC 9110 section 7.6.1)."""
+    """Return the headers (lower case) named in `Connection`; these are for the next hop only (RFC 9110 7.6.1)."""
     values = headers.getall("Connection", [])
     return {name.strip().lower() for value in values for name in value.split(",")}
 
@@ -468,7 +466,7 @@ async def _write_held(response: web.StreamResponse, stream: ReplyStream) -> None
 
 
 def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
-    """Abort the client's connection, so that it cannot take a part for the whole answer."""
+    """Abort the client's connection, so that a partial answer is not taken for the whole."""
     record = record_of(request)
     record.outcome = BROKEN
     log.warning("the upstream broke off in mid-answer", extra={"turn": record.id or None, "error": error})
@@ -477,13 +475,13 @@ def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
 
 
 WAIT_SECONDS = 5.0
-"""The head of a stream waits so long for its first event; a server that refuses a prompt does it within a second or two
-(LM Studio: 2 s for 31,000 tokens), and the client can do nothing with the head alone."""
+"""Limit on holding back a stream's head until its first event. Servers refuse a prompt within a second or two (LM
+Studio: 2 s for 31,000 tokens), and the head alone is useless to the client."""
 
 
 async def read_beginning(answer: aiohttp.ClientResponse) -> tuple[bytes, bytes]:
-    """Read the first event of a stream, a JSON body or a refusal, as it comes; with the text of an error that came in
-    place of a reply, empty if there is none. More than `BODY_BYTES_MAX` is no error."""
+    """Read the first event of a stream, a JSON body or a refusal. Returns the bytes read, and the text of an error sent
+    instead of a reply (else empty). Errors larger than `BODY_BYTES_MAX` are not recognized."""
     media_type, codings = media_type_of(answer), codings_of(answer.headers)
     is_refusal, streams = answer.status in REFUSALS, media_type == "text/event-stream"
     is_told = not streams if is_refusal else not codings and (streams or media_type == "application/json")
@@ -501,7 +499,7 @@ async def read_beginning(answer: aiohttp.ClientResponse) -> tuple[bytes, bytes]:
             read += part
             event = next((one for one in parser.feed(part) if one.data), None) if streams else None
     except (aiohttp.ClientError, TimeoutError):
-        pass  # it goes on, or whoever reads on is told again
+        pass  # the code that reads on gets the error again, or the rest
     if is_refusal:
         try:
             return read, b"".join(unpacked_parts(read, codings, BODY_BYTES_MAX))
@@ -524,14 +522,14 @@ def _is_error(data: bytes) -> bool:
 # -- WebSockets -----------------------------------------------------------------------------------------------
 
 BUFFER_BYTES = 1 << 16
-"""Of each direction, before its sender has to wait."""
+"""Buffer size per direction; a full buffer pauses the sender."""
 SWITCHED = 101
 LOOK_SECONDS = 2.0
-"""Between two looks whether the client's token is good still."""
+"""Interval at which the client's token is checked again."""
 
 
 def wants_websocket(request: web.BaseRequest) -> bool:
-    """Whether a client asks to go on with WebSocket frames. (Other upgrades are ignored, as every server may.)"""
+    """Return whether a client asks for WebSocket. (Other upgrades are ignored, as every server may.)"""
     return (
         "upgrade" in named_in_connection(request.headers)
         and request.headers.get("Upgrade", "").strip().lower() == "websocket"
@@ -541,7 +539,7 @@ def wants_websocket(request: web.BaseRequest) -> bool:
 async def tunnel(
     request: web.Request, headers: CIMultiDict[str], assignment: Assignment, target: str
 ) -> web.StreamResponse:
-    """Offer the upgrade to the upstream; pass bytes if it agrees, else its answer."""
+    """Offer the upgrade to the upstream. If it agrees, pass bytes both ways; otherwise relay its answer."""
     upgrade = CIMultiDict(headers, Connection="Upgrade", Upgrade="websocket")
     answer = await assignment.send("GET", target, upgrade, None)
     try:
@@ -568,7 +566,7 @@ async def tunnel(
 
 
 class _TunnelEnded(Exception):
-    """One side has ended its connection, or the client may go on no longer."""
+    """One side has closed its connection, or the client's token was revoked."""
 
 
 async def _pump(stream: StreamReader, write: Callable[[bytes], Awaitable[None]]) -> None:
@@ -584,23 +582,23 @@ async def _watch(request: web.BaseRequest) -> None:
 
 
 class _Intake:
-    """Takes what comes on an upgraded connection; aiohttp calls it the connection's parser."""
+    """Receives the bytes of an upgraded connection; aiohttp calls it the connection's parser."""
 
     def __init__(self, protocol: BaseProtocol) -> None:
         self.stream = StreamReader(protocol, BUFFER_BYTES, loop=asyncio.get_running_loop())
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Take some bytes; the answer is that there is no error and nothing left over."""
+        """Take some bytes; returns that there is no error and nothing left over."""
         self.stream.feed_data(data)
         return False, b""
 
     def feed_eof(self) -> None:
-        """The connection has ended."""
+        """Note that the connection has ended."""
         self.stream.feed_eof()
 
 
 class _Switched(Relayed):
-    """The upstream's agreement; what follows has no framing of HTTP's."""
+    """The upstream's agreement; the bytes after it have no HTTP framing."""
 
     _length_check = False
     _send_headers_immediately = True

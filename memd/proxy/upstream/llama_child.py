@@ -1,7 +1,7 @@
-"""A llama.cpp server of memd's own, in a child process (`memd serve --model FILE.gguf`).
+"""A llama.cpp server that memd runs in a child process (`memd serve --model FILE.gguf`).
 
-Rule: the child never outlives memd. It exits when its standard input closes, and that happens however memd ends, also
-by `kill -9`. This file is both sides: `llama_child` in memd, and the child's program when run with `python -m`.
+Rule: the child never outlives memd. It exits when its standard input closes, which happens however memd ends, even by
+`kill -9`. This file is both sides: `llama_child` in memd, and the child's program when run with `python -m`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from memd.errors import UpstreamError
 from memd.wording import pip_install
 
 READY_SECONDS_MAX = 600.0
-"""A large model on a slow disk takes minutes to load."""
+"""Limit on loading; a large model on a slow disk takes minutes."""
 END_SECONDS = 5.0
 LISTENING = "LISTENING "
 
 
 @asynccontextmanager
 async def llama_child(model: Path) -> AsyncIterator[str]:
-    """Start llama.cpp with a model and wait until it is ready; yields its address, and it ends when the block is left.
-    Raises UpstreamError: the `llama` extra is missing, or the model could not be loaded."""
+    """Start llama.cpp with a model and yield its address once it is ready; it ends with the block. Raises
+    UpstreamError: the `llama` extra is missing, or the model could not be loaded."""
     if find_spec("xllamacpp") is None:
         needed = pip_install("memd-proxy[llama]")
         raise UpstreamError(f"--model needs llama.cpp: {needed} (or start llama-server and use --upstream)")
@@ -40,7 +40,7 @@ async def llama_child(model: Path) -> AsyncIterator[str]:
         str(model),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C in the terminal is memd's to handle: replies in flight need the model
+        start_new_session=True,  # memd handles Ctrl-C: replies in flight still need the model
     )
     try:
         url = await asyncio.wait_for(_listening(process, model), READY_SECONDS_MAX)
@@ -80,7 +80,7 @@ async def _ready(url: str, process: asyncio.subprocess.Process, model: Path) -> 
 
 
 def _serve(model: str) -> None:
-    """The child's program."""
+    """Run the child."""
     import xllamacpp
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -93,7 +93,7 @@ def _serve(model: str) -> None:
     parameters.endpoint_slots = True
     parameters.ui = False
     parameters.model_alias = {Path(model).stem}
-    parameters.verbosity = 1  # errors only: the terminal is memd's
+    parameters.verbosity = 1  # errors only: the terminal belongs to memd
     try:
         server = xllamacpp.Server(parameters)
     except RuntimeError:
@@ -104,7 +104,7 @@ def _serve(model: str) -> None:
 
 
 def _end_with_parent() -> None:
-    # Unbuffered: a buffered read would hold the lock of sys.stdin that the interpreter takes at its end.
+    # Unbuffered: a buffered read would hold the lock of sys.stdin that the interpreter needs to exit.
     while os.read(0, 1):
         pass
     os._exit(0)
