@@ -1,12 +1,12 @@
-"""The model server behind memd: one pooled client, and what memd learns from it (health, window, model, chat template).
+"""The model server behind memd: a pooled client, and the facts that probes learn (health, window, model, template).
 
-Rule: memd works without anything that the upstream does not tell. A probe never delays a request by more than
-`ASK_SECONDS`, and never fails one. A question of memd's own carries the credentials of the client's request that gave
-rise to it, else `upstream.api_key`; neither is kept.
+Rule: memd works even if the upstream tells nothing. A probe delays a request by at most `ASK_SECONDS`, and never fails
+one. memd's own requests carry the credentials of the client's request that caused them, else `upstream.api_key`;
+neither is stored.
 
-What is wrong with a request says nothing about a server: only a server that does not answer is left out at once, one
-that answers every request with an error after a few. To be left out is to come last, never to be refused: where no
-server is well, all are tried.
+A bad request says nothing about a server. Only a server that does not answer is left out at once; one that answers
+every request with an error is left out after a few. Such servers come last in order, but are not excluded: if all are
+out, all are tried.
 """
 
 from __future__ import annotations
@@ -33,90 +33,90 @@ from memd.wording import counted
 log = logging.getLogger("memd")
 
 OUT_SECONDS, OUT_SECONDS_MAX = 1.0, 10.0
-"""The first pause before a server that failed is asked again, doubled with each failure, and the longest."""
+"""First and longest pause before a failed server is asked again; doubled with each failure."""
 ERRORS_MAX = 3
-"""So many conversations that got errors (500), and no answer between them: it is the server, hardly the requests. On
-trial one is enough: else a server that does nothing but fail gets as many each time it says that it is well."""
+"""After errors (500) in so many conversations, without a good answer in between, the server is at fault. On trial one
+error is enough, or else a server that only fails would get as many requests after each successful health check."""
 
 
 class Health(msgspec.Struct):
-    """The health of a server, by what came of the requests to it."""
+    """The health of a server, judged by the outcome of requests to it."""
 
     reason: str = ""
     """Why it is left out; empty if it is not."""
     retry_at: float = 0.0
-    """When it is asked again."""
+    """Monotonic time of the next attempt."""
     failures: int = 0
     erred_by: set[bytes] = set()
-    """The conversations that it answered with errors since it answered one."""
+    """Conversations that got errors since the last good answer."""
 
     @property
     def is_out(self) -> bool:
-        """Whether requests go elsewhere."""
+        """True if requests go elsewhere."""
         return bool(self.reason)
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether it has answered a question of memd's own since it failed, and no request yet: it gets one at once."""
+        """True if a health check succeeded after a failure, and no request has yet; it gets one request at a time."""
         return self.failures > 0 and not self.reason
 
     def answered(self) -> None:
-        """A request was answered."""
+        """Note that a request was answered."""
         self.reason, self.failures = "", 0
         self.erred_by.clear()
 
     def erred(self, now: float, conversation: bytes) -> None:
-        """A request was answered with an error of the server; a client that repeats one counts once."""
+        """Note an error of the server as answer; repeats by one conversation count once."""
         self.erred_by.add(conversation)
         if len(self.erred_by) >= (1 if self.is_on_trial else ERRORS_MAX) and not self.is_out:
             self.failed(now, f"it answered {counted(len(self.erred_by), 'conversation')} running with errors")
             self.erred_by.clear()
 
     def failed(self, now: float, reason: str) -> None:
-        """It did not answer, or said that it cannot now."""
+        """Note that it did not answer, or reported that it cannot now."""
         self.reason = reason
         self.retry_at = now + min(OUT_SECONDS * 2**self.failures, OUT_SECONDS_MAX)
         self.failures = min(self.failures + 1, 16)
 
     def answers_again(self) -> None:
-        """A question of memd's own was answered."""
+        """Note that a health check succeeded."""
         self.reason = ""
 
 
 _STAND_IN = "73c374cad16f317212d596b51d344012"
-"""The digest of the plain ChatML template that llama-server takes, and tells as the model's, where that has none."""
+"""Digest of the plain ChatML template that llama-server reports for a model without one."""
 NO_TEMPLATE = (
     "this model has no chat template: a base model goes on with a text and does not chat; take its version for chats "
     "(Instruct, it), or give llama-server the right template (--chat-template)"
 )
 ASK_SECONDS = 2.0
-"""The longest that a request waits for what a server tells."""
+"""Limit on a request's wait for a probe."""
 
 
 class UpstreamFacts(msgspec.Struct, frozen=True):
-    """Facts that the upstream told; the defaults stand for an upstream that tells nothing."""
+    """Facts reported by the upstream; the defaults describe an upstream that reports nothing."""
 
     reachable: bool = False
     window: int | None = None
-    """The window in tokens of `model`, or of all models; None if it is not known or differs from model to model."""
+    """The window in tokens of `model`, or of all models; None if unknown or different from model to model."""
     wants_key: bool = False
-    """It tells nothing without a key."""
+    """It reports nothing without a key."""
     key_refused: bool = False
-    """It tells nothing for the key that the latest probe carried."""
+    """It refused the key of the latest probe."""
     is_slow: bool = False
-    """It has not answered the latest probe within `ASK_SECONDS`, or not yet."""
+    """It did not answer the latest probe within `ASK_SECONDS`, or has not yet."""
     model: str = ""
     template: str = ""
-    """The digest of the chat template."""
+    """Hex digest of the chat template."""
 
     @property
     def lacks_template(self) -> bool:
-        """Whether the model has no chat template of its own; False if the server does not tell."""
+        """True if the model has no chat template of its own; False if the server does not report it."""
         return self.template == _STAND_IN
 
 
 def window_unknown(facts: UpstreamFacts) -> str:
-    """Say why no window is known, what that means, and what to do."""
+    """Return why no window is known, what that means, and what to do."""
     reason = "without a key the server tells nothing" if facts.wants_key else "the server tells no window"
     if facts.key_refused:
         reason = "the server refuses the key that it was shown"
@@ -127,7 +127,7 @@ def window_unknown(facts: UpstreamFacts) -> str:
 
 
 def facts_from(props: dict[str, Any]) -> UpstreamFacts:
-    """Return what `/props` tells; everything in it is the server's."""
+    """Return the facts in `/props`, which is the server's untrusted data."""
     template = str(props.get("chat_template") or "")
     return UpstreamFacts(
         reachable=True,
@@ -137,22 +137,22 @@ def facts_from(props: dict[str, Any]) -> UpstreamFacts:
 
 
 PROBE_SECONDS = 30.0
-"""The longest that a probe in the background waits for an answer: a server may be busy with a prompt."""
+"""Limit on a background probe: a server may be busy with a prompt."""
 REFRESH_SECONDS = 30.0
-"""Age at which the window and the template are probed again: the model behind an address may change."""
+"""Age at which window and template are probed again, because the model behind an address may change."""
 RETRY_SECONDS = 3.0
-"""Pause before an upstream that did not answer, is still loading its model, or told no window is probed again."""
+"""Pause before another probe of an upstream that did not answer, is loading its model, or reported no window."""
 TOLD_BYTES_MAX = 16 << 20
-"""Of an answer to a question of memd's own; a list of all the models of a large gateway has a megabyte."""
+"""Limit on an answer to memd's own requests; a list of all models of a large gateway has a megabyte."""
 LOADING = 503
 """llama-server's answer to everything until its model is loaded."""
 GATEWAYS = frozenset({502, 504})
-"""The words of a gateway for a server that does not answer it."""
+"""A gateway's statuses for a server that does not answer it."""
 WANTS_KEY = frozenset({401, 403})
 REFUSALS = frozenset({400, 422, 500})
 """Statuses with which an upstream may refuse a prompt because of the memory in it (an error of its chat template)."""
 
-# Never passed on (RFC 9110 section 7.6.1), or made anew by the client library.
+# Never forwarded (RFC 9110 section 7.6.1), or set by the client library.
 HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -170,20 +170,20 @@ NOT_FORWARDED = HOP_BY_HOP | {"host", "expect", "content-length"}
 
 
 class ServerAnswer(msgspec.Struct, frozen=True):
-    """The answer to a question of memd's own."""
+    """The answer to one of memd's own requests."""
 
     status: int = 0
-    """0: none came."""
+    """0 if no answer came."""
     value: Any = None
-    """The JSON value of its body; None if it is none."""
+    """The JSON value of its body; None if it has none."""
     problem: str = ""
-    """Why none came, in words for people."""
+    """Why no answer came, in words for people."""
     is_late: bool = False
-    """None came in time."""
+    """No answer came in time."""
 
     @property
     def json(self) -> Any:
-        """Its JSON value; None of one that says that something is wrong."""
+        """The JSON value of a successful answer, else None."""
         return self.value if self.status == 200 else None
 
 
@@ -194,61 +194,61 @@ class Upstream(UpstreamSession):
         self.url = base_of(config.upstream.address)
         self.health = Health()
         self.in_flight = 0
-        """Requests that it has been given and that have not ended."""
+        """Requests given to it that have not ended."""
         self.placed = 0.0
-        """New conversations that it got, the latest counting most."""
+        """New conversations given to it, decaying, so that the latest counts most."""
         self.waiting: set[asyncio.Timeout] = set()
-        """The patience of the requests that it keeps waiting."""
+        """Timeouts of the requests that wait for it unusually long."""
         self.models: frozenset[str] = frozenset()
-        """The models that it lists, as clients call them; empty if that is not known."""
+        """The models it lists, as clients name them; empty if unknown."""
         self._on_away: Callable[[str], None] | None = None
         self._facts = UpstreamFacts()
-        self._latest_model = ""  # the one that a request named last
-        self._warned: set[str] = set()  # the models of which the log has said that their window is not known
+        self._latest_model = ""  # named by the latest request
+        self._warned: set[str] = set()  # models whose unknown window is logged already
         self.windows = KnownWindows(config.upstream.window)
         self._api_key = config.upstream.api_key
         self._tasks = tasks
         self._uncounted_until: dict[str, float] = {}  # by path
         self._asked_at: Latest[str, float] = Latest(MODELS_MAX)
-        """By the model that was asked for; the empty name stands for all where one window holds for all."""
-        self._asked_with = 0  # the hash of the credentials that the last probe carried
-        self._is_settled = False  # whether the last probe was answered
+        """Time of the latest probe by model name; the empty name if one window holds for all models."""
+        self._asked_with = 0  # hash of the credentials in the last probe
+        self._is_settled = False  # the last probe was answered
         self._asking: asyncio.Task[None] | None = None
         authorization, header_bytes_max = config.upstream.authorization, config.limits.header_bytes_max
-        super().__init__(self.url, authorization, header_bytes_max, self._asked_at.clear)  # it may come back as another
+        super().__init__(self.url, authorization, header_bytes_max, self._asked_at.clear)  # it may return changed
 
     @property
     def facts(self) -> UpstreamFacts:
-        """All that is known now; the window is that of the model that was used last."""
+        """All present facts; the window is that of the latest model used."""
         return msgspec.structs.replace(self._facts, window=self.windows.of(self._latest_model).tokens)
 
     @property
     def is_up(self) -> bool:
-        """Whether it answered when it was last asked."""
+        """True if it answered the latest probe."""
         return self._facts.reachable and not self.health.is_out
 
     @property
     def is_usable(self) -> bool:
-        """Whether a request may go to it: it is well, or on trial and free."""
+        """True if a request may go to it: it is healthy, or on trial and free."""
         return not self.health.is_out and not (self.health.is_on_trial and self.in_flight)
 
     def watch(self, on_away: Callable[[str], None]) -> None:
-        """Learn which models it has with each probe, and tell why where it does not answer one."""
+        """List its models with each probe, and call `on_away` with the reason if a probe fails."""
         self._on_away = on_away
 
     async def ask_anew(self) -> None:
-        """Ask now, whenever it was asked last: it may have come back as another one."""
+        """Probe now, regardless of earlier probes: it may be another server."""
         self._asked_at.clear()
         await self.refresh(wait=True)
 
     def renew(self) -> None:
-        """Start a probe if what is known is old; nobody waits for it."""
+        """Start a probe in the background if the facts are old."""
         if self._asking is None and not self.health.is_out:
             self._probe_if_due("", self._asked_at.get(""), False, None)
 
     async def refresh(self, *, wait: bool, model: str = "", credentials: CIMultiDict[str] | None = None) -> None:
-        """Start a new probe where what is known is old; it is waited for if `wait`, or if nothing is known. Where
-        models differ, the one that a request names is asked for, with its credentials."""
+        """Start a probe if the facts are old; wait for it if `wait`, or if nothing is known. If windows differ by
+        model, the probe is about the request's `model`, with its credentials."""
         deadline = time.monotonic() + ASK_SECONDS
         while True:
             asked_for = "" if self.windows.is_told_for_all() else model
@@ -264,10 +264,10 @@ class Upstream(UpstreamSession):
                 self._facts = msgspec.structs.replace(self._facts, is_slow=True)
                 return
             if asked_at is not None or asked_for in self._asked_at:
-                return  # else the probe under way was for another model
+                return  # otherwise the running probe was for another model
 
     async def window(self, model: str, credentials: CIMultiDict[str]) -> ModelWindow:
-        """The window of a request's model; see `refresh`."""
+        """Return the window of a request's model; see `refresh`."""
         self._latest_model = model
         await self.refresh(wait=False, model=model, credentials=credentials)
         window = self.windows.of(model)
@@ -277,18 +277,18 @@ class Upstream(UpstreamSession):
         return window
 
     async def count_tokens(self, path: str, body: Callable[[], bytes], credentials: CIMultiDict[str]) -> int | None:
-        """Have llama-server count the prompt tokens of a request body; None if it does not, now or a moment ago."""
+        """Let llama-server count the prompt tokens of a request body; None if it cannot, or failed a moment ago."""
         if time.monotonic() < self._uncounted_until.get(path, 0.0):
             return None
         told = await self.ask("POST", path, body(), self.with_key(credentials))
         count = told.json.get("input_tokens") if isinstance(told.json, dict) else None
         if isinstance(count, int):
             return count
-        self._uncounted_until[path] = time.monotonic() + RETRY_SECONDS  # most never do, and the body may be large
+        self._uncounted_until[path] = time.monotonic() + RETRY_SECONDS  # most never can, and the body may be large
         return None
 
     async def rendered(self, body: bytes, headers: CIMultiDict[str]) -> str | None:
-        """The prompt that the chat template makes of a chat request: empty if it refuses it, None without an answer."""
+        """Return a chat request's prompt by the chat template; empty if it refuses it, None without an answer."""
         told = await self.ask("POST", "/apply-template", body, headers)
         if told.status in REFUSALS:
             return ""
@@ -298,8 +298,8 @@ class Upstream(UpstreamSession):
     async def ask(
         self, method: str, path: str, body: bytes | None, headers: CIMultiDict[str], seconds: float = ASK_SECONDS
     ) -> ServerAnswer:
-        """Ask a question of memd's own; the answer is waited for so long. Whether a server is there is told by any
-        answer to `/health`, which model servers give while they work."""
+        """Send one of memd's own requests and wait up to `seconds`. Any answer to `/health` shows that a server is
+        there, because model servers answer it while they work."""
         sent = CIMultiDict(headers)
         if body is not None:
             sent["Content-Type"] = "application/json"
@@ -314,7 +314,7 @@ class Upstream(UpstreamSession):
             return ServerAnswer(problem=self.reason_of(error))
 
     def with_key(self, credentials: CIMultiDict[str] | None) -> CIMultiDict[str]:
-        """The headers of a question of memd's own: the credentials of a client's request, else the configured key."""
+        """Return the headers of memd's own request: a client's credentials, else the configured key."""
         if credentials:
             return credentials
         return CIMultiDict({"Authorization": f"Bearer {self._api_key}"} if self._api_key else {})
@@ -326,7 +326,7 @@ class Upstream(UpstreamSession):
     ) -> asyncio.Task[None] | None:
         pause = RETRY_SECONDS if is_unknown or not self._is_settled else REFRESH_SECONDS
         due = asked_at is None or time.monotonic() - asked_at > pause
-        if self._facts.wants_key and credentials:  # this client may have the key that another one had not
+        if self._facts.wants_key and credentials:  # this client may have a key where another had none
             due = due or hash(tuple(credentials.items())) != self._asked_with
         if due:
             headers = self.with_key(credentials)
@@ -355,9 +355,9 @@ class Upstream(UpstreamSession):
             self._asking = None
 
     async def _read_props(self, headers: CIMultiDict[str]) -> tuple[UpstreamFacts, dict[str, Any] | None]:
-        """Ask `/props`; the second value is what it says, empty if it is not llama-server's, None without an answer. An
-        upstream that is away, busy or still loading its model most likely comes back unchanged, so its window stays
-        known: without a window, prompts could outgrow it."""
+        """Request `/props`. The second value is its content: empty if not llama-server's, None without an answer. An
+        upstream that is away, busy or loading most likely returns unchanged, so its window stays known; without one,
+        prompts could outgrow it."""
         told = await self.ask("GET", "/props", None, headers, PROBE_SECONDS)
         if told.is_late:
             return msgspec.structs.replace(self._facts, is_slow=True), None
@@ -376,7 +376,7 @@ class Upstream(UpstreamSession):
 
 
 async def _json_of(answer: aiohttp.ClientResponse) -> Any:
-    """The JSON value of a body; None if it is none, or without an end."""
+    """Return the JSON value of a body; None if it is not JSON or too large."""
     body = bytearray()
     while part := await answer.content.readany():
         body += part

@@ -1,8 +1,8 @@
-"""Connections to the upstream: what aiohttp's client has to do differently for a proxy.
+"""Connections to the upstream: where a proxy needs aiohttp's client to behave differently.
 
-Rule: all that reaches into aiohttp is here and in `relay.py`, and tests/test_answers.py holds each of it.
-A limit that judges others counts their time alone (`time_of_others`), not that in which this event loop was held. What
-happened to one request (was its connection a reused one, did a byte come back) is in its `Attempt`.
+Rule: all uses of aiohttp's internals are here and in `relay.py`, and tests/test_answers.py covers each. Timeouts that
+judge other programs do not count time in which this event loop was blocked (`time_of_others`). State of one request
+(was its connection reused, did a byte arrive) is in its `Attempt`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from multidict import CIMultiDict, MultiMapping
 from yarl import URL
 
 HEADERS_MAX = 1000
-"""Header lines of one request or answer; a browser sends about twenty."""
+"""Limit on header lines of one request or answer; a browser sends about twenty."""
 REASON_CHARACTERS_MAX = 300
 WAIT_STEPS = 8
-"""A limit is counted in so many steps; one that ends later by a quarter tells that the event loop was held."""
+"""A timeout is counted in so many steps; a step that ends late by a quarter shows that the event loop was blocked."""
 HALVED_MAX = 4
-"""So often the last step is made shorter."""
+"""Limit on halvings of the last step."""
 HELD_TIMES_MAX = 30
-"""An event loop that is held all the time waits so many times as long."""
+"""Limit for an event loop that is always blocked: so many times the timeout."""
 TRUST_IT = "name the file of its certificate, or of who signed it, in the environment variable SSL_CERT_FILE"
 
 Interim = Callable[[int, str, tuple[tuple[bytes, bytes], ...]], None]
-"""Called with status, reason and raw headers of an answer that comes before the real one (1xx)."""
+"""Called with status, reason and raw headers of an interim answer (1xx)."""
 
 
 class Attempt(msgspec.Struct):
@@ -47,7 +47,7 @@ class Attempt(msgspec.Struct):
     header_bytes_max: int
     on_interim: Interim | None
     wants_new: bool
-    """It takes no connection that was used before."""
+    """Use a new connection only."""
     may_switch: bool
     """It asks for another protocol."""
     is_reused: bool = False
@@ -55,25 +55,25 @@ class Attempt(msgspec.Struct):
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether the upstream had closed the idle connection, so that it cannot have read the request."""
+        """True if the upstream closed the idle connection, so that it cannot have read the request."""
         return self.is_reused and self.received_bytes == 0
 
 
 attempt_of_task: ContextVar[Attempt] = ContextVar("attempt_of_task")
-"""The attempt that this task makes now: aiohttp has no other way to give it to the connection."""
+"""This task's present attempt; aiohttp offers no other way to pass it to the connection."""
 
 
 class UpstreamConnection(ResponseHandler):
     """One connection, used for one request after another."""
 
     on_received: Callable[[], None] | None = None
-    """Called when more of a body came, it ended or broke off."""
+    """Called when more of a body has arrived, or when it ended or broke off."""
     _attempt: Attempt | None = None
     _is_in_head = False
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that came for the present request."""
+        """Bytes received for the present request."""
         return 0 if self._attempt is None else self._attempt.received_bytes
 
     def set_response_params(self, **params: Any) -> None:
@@ -85,7 +85,7 @@ class UpstreamConnection(ResponseHandler):
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; a head ends somewhere, also one of many short lines."""
+        """Parse the bytes; a head is limited in size, even one of many short lines."""
         if self._attempt is not None:
             self._attempt.received_bytes += len(data)
         super().data_received(data)
@@ -98,12 +98,12 @@ class UpstreamConnection(ResponseHandler):
             self._fail(LineTooLong(b"the head", attempt.header_bytes_max))
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Go on where reading was paused: aiohttp calls this for every part of a body, and parses nothing."""
+        """Resume paused reading. aiohttp calls this for every part of a body; if not paused, nothing needs parsing."""
         if self._reading_paused:
             super().resume_reading(resume_parser)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """Take a parsed head: aiohttp drops those before the real one."""
+        """Take a parsed head. Interim ones are reported here, because aiohttp drops them."""
         message = data[0]
         attempt = self._attempt
         if problem := _problem_of(message, may_switch=attempt is not None and attempt.may_switch):
@@ -119,7 +119,7 @@ class UpstreamConnection(ResponseHandler):
         super().feed_data(data, size)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Note the end; one by a reset is no end of a body, which aiohttp takes it for where nothing else tells it."""
+        """Note the end. A reset does not complete a body; aiohttp would assume so if nothing else marks its end."""
         if exc is not None and self._payload is not None and not self._payload.is_eof():
             self._payload.set_exception(aiohttp.ClientPayloadError("the connection broke"))
         super().connection_lost(exc)
@@ -130,13 +130,13 @@ class UpstreamConnection(ResponseHandler):
             self.on_received()
 
     def _fail(self, error: HttpProcessingError) -> None:
-        """Take the answer for unreadable, and read nothing more."""
+        """Mark the answer as unreadable and stop reading."""
         self.set_exception(error)
         if self.transport is not None:
             self.transport.close()
 
     def set_exception(self, exc: BaseException, exc_cause: BaseException | None = None) -> None:
-        """Fail; a body that cannot be parsed any further fails too, where aiohttp would wait for the rest for ever."""
+        """Fail, and with it a body that cannot be parsed further; aiohttp would wait for its rest for ever."""
         payload = self._payload
         super().set_exception(exc, *([] if exc_cause is None else [exc_cause]))
         if payload is not None and isinstance(exc, HttpProcessingError) and not payload.is_eof():
@@ -146,11 +146,11 @@ class UpstreamConnection(ResponseHandler):
 
 @asynccontextmanager
 async def time_of_others(seconds: float) -> AsyncIterator[None]:
-    """Limit how long the block waits for others, as `asyncio.timeout` does, by time in which they could be heard.
+    """Limit the block's wait for others, like `asyncio.timeout`, but count only time in which they could be heard.
 
-    A loop that was held by other work sees that a timer is due before it has taken in what came meanwhile. So each step
-    counts once, however late its end is noticed. If that of the last one is noticed late, there is one more, half as
-    long: a loop that is held again and again is free for less than a step in between.
+    An event loop that was blocked sees a due timer before it reads bytes that arrived meanwhile. So each step counts
+    once, however late its end is noticed. If the last step ends late, another one of half its length follows, because a
+    loop that is blocked again and again is free for less than a step in between.
     """
     loop, step, left = asyncio.get_running_loop(), seconds / WAIT_STEPS, WAIT_STEPS
     late, shortest, end = step / 4, step / 2**HALVED_MAX, loop.time() + seconds * HELD_TIMES_MAX
@@ -176,7 +176,7 @@ async def time_of_others(seconds: float) -> AsyncIterator[None]:
 
 
 CONNECT_SECONDS = 10.0
-"""How long connecting may take; there is no limit on answering."""
+"""Limit on connecting; answering has none."""
 
 
 class UpstreamConnector(aiohttp.TCPConnector):
@@ -187,7 +187,7 @@ class UpstreamConnector(aiohttp.TCPConnector):
         self._factory: Any = functools.partial(UpstreamConnection, loop=self._loop)
 
     async def _wrap_create_connection(self, *args: Any, **options: Any) -> Any:
-        """Connect to one address; the limit is here in the place of aiohttp's `sock_connect`."""
+        """Connect to one address; this limit replaces aiohttp's `sock_connect`."""
         async with time_of_others(CONNECT_SECONDS):
             return await super()._wrap_create_connection(*args, **options)
 
@@ -197,17 +197,17 @@ class UpstreamConnector(aiohttp.TCPConnector):
         while (connection := await super()._get(key, traces)) is not None:
             if connection.protocol is not None and not connection.protocol.should_close:
                 return connection
-            connection.close()  # something came that nobody asked for: it would be taken for the next answer
+            connection.close()  # unexpected bytes arrived, which would be taken for the next answer
         return None
 
 
 def transfer_codings(headers: MultiMapping[str]) -> str:
-    """Return the transfer codings of a message, in lower case; empty: there are none."""
+    """Return the transfer codings of a message, in lower case; empty if there are none."""
     return ", ".join(headers.getall("Transfer-Encoding", [])).strip().lower()
 
 
 def _problem_of(message: RawResponseMessage, *, may_switch: bool) -> str:
-    """Return why a head cannot be passed on, though aiohttp could read it; empty if it can."""
+    """Return why a head cannot be passed on although aiohttp could read it; empty if it can."""
     if message.code < 100:
         return f"its status is {message.code}"
     if message.code == 101 and not may_switch:
@@ -220,21 +220,20 @@ def _problem_of(message: RawResponseMessage, *, may_switch: bool) -> str:
 
 
 KEEPALIVE_SECONDS = 3.0
-"""Idle connections are dropped after this; llama-server closes its own after 5 s."""
+"""Idle connections are closed after this; llama-server closes its own after 5 s."""
 
 
 WRITTEN_AT_ONCE_BYTES = 2 << 20
-"""A request's body that is written in one piece: 2 ms."""
+"""Bodies up to this size are written in one piece, which takes 2 ms."""
 
 
 class UpstreamSession:
-    """Requests to one server: nothing in them is added or changed, and their answers may have headers as large."""
+    """Requests to one server, sent without additions or changes; its answers may have headers of the same size."""
 
     def __init__(
         self, base: str, authorization: str | None, header_bytes_max: int, on_lost: Callable[[], None]
     ) -> None:
-        """`authorization`: shown with each request that has none of its own. `on_lost`: called when a connection is
-        lost."""
+        """`authorization`: sent with each request that has none. `on_lost`: called when a connection is lost."""
         self._base = urlsplit(base)
         self.authorization = authorization
         self._header_bytes_max = header_bytes_max
@@ -258,7 +257,7 @@ class UpstreamSession:
         await self._session.close()
 
     def received_bytes(self) -> int:
-        """The bytes that came on the connections in use; another number than before means that something came."""
+        """Return the bytes received on connections in use; if the number changed, something arrived."""
         return sum(one.received_bytes for one in self._connector._acquired if isinstance(one, UpstreamConnection))
 
     async def send(
@@ -272,10 +271,10 @@ class UpstreamSession:
         """Send one request. The caller reads the answer's body and closes it. Raises aiohttp.ClientError, TimeoutError:
         no answer came.
 
-        The other side may have closed a pooled connection in the meantime. So a request whose connection was used
-        before and breaks before any byte of an answer is sent once more, on a new one, if its body can be sent again.
+        The server may have closed a pooled connection meanwhile. So a request on a reused connection that breaks before
+        any byte of an answer is sent once more, on a new one, if its body can be sent again.
         """
-        # The target as it is: all of it counts as path, or an empty query would be lost.
+        # The target unchanged: all of it counts as path, because an empty query would be lost.
         base, wants_new, large = self._base, False, b""
         if self.authorization is not None and "Authorization" not in headers:
             headers = CIMultiDict(headers, Authorization=self.authorization)
@@ -296,14 +295,14 @@ class UpstreamSession:
                 wants_new = True
 
     def reason_of(self, error: BaseException) -> str:
-        """Why there is no answer, in words for people, on one line; the upstream's own bytes in it are escaped."""
+        """Return why there is no answer, in words for people, on one line; the upstream's own bytes are escaped."""
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             refused = error.certificate_error
             problem = getattr(refused, "verify_message", "") or refused
             reason = f"its certificate is not trusted ({problem}); {_trust_it()}"
         elif isinstance(error, aiohttp.ClientConnectorError):
             number = error.os_error.errno or 0
-            is_system_s = number > 0 and not isinstance(error.os_error, ssl.SSLError)  # OpenSSL has numbers of its own
+            is_system_s = number > 0 and not isinstance(error.os_error, ssl.SSLError)  # OpenSSL has its own numbers
             reason = os.strerror(number) if is_system_s else str(error.os_error.strerror or error.os_error)
         elif isinstance(error, aiohttp.ClientResponseError):
             reason = f"its answer is no HTTP that could be read: {error.message}"
@@ -321,17 +320,17 @@ class UpstreamSession:
 
 
 async def _pieces_of(body: bytes) -> AsyncIterator[bytes]:
-    """A large body bit by bit: aiohttp would copy it behind the head at once, and nobody be heard meanwhile."""
+    """Yield a large body in pieces. aiohttp would copy it behind the head at once and block the event loop."""
     for start in range(0, len(body), WRITTEN_AT_ONCE_BYTES):
         yield body[start : start + WRITTEN_AT_ONCE_BYTES]
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """Whether an answer came, but none that is HTTP or within its bounds."""
+    """Return whether an answer came that is not HTTP or exceeds its bounds."""
     return isinstance(error, aiohttp.ClientResponseError)
 
 
 def _trust_it() -> str:
-    """The remedy; OpenSSL says nothing about a file that is not there."""
+    """Return the remedy; OpenSSL itself does not report a missing file."""
     named = os.environ.get("SSL_CERT_FILE")
     return f"{TRUST_IT}: {named} is not there" if named and not Path(named).exists() else TRUST_IT

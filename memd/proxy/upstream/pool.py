@@ -1,17 +1,17 @@
-"""The model servers behind memd: which of them a request goes to, and where it goes if that one does not answer.
+"""The model servers behind memd: the choice of a server for each request, and of another one if it does not answer.
 
-Rule: a conversation stays with the server that has its prompt in its cache, until that one is away; then it stays with
-the next. What has reached the client is never repeated, and what a server may have read is sent to another one only
-where it merely computes, and once: it may be what killed the first. With one server nothing of this is done.
+Rule: a conversation stays with the server that has its prompt in the cache. If that server fails, it moves to the next
+and stays there. Nothing is repeated once part of it has reached the client. A request that a server may have read goes
+to another one only if it merely computes, and only once: it may have killed the first. One server needs none of this.
 
-A conversation is known by its messages as its client sends them, so that it needs no name, is the same conversation
-with and without memory, and its branches are found where their common beginning was read. What is forgotten (a restart,
-or more conversations than `KNOWN_MAX`) is computed from its beginning, the same each time: the server is then the right
-one unless the conversation was begun, or moved, while that one had more to do or was away.
+A conversation is recognized by its messages as the client sends them. So it needs no name, is the same with and without
+memory, and a branch goes where the common beginning was read. For forgotten conversations (a restart, or more than
+`KNOWN_MAX`) the server is computed from their beginning, always with the same result. That is the right one unless the
+conversation began or moved while that server was busier or away.
 
-How others fail here (their trackers): conversations are dealt out in turns and no cache is ever used again; clients'
-mistakes (400) are counted against a server until none is left (SGLang's router, 25811); a host that refuses connections
-is asked again and again (LiteLLM, 27362); with all left out, requests fail though one is back (LiteLLM, 3646).
+Failures of others (their trackers): round-robin that never reuses a cache; clients' mistakes (400) counted against
+servers until none is left (SGLang's router, 25811); a host that refuses connections asked again and again (LiteLLM,
+27362); requests failing because all servers are left out, though one is back (LiteLLM, 3646).
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from memd.wire.api import ModelRequest
 log = logging.getLogger("memd")
 
 KNOWN_MAX = 20_000
-"""Keys whose server is remembered: about 3 MB."""
+"""Limit on keys with a known server, about 3 MB."""
 
 
 class Trail(msgspec.Struct, frozen=True):
-    """The ways in which a conversation can be recognised."""
+    """Keys by which a conversation can be recognized."""
 
     names: Sequence[bytes]
-    """Of the conversation, the best first; none where nobody has given it one."""
+    """Names of the conversation, best first; may be empty."""
     digests: Sequence[bytes]
-    """Of its messages, each chained to those before it; in order."""
+    """Digests of its messages in order, each chained to those before it."""
     opening: bytes
-    """Its beginning up to the first answer, which stays as it goes on."""
+    """Digest of its beginning up to the first answer, which never changes later."""
     goes_on: bool
     """The model has answered in it before."""
 
@@ -62,7 +62,7 @@ class Trail(msgspec.Struct, frozen=True):
 def trail_of(
     request: ModelRequest, names: Sequence[str] = (), digests: Sequence[bytes] | None = None, *, goes_on: bool = False
 ) -> Trail:
-    """Return the trail of a request, see `Trail`: `goes_on` if it does though the client sends only what is new."""
+    """Return a request's trail. `goes_on`: the model has answered before, though the client sends only new messages."""
     lead = leading_count(request.messages)
     if digests is None:
         digests = chain_all(request.digests[lead:])
@@ -79,7 +79,7 @@ def _key(name: str) -> bytes:
 
 
 class Affinity:
-    """The servers, by their addresses, that have answered conversations last."""
+    """Which server, by its address, answered each conversation last."""
 
     def __init__(self) -> None:
         self._known: Latest[bytes, str] = Latest(KNOWN_MAX)
@@ -88,15 +88,15 @@ class Affinity:
         return len(self._known)
 
     def home(self, trail: Trail) -> str | None:
-        """The server that answered last in the conversation; None if it is not known. What was asked before the first
-        answer binds nobody: many conversations may begin alike."""
+        """Return the server that answered the conversation last, or None. Before the first answer there is none,
+        because many conversations may begin alike."""
         if not trail.goes_on:
             return None
         keys = chain(trail.names, reversed(trail.digests))
         return next((self._known[key] for key in keys if key in self._known), None)
 
     def answered(self, trail: Trail, url: str) -> bool:
-        """A server answered a request of the conversation; whether that is another one than before."""
+        """Note that a server answered a request of the conversation; returns whether it is another one than before."""
         has_moved = self.home(trail) not in (None, url)
         for key in (*trail.names[:1], *trail.digests[-1:]):
             self._known[key] = url
@@ -104,17 +104,17 @@ class Affinity:
 
 
 def rank(opening: bytes, url: str) -> bytes:
-    """The rank of a server for a conversation that begins so: the highest of all is its own (rendezvous hashing)."""
+    """Return a server's rank for conversations with this beginning; the highest wins (rendezvous hashing)."""
     return hashlib.blake2b(url.encode(), key=opening, digest_size=8).digest()
 
 
 MODEL_LIST_PATHS = frozenset({"/v1/models", "/models", "/api/v0/models", "/api/tags", "/api/ps"})
-"""Where servers list their models: OpenAI's API, llama-server's short form of it, LM Studio's, Ollama's two."""
+"""Paths at which servers list their models: OpenAI's API, llama-server's short form, LM Studio's, Ollama's two."""
 _LIST_FIELDS = ("data", "models")
 
 
 def merged_lists(answers: Iterable[Any]) -> dict[str, Any] | None:
-    """Put the answers of the servers together, in order; None if none is a list."""
+    """Merge the servers' lists in order; None if no answer is a list."""
     whole: dict[str, Any] | None = None
     for answer in answers:
         if not isinstance(answer, dict) or not any(isinstance(answer.get(field), list) for field in _LIST_FIELDS):
@@ -132,29 +132,29 @@ def merged_lists(answers: Iterable[Any]) -> dict[str, Any] | None:
 
 NO_ANSWER = (aiohttp.ClientError, TimeoutError)
 ELSEWHERE = frozenset({401, 403, 404, 429, LOADING})
-"""Statuses of a request that was not worked on, and that another server may take: it wants another key, does not have
-the model, has too much to do or loads its model."""
+"""Statuses of a request that was not worked on and that another server may accept: wrong key, unknown model, overload,
+or model loading."""
 ERROR = 500
 STALL_SECONDS = 10.0
-"""A request waits so long for the head of its answer before its server is asked whether it is there."""
+"""Wait for the head of an answer before memd checks whether the server is alive."""
 SILENT_SECONDS = 20.0
-"""It is not, if it says nothing so long, on any connection: a prompt may take minutes, `/health` does not."""
+"""A server counts as dead if no connection gets bytes for so long: a prompt may take minutes, `/health` does not."""
 HEALTH_SECONDS = 5.0
-"""A server that was left out has so long for an answer."""
+"""Time limit for the health check of a server that is left out."""
 PLACED_DECAY, PLACED_MORE = 0.95, 1.0
-"""New conversations count less with each that follows; a server may have so many more than the one with the fewest."""
+"""Factor on earlier new conversations at each further one, and the allowed lead over the least used server."""
 
 
 class Hints(msgspec.Struct, frozen=True, kw_only=True):
-    """The signs of a request by which its server is chosen."""
+    """Properties of a request by which its server is chosen."""
 
     model: str = ""
     trail: Trail | None = None
-    """None: it belongs to no conversation."""
+    """None if it belongs to no conversation."""
     only_computes: bool = False
-    """A server that has read it is in the same state as before, but for its cache."""
+    """It changes nothing in a server but its cache."""
     is_spread: bool = True
-    """Any server will do; else the first that is there, so that who asks twice asks the same one."""
+    """Any server may take it; otherwise the first available one, so that repeated questions reach the same server."""
 
 
 class Unanswered(aiohttp.ClientError):
@@ -162,14 +162,14 @@ class Unanswered(aiohttp.ClientError):
 
 
 class Silent(aiohttp.ClientError):
-    """A server that had taken a request says nothing any more, on any connection."""
+    """A server accepted a request and then sent nothing on any connection."""
 
 
 class Assignment(AbstractContextManager["Assignment"]):
-    """The server that one request goes to, and those that are left if it does not answer."""
+    """The server assigned to one request, and the remaining ones if it does not answer."""
 
     def __init__(self, pool: UpstreamPool, hints: Hints, servers: Sequence[Upstream]) -> None:
-        """`servers`: the best first, at least one; the others do not have the model."""
+        """`servers`: best first, at least one; others do not have the model."""
         self._pool = pool
         self._hints = hints
         self._servers = servers
@@ -185,19 +185,19 @@ class Assignment(AbstractContextManager["Assignment"]):
         self.release()
 
     def release(self) -> None:
-        """The request has ended; may be called again."""
+        """Note that the request has ended; may be called again."""
         if self._is_held:
             self._is_held = False
             self.server.in_flight -= 1
 
     @property
     def shown(self) -> str:
-        """The address of the present server, where there are others."""
+        """The address of the present server; empty if there is only one."""
         return self.server.url if self._pool.has_several else ""
 
     @property
     def is_last(self) -> bool:
-        """Whether there is no other server to go to."""
+        """True if no server is left to move to."""
         return self._number == len(self._servers) - 1
 
     async def ask(
@@ -220,7 +220,7 @@ class Assignment(AbstractContextManager["Assignment"]):
         except NO_ANSWER as error:
             seconds = STALL_SECONDS + SILENT_SECONDS
             silent = Silent(f"it took the request and has said nothing for {seconds:g} s")
-            # A connection that was used before may have been closed by what was sent over it.
+            # A reused connection may have been closed because of the bytes sent over it.
             never_connected = isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError))
             self._was_read = not never_connected or attempt_of_task.get().wants_new
             self.failed(told := silent if patience.expired() else error)
@@ -230,13 +230,13 @@ class Assignment(AbstractContextManager["Assignment"]):
         return answer
 
     def failed(self, error: BaseException) -> None:
-        """The present server did not answer, or broke off."""
+        """Note that the present server did not answer, or broke off."""
         self._pool.metrics.upstream_failures.add(self.server.url)
         self._tried.append(f"{self.server.url} ({self.server.reason_of(error)})")
         self._pool.leave_out(self.server, self.server.reason_of(error))
 
     def _moves_on(self) -> bool:
-        """Go to the next server after this one did not answer; False if that must not be, or there is none."""
+        """Move to the next server after this one did not answer; False if that is not allowed or none is left."""
         if self._was_read:
             if self._was_risked or not self._hints.only_computes:
                 return False
@@ -244,7 +244,7 @@ class Assignment(AbstractContextManager["Assignment"]):
         return self._moves()
 
     def _moves_from(self, status: int) -> bool:
-        """Go to the next server after this one answered so; False if that is an answer for the client."""
+        """Move to the next server after this status; False if the client should get this answer, or none is left."""
         is_elsewhere = status in ELSEWHERE or (status in GATEWAYS and self._hints.only_computes)
         self._tried += [f"{self.server.url} (it answered {status})"] if is_elsewhere else []
         return is_elsewhere and self._moves()
@@ -259,7 +259,7 @@ class Assignment(AbstractContextManager["Assignment"]):
         return True
 
     def _unanswered(self, error: BaseException) -> BaseException:
-        """The error for the client: of several servers it names each."""
+        """Return the error for the client; with several servers it names each."""
         if not self._pool.has_several:
             return error
         others = (server.url for server in self._pool.servers if server not in self._servers)
@@ -274,7 +274,7 @@ class Assignment(AbstractContextManager["Assignment"]):
         body: bytes | AsyncIterable[bytes] | None,
         on_interim: Interim | None = None,
     ) -> aiohttp.ClientResponse:
-        """Send the request to one server after another, see `taken`."""
+        """Send the request to one server after another; see `taken`."""
         asking = partial(self.ask, method, target, headers, body, on_interim)
         return await self.taken(asking, may_repeat=not isinstance(body, AsyncIterable))
 
@@ -285,9 +285,8 @@ class Assignment(AbstractContextManager["Assignment"]):
         *,
         may_repeat: bool = True,
     ) -> aiohttp.ClientResponse:
-        """Offer a request to one server after another until one takes it; if none does, the first answer counts.
-        `on_moved` is awaited before it is offered to another one. Raises aiohttp.ClientError, TimeoutError: no answer
-        came."""
+        """Offer a request to one server after another until one accepts it; if none does, the first answer counts.
+        `on_moved` is awaited before each further offer. Raises aiohttp.ClientError, TimeoutError: no answer came."""
         first: aiohttp.ClientResponse | None = None
         try:
             while True:
@@ -339,26 +338,26 @@ class UpstreamPool:
 
     @property
     def first(self) -> Upstream:
-        """The first server that is there; the first of all if none is."""
+        """The first available server; the first of all if none is."""
         here = (server for server in self.servers if server.is_up)
         return next(here, self.servers[0])
 
     @property
     def facts(self) -> UpstreamFacts:
-        """The facts of the first server that is there."""
+        """The facts of the first available server."""
         return self.first.facts
 
     def shows_credentials(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request with these headers is sent with the user and password of a server's address."""
+        """Return whether a request with these headers gets the user and password from a server's address."""
         return self._have_credentials and "Authorization" not in headers
 
     async def refresh(self, *, wait: bool) -> UpstreamFacts:
-        """Ask all servers what they have to tell, see `Upstream.refresh`."""
+        """Probe all servers; see `Upstream.refresh`."""
         await asyncio.gather(*(server.refresh(wait=wait) for server in self.servers))
         return self.facts
 
     def assign(self, hints: Callable[[], Hints]) -> Assignment:
-        """Choose a server for a request; `hints` is not asked where there is one. Release it in the end."""
+        """Choose a server for a request; it must be released. `hints` is called only if there are several servers."""
         if not self.has_several:
             return Assignment(self, _NO_HINTS, self.servers)
         for server in self.servers:
@@ -366,14 +365,14 @@ class UpstreamPool:
         return Assignment(self, told := hints(), self._ordered(told))
 
     async def listed_models(self, target: str, headers: CIMultiDict[str]) -> dict[str, Any] | None:
-        """The models that the servers which are there list, as one list (`merged_lists`); None if none of them does."""
+        """Return the models of all available servers as one list (`merged_lists`), or None if there is none."""
         here = [server for server in self.servers if not server.health.is_out]
         return merged_lists(
             told.json for told in await asyncio.gather(*(server.ask("GET", target, None, headers) for server in here))
         )
 
     def answered(self, server: Upstream, status: int, hints: Hints) -> None:
-        """A server answered a request. What it tells about itself is no sign that it does its work."""
+        """Note a server's answer. Answers about the server itself do not prove that it works."""
         if status in GATEWAYS or status == LOADING:
             self.metrics.upstream_failures.add(server.url)
             self.leave_out(server, f"it answered {status}")
@@ -390,7 +389,7 @@ class UpstreamPool:
                 self.metrics.upstream_moves.add()
 
     def leave_out(self, server: Upstream, reason: str) -> None:
-        """Send requests elsewhere until the server answers a question again."""
+        """Send requests elsewhere until a health check of the server succeeds."""
         if self.has_several and not server.health.is_out:
             server.health.failed(time.monotonic(), reason)
             self._note_left_out(server)
@@ -398,7 +397,7 @@ class UpstreamPool:
     # -- private ------------------------------------------------------------------------------------------------
 
     def _ordered(self, hints: Hints) -> list[Upstream]:
-        """The servers that a request may go to, the best first."""
+        """Return the servers that a request may go to, best first."""
         servers = list(self.servers)
         unknown: list[Upstream] = []
         if hints.model and any(hints.model in server.models for server in servers):
@@ -423,7 +422,7 @@ class UpstreamPool:
 
     @contextmanager
     def watched(self, server: Upstream, patience: asyncio.Timeout, *, can_move: bool) -> Iterator[None]:
-        """End `patience` if the server falls silent while the block waits for it, and there is another one."""
+        """Let `patience` expire if the server falls silent during the block and another server is left."""
         if not can_move:
             yield
             return
@@ -439,7 +438,7 @@ class UpstreamPool:
         self._tend(self._watch, server, "watch a model server")
 
     async def _watch(self, server: Upstream) -> None:
-        """See whether a server is there that lets requests wait."""
+        """Check a server while requests wait for it unusually long."""
         while server.waiting:
             heard = server.received_bytes()
             told = await server.ask("GET", "/health", None, server.with_key(None), SILENT_SECONDS)
@@ -457,7 +456,7 @@ class UpstreamPool:
         self._tend(self._bring_back, server, "bring a model server back")
 
     async def _bring_back(self, server: Upstream) -> None:
-        """Ask a server that was left out, ever more rarely, until it answers; requests may have brought it back too."""
+        """Check a server that is left out, with growing pauses, until it answers; a request may also bring it back."""
         while server.health.is_out:
             await asyncio.sleep(max(0.0, server.health.retry_at - time.monotonic()))
             told = await server.ask("GET", "/health", None, server.with_key(None), HEALTH_SECONDS)
@@ -469,14 +468,14 @@ class UpstreamPool:
                 server.health.failed(time.monotonic(), told.problem or f"it answers {told.status}")
 
     def _tend(self, work: Callable[[Upstream], Coroutine[Any, Any, None]], server: Upstream, name: str) -> None:
-        """Do this for a server in the background, unless it is being done."""
+        """Run this for a server in the background, unless it is running already."""
         key = f"{name}: {server.url}"
         if not self._is_stopped and key not in self._tending:
             task = self._tending[key] = self._tasks.spawn(work(server), name)
             task.add_done_callback(lambda _: self._tending.pop(key))
 
     def stop(self) -> None:
-        """Ask no server any more that was left out."""
+        """Stop all health checks."""
         self._is_stopped = True
         for task in self._tending.values():
             task.cancel()

@@ -1,17 +1,15 @@
-"""The windows of the upstream's models: asked of the server, in the shapes in which model servers tell them, learned
-from what it refuses, and kept.
+"""Windows of the upstream's models: read from model servers' various answers, learned from refusals, and remembered.
 
-Rule: what was told or refused stays known until something newer is; asking never loads a model and changes nothing. A
-refusal may be about something else, or repeat what the client said, so it is believed only where the prompt bears it
-out; a window that is too small costs every later request its history.
+Rule: a value stays until a newer one arrives. Asking never loads a model and changes nothing. A refusal may have
+another cause, or repeat the client's words, so it counts only if it fits the prompt; a window that is too small costs
+every later request its history.
 
-An answer of another shape tells nothing. Only the window that a server runs a model with counts: the maximum that a
-model was trained for (llama.cpp's `n_ctx_train` and its router's `context_length`, LM Studio's `max_context_length`,
-Ollama's `model_info`) says nothing of a server that gives it less.
+Answers of another shape are ignored. Only the window with which a server runs a model counts. The maximum it was
+trained for (llama.cpp's `n_ctx_train` and its router's `context_length`, LM Studio's `max_context_length`, Ollama's
+`model_info`) says nothing about a server that allows less.
 
-A refusal is recognised by the words of the servers that are listed here, and a number is taken only from where one of
-them is known to name its window, never from what an error repeats of the request; anything else is the upstream's own
-affair.
+A refusal is recognized by the wording of the servers listed here. A number counts only in a phrase in which one of them
+names its window, never in text that an error quotes from the request. All other errors are passed on unread.
 """
 
 from __future__ import annotations
@@ -32,38 +30,38 @@ _NUM_CTX = re.compile(r"^num_ctx\s+(\d+)\s*$", re.MULTILINE)
 
 
 class ModelWindow(msgspec.Struct, frozen=True):
-    """One model's window as far as it is known."""
+    """A model's window, as far as it is known."""
 
     tokens: int | None = None
-    """None: not known."""
+    """None if unknown."""
     counts_reply: bool = False
-    """Prompt and `max_tokens` together have to fit it, or the server refuses the request. vLLM, SGLang and the hosted
-    APIs do that; llama.cpp, LM Studio and Ollama take any `max_tokens` and end the reply where the window ends."""
+    """The server refuses a request unless prompt and `max_tokens` together fit. vLLM, SGLang and the hosted APIs do
+    that; llama.cpp, LM Studio and Ollama accept any `max_tokens` and end the reply at the window's end."""
     source: str = ""
-    """Where it comes from, for people: an address, a setting, a refusal."""
+    """Its origin for people: an address, a setting, a refusal."""
 
 
 Windows = Mapping[str, ModelWindow]
-"""By the model's name; the empty one stands for every model that has no entry of its own."""
+"""By model name; the empty name holds for every model without an entry."""
 
 
 def is_router(props: Mapping[str, Any]) -> bool:
-    """Whether `/props` is that of a llama-server that serves several models (tools/server/server-models.cpp)."""
+    """Return whether `/props` is from a llama-server that serves several models (tools/server/server-models.cpp)."""
     return props.get("role") == "router"
 
 
 def of_props(props: Mapping[str, Any]) -> int | None:
-    """The tokens of a slot from llama-server's `/props`; the router's own answer has 0 there."""
+    """Return the tokens of a slot from llama-server's `/props`; the router's own answer has 0 there."""
     settings = props.get("default_generation_settings")
     return _positive(settings.get("n_ctx")) if isinstance(settings, dict) else None
 
 
 def of_list(path: str, answer: Any) -> dict[str, ModelWindow]:
-    """Windows from a server's list of models: `/v1/models`, LM Studio's `/api/v0/models` or Ollama's `/api/ps`, which
-    has those that are loaded (api/types.go, `ProcessModelResponse`).
+    """Return windows from a server's list of models: `/v1/models`, LM Studio's `/api/v0/models`, or Ollama's `/api/ps`,
+    which has the loaded ones (api/types.go, `ProcessModelResponse`).
 
-    `max_model_len` is vLLM's and SGLang's, `context_length` OpenRouter's (its `top_provider` may have less) and
-    Ollama's, `context_window` Groq's, `loaded_context_length` LM Studio's; llama-server has `meta.n_ctx`
+    Fields: `max_model_len` in vLLM and SGLang, `context_length` in Ollama and OpenRouter (whose `top_provider` may have
+    less), `context_window` in Groq, `loaded_context_length` in LM Studio, `meta.n_ctx` in llama-server
     (server-context.cpp).
     """
     listed = _dicts(answer, "models" if path == "/api/ps" else "data")
@@ -71,7 +69,7 @@ def of_list(path: str, answer: Any) -> dict[str, ModelWindow]:
     for card in listed:
         window = _of_card(card, path)
         if window is None and isinstance(card.get("parent"), str):
-            window = windows.get(card["parent"])  # an adapter of vLLM has the window of the model below it
+            window = windows.get(card["parent"])  # a vLLM adapter has the window of its base model
         if window is not None:
             windows |= dict.fromkeys(_names(card), window)
     if len(listed) == 1 and windows and path == "/v1/models":
@@ -80,13 +78,13 @@ def of_list(path: str, answer: Any) -> dict[str, ModelWindow]:
 
 
 def models_of(answer: Any) -> frozenset[str]:
-    """The names under which clients ask for the models of `/v1/models`."""
+    """Return the names by which clients request the models in `/v1/models`."""
     return frozenset(name for card in _dicts(answer, "data") for name in _names(card))
 
 
 def of_ollama_model(answer: Any) -> ModelWindow | None:
-    """The window of one model from Ollama's `/api/show`: its Modelfile's `num_ctx`, with which it is loaded. Where
-    there is none, the server's own default counts, and that is told only once the model is loaded."""
+    """Return one model's window from Ollama's `/api/show`: the `num_ctx` of its Modelfile. Without that the server's
+    default applies, which is reported only once the model is loaded."""
     parameters = answer.get("parameters") if isinstance(answer, dict) else None
     found = _NUM_CTX.search(parameters) if isinstance(parameters, str) else None
     return ModelWindow(int(found[1]), source="/api/show") if found and int(found[1]) > 0 else None
@@ -106,13 +104,13 @@ def _of_card(card: Mapping[str, Any], path: str) -> ModelWindow | None:
 
 
 def model_name(card: Any) -> str | None:
-    """The name of a listed model, if it has one: in OpenAI's lists, or in one of Ollama's two."""
+    """Return the name of a listed model, or None, from OpenAI's lists or one of Ollama's two."""
     named = (card.get(field) for field in ("id", "model", "name")) if isinstance(card, dict) else ()
     return next((name for name in named if isinstance(name, str) and name), None)
 
 
 def _names(card: Mapping[str, Any]) -> Iterator[str]:
-    """The names of a model; Ollama takes one without its `:latest` too."""
+    """Yield the names of a model; Ollama also accepts one without its `:latest`."""
     aliases = card.get("aliases")
     for name in (model_name(card), *(aliases if isinstance(aliases, list) else ())):
         if isinstance(name, str) and name:
@@ -125,23 +123,23 @@ def _dicts(answer: Any, field: str) -> list[dict[str, Any]]:
 
 
 def _positive(value: object) -> int | None:
-    """Return a count of tokens of a plausible size as it is; anything else, a number in a text too, says nothing."""
+    """Return a token count of plausible size; None for anything else, also for numbers in strings."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 40 else None
 
 
 BODY_BYTES_MAX = 64 * 1024
-"""An error is a sentence; a larger body echoes the request (vLLM repeats it for each fault that it found)."""
+"""Limit on errors read: an error is a sentence; a larger body echoes the request (vLLM once per fault)."""
 TEXT_CHARACTERS_MAX = 2_000
-"""Of each text: what servers say comes first, before what they quote. Gateways put some hundred characters in front."""
+"""Limit on each text read: servers' own words come before quotations. Gateways prepend a few hundred characters."""
 DEPTH_MAX = 8
 _TELLING = ("error", "message", "detail", "msg", "type", "code", "errors", "response", "metadata", "raw")
-"""The members in which a server speaks; all others (`input`, `body`, `ctx`, …) may repeat what the client said. FastAPI
-has `detail[].msg`, a failed response `response.error`, OpenRouter the provider's own error as text in
+"""Fields with the server's own words; all others (`input`, `body`, `ctx`, …) may repeat the client's. FastAPI has
+`detail[].msg`, a failed response `response.error`, OpenRouter the provider's own error as text in
 `error.metadata.raw`."""
 _QUOTATION = late_pattern(
     r"""['"\\](?:input|messages)\\*['"]\s*:|\binput_value=|\bFailed to parse |\blast read: |\bmessages = """
 )
-"""Where a message goes on with the request: the errors of pydantic (vLLM, SGLang), llama.cpp's parser."""
+"""Matches where a message begins to quote the request: errors of pydantic (vLLM, SGLang), llama.cpp's parser."""
 
 _N = r"([\d,]+)"
 _ANY = r"[\d,.]+"
@@ -186,19 +184,19 @@ _LENGTH = late_pattern(
     re.IGNORECASE,
 )
 _COUNTS_REPLY = late_pattern(
-    # The first are the words of OpenAI and of all that speak like it, and those count, also where they do not say so.
+    # The first is used by OpenAI and compatible servers, which count the reply even where they do not mention it.
     r"maximum context length (?:is|of)"
     r"|max_(?:new_|completion_)?tokens|in the (?:completion|output)|output tokens|tokens for the completion",
     re.IGNORECASE,
 )
 _FOR_MEMORY = late_pattern(
     r"templat|jinja"  # llama.cpp, Ollama, vLLM, transformers
-    r"|\broles?\b|alternat|system message"  # what templates and APIs say themselves: Gemma, Mistral, Anthropic, OpenAI
-    r"|content[_ ](?:filter|management policy)|moderation",  # Azure and gateways: the words of an old chunk
+    r"|\broles?\b|alternat|system message"  # words of templates and APIs: Gemma, Mistral, Anthropic, OpenAI
+    r"|content[_ ](?:filter|management policy)|moderation",  # Azure and gateways, about the words of an old chunk
     re.IGNORECASE,
 )
 _PROMPT = late_pattern(
-    # Not "at least N input tokens" and "You passed N": vLLM stops to count where its window ends.
+    # Not "at least N input tokens" and "You passed N": vLLM stops counting at the end of its window.
     rf"(?:request|input|input length) \({_N}(?: tokens)?\)|(?:has|contains) {_N} input tokens|resulted in {_N} tokens"
     rf"|\({_N} in the messages|too long: {_N} tokens|{_N} tokens from the input messages"
     rf"|prompt \((?:total )?length {_N}\)|The input has {_N} tokens|input token count \({_N}\)"
@@ -215,17 +213,17 @@ class LengthRefusal(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     """The server's own count."""
     counts_reply: bool = False
-    """Prompt and `max_tokens` together have to fit: it says so, or comes from a server that is known for it."""
+    """Prompt and `max_tokens` together must fit, by the refusal's words or because the server is known for it."""
     is_exact: bool = False
-    """It names its window in a field (llama.cpp's `n_ctx`), not in words."""
+    """The window is in a field (llama.cpp's `n_ctx`), not in a sentence."""
 
 
 def refusal_for_length(body: bytes) -> LengthRefusal | None:
     """Read an error; None if it is not about the prompt's length.
 
-    A JSON body is searched only where servers speak (`_TELLING`): OpenAI and llama.cpp have `error.message`, Ollama and
-    LM Studio a text as `error`, older vLLM `message`, and gateways wrap one error into the text of another. What a
-    server repeats of the request says nothing of its window.
+    A JSON body is searched only in the fields with the server's own words (`_TELLING`): OpenAI and llama.cpp have
+    `error.message`, Ollama and LM Studio a text as `error`, older vLLM `message`, and gateways wrap one error into the
+    text of another. Quotations from the request say nothing about the window.
     """
     answer = _decoded(body)
     text = "\n".join(_told(answer, DEPTH_MAX))
@@ -241,13 +239,13 @@ def refusal_for_length(body: bytes) -> LengthRefusal | None:
 
 
 def may_be_for_memory(body: bytes) -> bool:
-    """Whether an error may be about the memory in the prompt: its template has no place for it, or a filter."""
+    """Return whether an error may be about the memory in the prompt: a template without a place for it, or a filter."""
     is_about_it = any(_FOR_MEMORY.search(text) for text in _told(_decoded(body), DEPTH_MAX))
     return is_about_it and refusal_for_length(body) is None
 
 
 def _decoded(body: bytes) -> Any:
-    """The JSON value, or the text of another body; None where what it says cannot be told from what it repeats."""
+    """Return the JSON value, or the text of another body; None if own words and quotations cannot be distinguished."""
     if len(body) > BODY_BYTES_MAX:
         return None
     try:
@@ -258,7 +256,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def _told(value: Any, depth: int) -> Iterator[str]:
-    """The texts of an error in which the server itself speaks, without what it quotes."""
+    """Yield the server's own words in an error, without quotations."""
     if isinstance(value, str):
         nested = _nested(value) if depth else None
         if nested is not None:
@@ -274,7 +272,7 @@ def _told(value: Any, depth: int) -> Iterator[str]:
 
 
 def _nested(text: str) -> dict[str, Any] | None:
-    """The error that is the whole of a text, as gateways pass it on."""
+    """Return the error that makes up a whole text, as gateways forward it, or None."""
     if text[:1] != "{":
         return None
     try:
@@ -284,7 +282,7 @@ def _nested(text: str) -> dict[str, Any] | None:
 
 
 def _first(found: re.Match[str] | None) -> int | None:
-    """The number of the alternative that matched."""
+    """Return the number from the alternative that matched."""
     if found is None:
         return None
     return _positive(int(next(group for group in found.groups() if group).replace(",", "") or 0))
@@ -294,14 +292,14 @@ Ask = Callable[[str, str, bytes | None], Awaitable[Any]]
 """Sends (method, path, JSON body) and returns the decoded JSON of an answer with status 200, else None."""
 
 MODELS_MAX = 256
-"""Model names of which something is remembered: clients choose them freely."""
+"""Limit on remembered model names, which clients choose freely."""
 SENT_SHARE = 0.9
-"""A refusal that names no number: the window is taken to be this share of what was sent. A compaction halves the
-conversation, so a window that is much smaller is reached in a few requests."""
+"""If a refusal has no number, the window is assumed to be this share of the prompt. Each compaction halves the
+conversation, so a much smaller window is reached within a few requests."""
 WINDOW_MIN = 256
-"""No chat model has less: a smaller number is no window."""
+"""No chat model has less, so a smaller number is not a window."""
 AGREEMENT = 2
-"""A refusal's own count of the prompt is about this prompt if it and ours differ by no more than this factor."""
+"""A refusal's count refers to this prompt if it differs from our estimate by at most this factor."""
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -311,27 +309,27 @@ class Sent(msgspec.Struct, frozen=True):
     reply_tokens: int = 0
     """Its `max_tokens`."""
     doubt: float = 1.0
-    """The prompt may take so many times as much; infinite where it has images."""
+    """The prompt may take so many times the estimate; infinite with images."""
 
     def agrees_with(self, count: int | None) -> bool:
-        """Whether a server's count can be that of this prompt."""
+        """Return whether a server's count can be that of this prompt."""
         if count is None or math.isinf(self.doubt):
             return False
         return self.tokens <= count * AGREEMENT and count <= self.tokens * AGREEMENT
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """The window of a model, as prompts to it have shown it."""
+    """A model's window according to the prompts sent to it."""
 
     refused: ModelWindow | None = None
     accepted: int = 0
-    """The longest prompt that it took, in its tokens."""
+    """Tokens of the longest prompt it accepted, by its own count."""
     is_doubted: bool = False
-    """Its last refusal was not believed."""
+    """Its last refusal was not credible."""
 
 
 class KnownWindows:
-    """All that is known of windows; `of` puts it together."""
+    """All known windows; `of` combines the sources."""
 
     def __init__(self, configured: str | int | Mapping[str, int]) -> None:
         """`configured`: the setting `upstream.window`."""
@@ -341,7 +339,7 @@ class KnownWindows:
         self._seen: Latest[str, _Seen] = Latest(MODELS_MAX)
 
     def of(self, model: str) -> ModelWindow:
-        """The window of a model: that of the settings, else what the server told; never more than it was refused at."""
+        """Return a model's window: from the settings, else from the server; never more than the size it refused."""
         told = self._promised(model)
         refused = self._seen.get(model, _Seen()).refused
         if refused is None:
@@ -351,11 +349,11 @@ class KnownWindows:
         return msgspec.structs.replace(lowest, counts_reply=counts_reply)
 
     def is_told_for_all(self) -> bool:
-        """Whether one window holds for every model name."""
+        """Return whether one window holds for every model name."""
         return "" in self._told or self._configured is not None
 
     def told(self, windows: Windows) -> None:
-        """Take in an answer of the server; a window that changed makes what it accepted and refused out of date."""
+        """Record an answer of the server; if a window changed, accepted and refused sizes are dropped."""
         if "" not in windows:
             self._told.pop("", None)
         changed = {name for name, window in windows.items() if self._told.get(name) != window}
@@ -364,16 +362,16 @@ class KnownWindows:
             self._seen.pop(model, None)
 
     def accepted(self, model: str, tokens: int) -> None:
-        """The model took a prompt of so many of its tokens."""
+        """Note that the model accepted a prompt of so many of its tokens."""
         seen = self._seen.get(model, _Seen())
         self._seen[model] = _Seen(seen.refused, max(tokens, seen.accepted))
 
     def refused(self, model: str, refusal: LengthRefusal, sent: Sent) -> bool:
-        """Learn from a refusal; False if it is not believed, and then nothing is learned.
+        """Learn from a refusal; False, and nothing learned, if it is not credible.
 
-        A number in words is not believed where the prompt plainly fits it. One below what the model took before, or
-        below llama-server's own `/props`, is believed if the server counts the prompt about as we do (nothing that is
-        merely repeated does) or if it comes twice running: the model may have been loaded anew with less.
+        A number in a sentence is not credible if the prompt plainly fits it. A number below an accepted size or
+        llama-server's own `/props` needs confirmation, because the model may have been reloaded with less: either the
+        server's count roughly matches ours, which quoted numbers do not, or the refusal comes twice in a row.
         """
         seen = self._seen.get(model, _Seen())
         reply = sent.reply_tokens if refusal.counts_reply else 0
@@ -391,27 +389,27 @@ class KnownWindows:
         return True
 
     def forget_refusals(self) -> None:
-        """The server was away: it may have come back with other windows."""
+        """Note that the server was away and may have returned with other windows."""
         self._seen.clear()
 
     def _promised(self, model: str) -> ModelWindow:
-        """The window by the settings, else by what the server told."""
+        """Return the window by the settings, else by the server."""
         told = self._told.get(model) or self._told.get("") or ModelWindow()
         configured = self._configured_of.get(model, self._configured)
         return told if configured is None else ModelWindow(configured, told.counts_reply, "upstream.window")
 
     def _floor(self, model: str, refusal: LengthRefusal) -> int:
-        """The least window that is likely after what was promised; settings and lists may promise too much."""
+        """Return the smallest credible window; settings and lists may promise too much."""
         promised = self._promised(model)
         tokens = promised.tokens or 0
         if refusal.window is not None:
             return tokens if promised.source.startswith("/props") else 0
-        return tokens // 2  # no number: a short prompt is not refused for its length
+        return tokens // 2  # without a number: a short prompt is not refused for its length
 
 
 async def ask_windows(ask: Ask, props: Mapping[str, Any], model: str) -> dict[str, ModelWindow]:
-    """Ask the server for its windows; nothing if it does not tell. `model`: the one that matters now, if any; `props`:
-    its answer to `/props`, if there was one."""
+    """Ask the server for its windows; empty if it reports none. `model`: the one needed now, if any; `props`: its
+    answer to `/props`, if any."""
     if tokens := of_props(props):
         return {"": ModelWindow(tokens, source="/props")}
     windows = of_list("/v1/models", await ask("GET", "/v1/models", None))
