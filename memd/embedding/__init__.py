@@ -2,9 +2,9 @@
 
 import os
 
-# From 1.31 on ONNX Runtime reports to its makers over the network how it is used, out of a database that it keeps in
-# the home directory. It asks for this variable while it is loaded, which only modules of this package do.
+# ONNX Runtime from 1.31 on reports usage to its makers over the network, from a database in the home directory. It
+# reads this variable while it is loaded, which only modules of this package do.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-# The tokenizers' own threads would take the processors that requests need.
+# Threads of the tokenizers would take processor time from requests.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,20 +1,19 @@
-"""A model's cosines on the scale of the bundled model, on which the settings and the fusion count.
+"""Calibration: maps a model's cosines to the scale of the bundled model, for which settings and fusion are tuned.
 
-Rule: computed from vectors alone. Only questions are changed, so nothing that is stored depends on it, and it may be
-measured again at any time. What is measured is kept beside the log by the model's fingerprint, with the vector of a
-text. A server is asked for that text again and again, so that another model which answers to the same name is noticed
-before its vectors are mixed with the former's.
+Rule: computed from vectors alone. Only questions are transformed, so nothing stored depends on it, and it may be
+measured again at any time. The result is stored by the model's fingerprint, with the vector of a probe text. A server
+is asked for that vector repeatedly, to notice if another model uses the same name before the vectors mix.
 
-Unrelated texts have a cosine of 0.08 with the bundled model and of 0.75 with e5, which also adds 0.1 where both are in
-Chinese. Measured on pairs of a sentence and a question, the same in each language:
+Unrelated texts have a cosine of 0.08 with the bundled model and of 0.75 with e5, which adds 0.1 if both are Chinese. It
+is measured on pairs of a sentence and a question, the same pairs in each language:
 
-    q' = q − q's share in what tells the languages apart − half of its share in the questions' mean, normalised
+    q' = q − projection on the directions of languages − half of the projection on the questions' mean, normalised
     value = slope (q' · text) + offset
 
-`slope` and `offset` give pairs that belong together, and pairs that do not, the mean values that they have with the
-bundled model. Without the directions of the languages a text in another language than the question's is found as well
-as one in its own (Yang et al. 2021, "Self Language Bias"; figures in bench/NOTES.md); without what all questions have
-in common the texts that are like any question at all no longer come first. The half was chosen on the same pairs.
+`slope` and `offset` give matching pairs, and other pairs, the mean values they have with the bundled model. Without the
+directions of languages, texts in other languages are found as well as those in the question's own (Yang et al. 2021,
+"Self Language Bias"; figures in bench/NOTES.md). Without the questions' mean, texts that resemble any question no
+longer rank first. The factor one half was chosen on the same pairs.
 """
 
 from __future__ import annotations
@@ -38,26 +37,26 @@ from memd.errors import EmbeddingError
 Floats = NDArray[np.float32]
 
 RELATED, UNRELATED = 0.605, 0.083
-"""The bundled model's mean cosines of the English pairs; a test measures them."""
+"""The bundled model's mean cosines of the English pairs; a test checks them."""
 _MEAN_SHARE = 0.5
 _DIRECTIONS_ENERGY = 0.9
 _KNOWN_FROM = 2 / 3
-"""A language is known to a model that finds this share of its sentences by their questions."""
+"""A model knows a language if it finds this share of the language's sentences by their questions."""
 _ACROSS_FROM = 0.5
 _LANGUAGES_MIN = 3
 _SLOPE_MAX = 20.0
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """From a model's question to one whose products are on the common scale."""
+    """Transforms a model's questions so that their products are on the common scale."""
 
     directions: bytes
-    """Unit vectors, float32 `(n, dimension)`: all but the last are taken out of a question, of the last a share."""
+    """Unit vectors, float32 `(n, dimension)`; their projections are removed from questions, the last one's in part."""
     slope: float
     offset: float
 
     def applied(self, queries: Floats) -> Floats:
-        """Questions `(q, dimension)`, unit vectors, without what tells the languages apart."""
+        """Transform questions, unit vectors `(q, dimension)`; see the module."""
         if self == UNMEASURED:
             return queries
         rows = np.frombuffer(self.directions, "<f4").reshape(-1, queries.shape[1])
@@ -68,18 +67,18 @@ class Calibration(msgspec.Struct, frozen=True):
         return np.ascontiguousarray(cleared / np.maximum(lengths, 1e-9), np.float32)
 
     def same(self, cosine: float) -> float:
-        """The model's cosine of two texts that are as near to each other as those with `cosine` by the bundled one."""
+        """Return this model's cosine for two texts as similar as texts with `cosine` by the bundled one."""
         return 1 - (1 - cosine) / max(1.0, self.slope)
 
 
 UNMEASURED = Calibration(b"", 1.0, 0.0)
-"""Leaves cosines as they are."""
+"""Leaves cosines unchanged."""
 
 
 def measure(questions: Floats, texts: Floats) -> Calibration:
-    """The calibration from the vectors of the pairs, both `(languages, pairs, dimension)`, English first."""
+    """Return the calibration from the vectors of the pairs, both `(languages, pairs, dimension)`, English first."""
     if _found(questions[0], texts[0]) < _KNOWN_FROM:
-        return UNMEASURED  # it tells nothing apart, not even in English
+        return UNMEASURED  # useless even in English
     known = [one for one in range(len(texts)) if one == 0 or _found(questions[one], texts[one]) >= _KNOWN_FROM]
     across = [_found(questions[one], texts[other]) for one in known for other in known if one != other]
     if len(known) < _LANGUAGES_MIN or np.mean(across) < _ACROSS_FROM:
@@ -88,14 +87,14 @@ def measure(questions: Floats, texts: Floats) -> Calibration:
         directions = np.vstack([_directions(texts[known].mean(axis=1)), _unit(questions[known].mean(axis=(0, 1)))])
     rough = Calibration(directions.astype("<f4").tobytes(), 1.0, 0.0)
     tables = np.stack([rough.applied(questions[language]) @ texts[language].T for language in known])
-    own = np.eye(texts.shape[1], dtype=bool)  # the pairs that belong together
+    own = np.eye(texts.shape[1], dtype=bool)  # the matching pairs
     related, unrelated = float(tables[:, own].mean()), float(tables[:, ~own].mean())
     slope = min(_SLOPE_MAX, (RELATED - UNRELATED) / max(1e-6, related - unrelated))
     return Calibration(rough.directions, slope, UNRELATED - slope * unrelated)
 
 
 def _directions(centres: Floats) -> Floats:
-    """The directions in which the languages' means lie apart."""
+    """Return the main directions in which the languages' means differ."""
     _, sizes, found = np.linalg.svd(centres - centres.mean(axis=0), full_matrices=False)
     share = np.cumsum(sizes**2) / np.sum(sizes**2)
     return found[: int(np.searchsorted(share, _DIRECTIONS_ENERGY)) + 1]
@@ -106,37 +105,37 @@ def _unit(vector: Floats) -> Floats:
 
 
 def _found(questions: Floats, texts: Floats) -> float:
-    """The share of the questions whose own text is the nearest."""
+    """Return the share of questions whose own text is nearest."""
     return float(np.mean((questions @ texts.T).argmax(axis=1) == np.arange(len(texts))))
 
 
 log = logging.getLogger("memd")
 
 SAME_MODEL_COSINE = 0.95
-"""Of one text by one model: 0.98 or more, however it is quantised; by two models about 0."""
+"""One model's vectors of one text have a cosine of 0.98 or more, however quantised; two models' about 0."""
 ASKED_AGAIN_SECONDS = 60.0
-"""How long a server that gave the vectors it gave before is believed to go on with questions."""
+"""Interval at which a server that serves questions must show its vector of the probe text again."""
 MEASURE = 4
-"""Raise it when `calibration.measure` gives other figures: they are measured again."""
+"""Increase it when `measure` gives other results, so that they are measured again."""
 PROBE = "The quick brown fox jumps over the lazy dog."
-"""The text whose vector tells a model from another one."""
+"""The text whose vector identifies a model."""
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """The content of a file."""
+    """The content of a calibration file."""
 
     pairs: str
-    """Which pairs it was measured on, and how."""
+    """Hash of the pairs and of the version of `measure`."""
     calibration: Calibration
     probe: bytes
     """The vector of `PROBE`, float32."""
 
 
 class CalibratedEmbedder(Embedder):
-    """An `Embedder` around another one: its questions are on the common scale, its vectors are those of the log."""
+    """Wraps an `Embedder`: questions are on the common scale, texts are unchanged."""
 
     def __init__(self, inner: Embedder, models_dir: Path | None, *, is_server: bool) -> None:
-        """`models_dir`: where measurements are kept; None: nowhere."""
+        """`models_dir`: where measurements are stored; None: nowhere."""
         self.name, self.dimension, self.fingerprint = inner.name, inner.dimension, inner.fingerprint
         self.batch_texts = max(1, inner.batch_texts - 1) if is_server else inner.batch_texts
         self.waits = inner.waits
@@ -148,10 +147,10 @@ class CalibratedEmbedder(Embedder):
         self._measuring = threading.Lock()
 
     def prepare(self) -> None:
-        """See `Embedder.prepare`: measures the model's cosines unless that was done before."""
+        """See `Embedder.prepare`: measures the model's cosines if not done before."""
         if self._kept is None:
             if self._is_server:
-                self._inner.embed_query(PROBE)  # which waits for a moment only; for texts it is asked again and again
+                self._inner.embed_query(PROBE)  # waits only briefly; a request for texts is retried
             self._measure()
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
@@ -165,7 +164,7 @@ class CalibratedEmbedder(Embedder):
         return (self._kept or self._measure()).calibration.applied(found)
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """See `Embedder.embed_many`. To a server each batch goes with a text whose vector is known."""
+        """See `Embedder.embed_many`. A server gets the probe text with each batch, to check the model."""
         if not self._is_server or self._kept is None:
             return self._inner.embed_many(texts)
         found = self._inner.embed_many([PROBE, *texts])
@@ -173,7 +172,7 @@ class CalibratedEmbedder(Embedder):
         return found[1:]
 
     def same_cosine(self, cosine: float) -> float:
-        """See `Embedder.same_cosine`; before it is known only what is the same is."""
+        """See `Embedder.same_cosine`; before calibration, only identical texts count as alike."""
         return self._kept.calibration.same(cosine) if self._kept else 1 - 1e-5
 
     def cut(self, text: str, tokens: int) -> str:
@@ -182,7 +181,7 @@ class CalibratedEmbedder(Embedder):
 
     @property
     def scale(self) -> tuple[float, float]:
-        """See `Embedder.scale`; before it is known that of the bundled model."""
+        """See `Embedder.scale`; before calibration, the bundled model's."""
         return (self._kept.calibration.slope, self._kept.calibration.offset) if self._kept else (1.0, 0.0)
 
     @property
@@ -209,7 +208,7 @@ class CalibratedEmbedder(Embedder):
         self._checked_at = time.monotonic()
 
     def _measure_behind(self) -> None:
-        """In a thread of its own: a question does not wait for a measurement."""
+        """Measure in a thread of its own, so that no question waits for it."""
         if not self._measuring.acquire(blocking=False):
             return
         try:

@@ -1,8 +1,8 @@
-"""The contract that each embedding model implements.
+"""The interface of embedding models.
 
-Rule: a text and a question are embedded by different methods, because many models want a prefix that says which it is;
-adding it is the embedder's own business: what the settings say counts, else what the model's own files say, else what
-its makers publish for its name. Every method may be called from several threads at once.
+Rule: texts and questions have different methods, because many models want a prefix that distinguishes them. The
+embedder adds it: from the settings, else from the model's own files, else as published for the model's name. All
+methods may be called from several threads at once.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ EmbedMany = Callable[[Sequence[str]], NDArray[np.float32]]
 
 
 class Embedder(Protocol):
-    """An embedding model. An implementation names this as its base class, which gives it `embed`."""
+    """Base class of embedding models; it implements `embed`."""
 
     name: str
-    """The model as the settings name it."""
+    """The model as named in the settings."""
     dimension: int
-    """Components of every vector."""
+    """Components of each vector."""
     fingerprint: str
-    """32 hex digits that change whenever the vectors may (model files, prefixes): vectors of different fingerprints
+    """32 hex digits that change if the vectors may change (model files, prefixes). Vectors of different fingerprints
     are never compared."""
     waits: bool = False
-    """Whether a call may wait for more than the processor: for a server, or for the model to be loaded."""
+    """A call may wait for more than the processor: for a server, or for loading."""
     batch_texts: int
-    """How many texts the model embeds at once. A call may have more; a caller that gives way to queries between calls
-    asks for that many at a time."""
+    """Texts that the model embeds at once. Calls may have more; a caller that gives way to queries between calls passes
+    that many at a time."""
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Embed texts of any length, each independently of its neighbours; unit vectors, float32 `(n, dimension)`.
+        """Embed texts of any length, each independently of the others; unit vectors, float32 `(n, dimension)`.
 
-        For the text of an entry use `spoken`: every chunk has roles, so they would only make chunks more alike.
+        For an entry use `spoken`: roles are in every chunk and would only make chunks more alike.
 
         Raises:
             EmbeddingError: the model failed on a text, or could not be reached.
         """
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """Embed a question, each piece that the model can read whole; unit vectors, float32 `(q, dimension)`, q ≥ 1.
-        Raises EmbeddingError: as in `embed_many`."""
+        """Embed a question in pieces that the model can read; unit vectors, float32 `(q, dimension)`, q ≥ 1. Raises
+        EmbeddingError: as in `embed_many`."""
 
     def embed(self, text: str) -> Vector:
         """Embed one text; see `embed_many`."""
@@ -57,29 +57,29 @@ class Embedder(Protocol):
         return vector
 
     def prepare(self) -> None:
-        """Do now what the first question would wait for; may be left out. Raises EmbeddingError: as in `embed_many`."""
+        """Do work that the first question would wait for; optional. Raises EmbeddingError: as in `embed_many`."""
         return
 
     def same_cosine(self, cosine: float) -> float:
-        """The cosine from which this model takes two texts for as alike as the bundled one does from `cosine`."""
+        """Return this model's cosine for two texts as similar as texts with `cosine` by the bundled one."""
         return cosine
 
     def cut(self, text: str, tokens: int) -> str:
-        """The beginning of a text that has at most so many word pieces, cut at a character."""
+        """Return the beginning of a text with at most `tokens` word pieces, cut between characters."""
         return text[: 4 * tokens]
 
     @property
     def scale(self) -> tuple[float, float]:
-        """Slope and offset from this model's cosines to those of the bundled one, which thresholds are set for."""
+        """Slope and offset from this model's cosines to the bundled one's, for which thresholds are set."""
         return 1.0, 0.0
 
     @property
     def tells_apart(self) -> bool:
-        """Whether a question is nearest to what answers it: else no cosine says that nothing is near."""
+        """True if answers are nearest to their questions; otherwise no cosine shows that nothing is near."""
         return True
 
     def close(self) -> None:
-        """End what is under way, from another thread; the embedder is not used again."""
+        """End running calls, from another thread; the embedder is not used again."""
         return  # a method without a statement would be abstract
 
 
@@ -95,7 +95,7 @@ class Prefixes(NamedTuple):
     text: str = ""
 
     def fingerprint(self, without: str) -> str:
-        """The fingerprint of a model with these prefixes; `without` is that of the model alone."""
+        """Return the fingerprint of a model with these prefixes; `without`: that of the model alone."""
         if self == NO_PREFIXES:
             return without
         identity = "\0".join([without, *self])
@@ -114,15 +114,15 @@ _KNOWN = (
     (r"nomic-embed-text", Prefixes("search_query: ", "search_document: ")),
     (r"embeddinggemma", Prefixes("task: search result | query: ", "title: none | text: ")),
 )
-"""By a part of the name, as the model cards give them; the first that matches counts."""
+"""By a pattern of the model's name, as in the model cards; the first match counts."""
 
 
 def prefixes_of(settings: EmbeddingSettings, name: str, own: Prefixes | None = None) -> Prefixes:
     """Return the prefixes to use.
 
     Args:
-        name: the model's; in lower or upper case, with or without its maker.
-        own: what the model's files say; None: they say nothing.
+        name: the model's, in any case, with or without its maker.
+        own: from the model's files; None if they have none.
     """
     published = next((found for pattern, found in _KNOWN if re.search(pattern, name.lower())), NO_PREFIXES)
     model = published if own is None else own

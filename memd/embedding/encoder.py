@@ -1,8 +1,8 @@
-"""The embedding model for several threads, requests first.
+"""The embedding model shared by several threads; requests have priority.
 
-Rule: a request never waits for more than one batch of what is stored (`Embedder.batch_texts`): ingestion gives way to
-requests before each, and topics take turns, so that a message of megabytes keeps nobody else's out of the log. Both use
-the same model at the same time, from different threads, and no question waits for a lock that they hold.
+Rule: a request waits for at most one batch of ingested texts (`Embedder.batch_texts`). Ingestion gives way to requests
+before each batch, and topics take turns, so that one huge message does not delay other topics. Both use the same model
+at the same time, from different threads, and no question waits for a lock that ingestion holds.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from memd.errors import EmbeddingError, ModelLoading
 log = logging.getLogger("memd")
 
 INGESTING_MAX = 16
-"""Topics whose texts are embedded by turns, a batch each; others wait for one of them to be done."""
+"""Topics that are embedded in turns, batch by batch; further topics wait until one is done."""
 ASKED_MAX = 16
-"""Questions that wait for a model behind an address, or for one that is being loaded."""
+"""Limit on questions that wait for a server, or for a model that is loading."""
 QUESTIONS_MAX = 256
-"""The questions asked last, whose vectors are kept: the same task in many sessions, a search that is refined."""
+"""Latest questions with cached vectors: the same task in many sessions, a search that is refined."""
 QUESTION_CHARACTERS_MAX = 2_000
-"""Of a question whose vectors are kept."""
+"""Limit for a question with cached vectors."""
 
 
 class Encoder:
-    """Embeds queries in any thread, and texts in the ingesting threads."""
+    """Embeds questions in any thread, and texts in the ingestion threads."""
 
     def __init__(self, embedder: Embedder, *, is_awaited: bool = False) -> None:
         """`is_awaited`: see `Priority`."""
         self.embedder = embedder
         self.ingestion = ThreadPoolExecutor(INGESTING_MAX, "memd-ingest")
-        """The threads in which what is stored is chunked and embedded, one a topic: they take turns at the model."""
-        self._batches = ThreadPoolExecutor(1, "memd-texts")  # which are embedded in the order in which they come
+        """Threads that chunk and embed texts to store, one per topic; they take turns at the model."""
+        self._batches = ThreadPoolExecutor(1, "memd-texts")  # embeds batches in the order of submission
         self._waiting = 0
         self.priority = Priority(is_awaited=is_awaited)
-        """Held by every request that is being prepared; ingestion and indexing give way to it."""
+        """Held by each request while its prompt is prepared; ingestion and indexing give way to it."""
         ended = "memd ends; what is not stored yet is in the journal, and stored after the next start"
         self._background = self.priority.for_background(lambda: EmbeddingError(ended))
         self._trouble: EmbeddingError | None = None
@@ -55,27 +55,27 @@ class Encoder:
         self._questions_lock = threading.Lock()
         self._asking = ThreadPoolExecutor(4, "memd-embed")
         self._asked: dict[str, Future[NDArray[np.float32]]] = {}
-        """By question: the answers that a slow model owes."""
+        """Pending answers of a slow model, by question."""
 
     @property
     def backlog(self) -> int:
-        """The chunks that wait for the model, of those that are being stored."""
+        """Number of chunks being stored that wait for the model."""
         return self._waiting
 
     @property
     def fingerprint(self) -> str:
-        """The model's; see `Embedder.fingerprint`."""
+        """The model's fingerprint; see `Embedder.fingerprint`."""
         return self.embedder.fingerprint
 
     @property
     def table(self) -> QuestionTable | None:
-        """The question table of the model; None if it has none."""
+        """The model's question table; None if it has none."""
         return table_of(self.fingerprint)
 
     def embed_parts(self, parts: Sequence[str], seconds: float) -> NDArray[np.float32]:
-        """The vectors of the parts of a question, (n, dimension): of the first ones, as many as there is time for, at
-        least one. A model that keeps somebody waiting (a server) may have none in time; what it answers later is known
-        when it is asked again. Raises EmbeddingError: the model failed, or has not answered in time."""
+        """Return the vectors of a question's parts, (n, dimension): as many of the first ones as time allows, at least
+        one. A server may have none in time; its late answer is cached for the next time. Raises EmbeddingError: the
+        model failed, or did not answer in time."""
         until = time.monotonic() + seconds
         found: list[NDArray[np.float32]] = []
         for part in parts:
@@ -91,7 +91,7 @@ class Encoder:
 
     @property
     def works(self) -> bool:
-        """Whether the model gave the vectors that it was last asked for."""
+        """True if the model's latest call succeeded."""
         return self._trouble is None
 
     def _known(self, text: str) -> NDArray[np.float32] | None:
@@ -101,13 +101,13 @@ class Encoder:
             return known
 
     def _asked_for(self, text: str, until: float) -> NDArray[np.float32] | None:
-        """In another thread, once for all who ask it meanwhile; None: not in time."""
+        """Ask in another thread, once for all callers with the same question; None if the answer is late."""
         with self._questions_lock:
             if (asked := self._asked.get(text)) is None:
                 if len(self._asked) >= ASKED_MAX:
                     return None
                 asked = self._asked[text] = self._asking.submit(self._embedded, text)
-        asked.add_done_callback(lambda _: self._asked.pop(text, None))  # not in the lock: it may be done already
+        asked.add_done_callback(lambda _: self._asked.pop(text, None))  # outside the lock: it may be done already
         try:
             return asked.result(max(0.0, until - time.monotonic()))
         except TimeoutError:
@@ -123,7 +123,7 @@ class Encoder:
         return vectors
 
     def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """See `Embedder.embed_many`; gives way to requests, and to other texts, between batches. Called in an ingesting
+        """See `Embedder.embed_many`; gives way to requests and other texts between batches. Called in an ingestion
         thread."""
         size = max(1, self.embedder.batch_texts)
         batches = [texts[start : start + size] for start in range(0, len(texts), size)] or [[]]
@@ -142,20 +142,20 @@ class Encoder:
             self._waiting += more
 
     def embed_text(self, text: str) -> Vector:
-        """Embed one text that somebody waits for, such as a correction's; in the caller's thread."""
+        """Embed one text that a caller waits for, such as a correction's; in the caller's thread."""
         with self._noting():
             return self.embedder.embed(text)
 
     def close(self) -> None:
-        """End the threads; work that has not begun is dropped, and what is stored in the background given up."""
+        """End the threads. Work that has not begun is dropped, and background storing is aborted."""
         self._background.end()
         self.embedder.close()
         for threads in (self._asking, self.ingestion, self._batches):
             threads.shutdown(wait=True, cancel_futures=True)
 
     def give_way(self) -> None:
-        """Wait while requests are being answered; called between two steps of what is done in the ingesting thread.
-        Raises EmbeddingError: the daemon ends, which does not wait for the book that is being stored."""
+        """Wait while requests are being answered; called between steps of ingestion. Raises EmbeddingError: the daemon
+        ends, even in the middle of storing a book."""
         self._background.give_way()
 
     def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -165,11 +165,11 @@ class Encoder:
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Call the model in here: it is said once that it fails, and once that it works again."""
+        """Wrap a call of the model: log once when it fails, and once when it works again."""
         try:
             yield
         except ModelLoading:
-            raise  # it does not fail
+            raise  # no failure
         except EmbeddingError as error:
             if self._trouble is None:
                 log.error("the embedding model fails: words alone find until it works again", extra={"error": error})

@@ -1,9 +1,8 @@
-"""An embedding model behind an address: an OpenAI-compatible `/v1/embeddings`, or Ollama's `/api/embed`.
+"""An embedding model on a server: an OpenAI-compatible `/v1/embeddings`, or Ollama's `/api/embed`.
 
-Rule: called in threads only, never on the event loop. A question waits `question_seconds` at most, and after a failure
-no question asks for a moment, so that a server that hangs costs little; texts of a compaction wait as long as the
-settings say and are tried again. A request ends by its deadline. What the server says is shown in errors, the key
-never. A reranker behind an address is asked in the same way (`JsonServer`).
+Rule: called only in threads, never on the event loop. A question waits at most `question_seconds`, and after a failure
+questions pause for a moment, so that a hanging server costs little. Texts to store wait longer and are retried. Every
+request ends by its deadline. Errors show the server's message, but never the key. `JsonServer` also serves rerankers.
 """
 
 from __future__ import annotations
@@ -28,18 +27,17 @@ from memd.errors import EmbeddingError, MemdError
 from memd.settings.model import EmbeddingSettings, basic_authorization, without_credentials
 
 BATCH_SECONDS_MAX = 30.0
-"""How long the texts of one batch may take. A question waits for a part of the time of a recall."""
+"""Time limit for one batch of texts. Questions get a part of the time of a recall."""
 BATCH_TEXTS = 16
 CHARACTERS_MAX = 2_000
-"""Of one input; a chunk is hardly longer. Of a longer text pieces are embedded, half from its head, half from its
-tail."""
+"""Limit for one input; chunks are hardly longer. Longer texts are embedded in pieces, half of them from each end."""
 PIECES_MAX = 16
 CHARACTERS_MIN = 250
-"""A server that refuses an input for its length gets its halves, down to this."""
+"""If a server refuses an input as too long, it gets its halves, down to this."""
 RETRY_SECONDS = (0.5, 2.0)
-"""The pauses between the attempts for texts of a compaction."""
+"""Pauses between the attempts for texts to store."""
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 30.0
-"""After a question that failed no other asks for so long; doubles with each failure."""
+"""Pause for questions after a failure; doubles with each further one, up to the maximum."""
 _OPENAI, _OLLAMA = "/v1/embeddings", "/api/embed"
 _TOO_LONG = (400, 413, 422, 500)
 _TRIED_AGAIN = (408, 429, 500, 502, 503, 504)
@@ -48,7 +46,7 @@ _LONE = "surrogatepass"
 
 
 class _RefusedError(EmbeddingError):
-    """The server answered, and not with vectors."""
+    """The server answered, but not with vectors."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(said)
@@ -66,12 +64,12 @@ class HttpEmbedder(Embedder):
     ) -> None:
         """
         Args:
-            question_seconds: the longest that a question waits.
+            question_seconds: limit on a question's wait.
             stored: dimension and fingerprint of the models that wrote the log. If this is one of them, the server is
                 not asked yet.
 
         Raises:
-            EmbeddingError: it is not, and the server does not say how long its vectors are.
+            EmbeddingError: it is not, and the server does not give its vectors' dimension.
         """
         self.name = f"{settings.name} at {without_credentials(settings.url)}"
         self._settings = settings
@@ -81,7 +79,7 @@ class HttpEmbedder(Embedder):
         path = self._server.path
         is_whole = path.endswith(("/embeddings", _OLLAMA))
         self._routes = [path] if is_whole else [path.removesuffix("/v1") + one for one in (_OPENAI, _OLLAMA)]
-        """Whichever of the two APIs it has."""
+        """Candidates for its API, later the one that it has."""
         self._silent_until = self._pause = 0.0
         self._closed = threading.Event()
         known = (dimension for dimension, print_ in stored if print_ == self._fingerprint(dimension))
@@ -91,7 +89,7 @@ class HttpEmbedder(Embedder):
         self.fingerprint = self._fingerprint(self.dimension)
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """See `Embedder.embed_query`; the pieces are cut by length, as nobody here knows the model's tokens."""
+        """See `Embedder.embed_query`; pieces are cut by length, because the model's tokenizer is unknown."""
         if (left := self._silent_until - time.monotonic()) > 0:
             raise EmbeddingError(f"{self._server.shown} failed a moment ago; a question asks again in {left:.0f} s")
         deadline = time.monotonic() + self._question_seconds
@@ -104,23 +102,23 @@ class HttpEmbedder(Embedder):
         return found
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """See `Embedder.embed_many`: of a long text the normalised mean of its pieces. Tried several times."""
+        """See `Embedder.embed_many`: for a long text the normalised mean of its pieces. Retries."""
         batches = [texts[start : start + BATCH_TEXTS] for start in range(0, len(texts), BATCH_TEXTS)]
         return np.concatenate([np.empty((0, self.dimension), np.float32), *map(self._patiently, batches)])
 
     def embed(self, text: str) -> Vector:
-        """See `Embedder.embed`: for somebody who waits, so it is tried once, for as long as a question."""
+        """See `Embedder.embed`: a caller waits, so it is tried once, with a question's time limit."""
         deadline = time.monotonic() + self._question_seconds
         vector: Vector = self._means([text], lambda: deadline)[0]
         return vector
 
     def close(self) -> None:
-        """End what is under way with an error, from another thread."""
+        """End running requests with an error, from another thread."""
         self._closed.set()
         self._server.close()
 
     def _fingerprint(self, dimension: int) -> str:
-        """Not of the address: the same model elsewhere has the same vectors."""
+        """Return the fingerprint. It leaves out the address, because the same model elsewhere has the same vectors."""
         identity = "\0".join(["http", self._settings.name, str(dimension), *self._prefixes])
         return hashlib.sha256(identity.encode("utf-8", _LONE)).hexdigest()[:32]
 
@@ -144,7 +142,7 @@ class HttpEmbedder(Embedder):
         return _unit(np.array(rows, np.float32))
 
     def _vectors(self, inputs: Sequence[str], deadline: Callable[[], float]) -> NDArray[np.float32]:
-        """Unit vectors, one for each input. An input that the server refuses counts by its halves."""
+        """Return unit vectors, one per input. A refused input gets the mean of its halves' vectors."""
         try:
             return self._asked(inputs, deadline() - time.monotonic())
         except _RefusedError as error:
@@ -157,8 +155,8 @@ class HttpEmbedder(Embedder):
         return _unit(halves.mean(axis=0, keepdims=True))
 
     def _asked(self, inputs: Sequence[str], seconds: float) -> NDArray[np.float32]:
-        """Unit vectors, float32 `(len(inputs), dimension)`. Raises EmbeddingError: the server did not answer within
-        `seconds`, or with something else."""
+        """Return unit vectors, float32 `(len(inputs), dimension)`. Raises EmbeddingError: the server did not answer
+        within `seconds`, or not with vectors."""
         deadline = time.monotonic() + seconds
         inputs = [one.encode("utf-8", "replace").decode() for one in inputs]
         refused: list[_RefusedError] = []
@@ -178,7 +176,7 @@ class HttpEmbedder(Embedder):
                 )
             self._routes, self._pause, self._silent_until = [route], 0.0, 0.0
             return _unit(vectors)
-        # Of two that are not there the one that names the model says more than one that names the route.
+        # If both routes fail, an error that names the model is more useful than one that names the route.
         raise next((one for one in refused[1:] if "model" in str(one)), refused[0])
 
     def _asked_at(self, route: str, inputs: Sequence[str], deadline: float) -> NDArray[np.float32]:
@@ -196,7 +194,7 @@ class HttpEmbedder(Embedder):
                 rows = found["embeddings"]
             else:
                 rows = [one["embedding"] for one in sorted(found["data"], key=lambda one: int(one["index"]))]
-            with np.errstate(over="ignore"):  # what is out of range is no number below
+            with np.errstate(over="ignore"):  # values out of range become infinite and are rejected below
                 vectors = np.array(rows, np.float32)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise EmbeddingError(
@@ -212,7 +210,7 @@ class HttpEmbedder(Embedder):
 
 
 def _pieces(text: str) -> list[str]:
-    """The pieces of a text that are embedded; at least one."""
+    """Return the pieces of a text to embed; at least one."""
     if len(text) <= CHARACTERS_MAX:
         return [text]
     pieces = [text[start : start + CHARACTERS_MAX] for start in range(0, len(text), CHARACTERS_MAX)]
@@ -228,13 +226,13 @@ ANSWER_BYTES_MAX = 64 << 20
 
 
 class JsonServer:
-    """Thread-safe: each request has a connection of its own."""
+    """Sends JSON to a server. Thread-safe: each request has its own connection."""
 
     def __init__(self, url: str, api_key: str, *, what: str, error: type[MemdError]) -> None:
         """
         Args:
             what: what it serves, for messages ("embedding").
-            error: what is raised when it fails.
+            error: the class of errors to raise.
         """
         self._url, self._api_key, self._error = url, api_key, error
         self.shown = f"the {what} server at {without_credentials(url)}"
@@ -244,15 +242,15 @@ class JsonServer:
         self._open: set[socket.socket] = set()
 
     def post(self, route: str, body: object, deadline: float) -> tuple[int, bytes]:
-        """Status and body of the answer. Raises MemdError: of the kind that was named: it cannot be reached, or has not
-        answered by `deadline` (time.monotonic)."""
+        """Return status and body of the answer. Raises `error`: the server cannot be reached, or did not answer by
+        `deadline` (time.monotonic)."""
         kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=_left(deadline))
         ending = None
         try:
             connection.connect()
-            sock = connection.sock  # which an answer may take away from the connection
-            ending = threading.Timer(_left(deadline), _end, [sock])  # however slowly it answers, byte for byte even
+            sock = connection.sock  # kept, because the response may detach it
+            ending = threading.Timer(_left(deadline), _end, [sock])  # covers answers that trickle
             ending.daemon = True
             ending.start()
             self._open.add(sock)
@@ -277,7 +275,7 @@ class JsonServer:
             connection.close()
 
     def close(self) -> None:
-        """End the requests that are under way."""
+        """End the running requests."""
         for sock in tuple(self._open):
             _end(sock)
 
@@ -290,7 +288,7 @@ class JsonServer:
         return headers
 
     def said(self, answer: bytes) -> str:
-        """The server's words in an answer that refuses, without the key, which some repeat."""
+        """Return the server's message in a refusal, without the key, which some repeat."""
         text = answer.decode("utf-8", "replace")
         try:
             error = json.loads(answer)["error"]
@@ -302,11 +300,11 @@ class JsonServer:
 
 
 def _end(sock: socket.socket) -> None:
-    """End a connection, in whatever thread it is used."""
+    """End a connection that another thread uses."""
     with suppress(OSError):
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS's own takes the key away from who is reading
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS's own shutdown would take the key from the reading thread
 
 
 def _left(deadline: float) -> float:
-    """Seconds until then; a socket takes no 0 for "at once"."""
+    """Return the seconds left, at least 0.001 because a socket timeout of 0 means non-blocking."""
     return min(threading.TIMEOUT_MAX, max(0.001, deadline - time.monotonic()))

@@ -1,8 +1,8 @@
 """From the setting `embedding.model` to an `Embedder`, which may be in memory only while it is used.
 
-Rule: a kind of embedder is imported only when one is loaded: `memd --help` or `memd export` need none. A resident one
-is loaded by the first call that needs it and let go when none has for so long; a call that is under way keeps it. Its
-dimension and fingerprint are known before, so that a daemon starts without it.
+Rule: each kind of embedder is imported only when loaded: `memd --help` or `memd export` need none. A resident one is
+loaded by the first call that needs it and unloaded after an idle time; running calls keep it. Its dimension and
+fingerprint are known before, so that a daemon starts without loading it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ MULTILINGUAL = "multilingual"
 PATH = "path:"
 HTTP = "http"
 QUESTION_SECONDS = 10.0
-"""The longest that one question waits for a server, or for a model that is loaded again, where nothing else bounds
-it."""
+"""Default limit on a question's wait for a server, or for a model that is loading."""
 
 
 def load_embedder(
@@ -43,17 +42,17 @@ def load_embedder(
     question_seconds: float = QUESTION_SECONDS,
     when_needed: bool = False,
 ) -> Embedder:
-    """Load the model that the settings name: the bundled one (about 0.4 s plus the import), the multilingual one or one
-    in a folder of this disk, one behind an address, or any text model that fastembed knows and fetches once.
+    """Load the model that the settings name: the bundled one (about 0.4 s plus the import), the multilingual one, one
+    in a local folder, one on a server, or any text model that fastembed knows and fetches once.
 
     Args:
-        models_dir: where the models are that were added, and where is kept what is measured of models; None: nowhere.
-        fetch: whether a model that is not on this machine may be fetched.
-        stored: dimension and fingerprint of the models that wrote the log; a server whose model is one of them is not
-            asked yet, so that it may be down.
-        question_seconds: how long a server, or loading, may take for one question.
-        when_needed: the bundled model is loaded when something is embedded first: a daemon starts without it, and
-            needs 50 MB less until then.
+        models_dir: folder of added models and of calibrations; None: nowhere.
+        fetch: a model that is not on this machine may be fetched.
+        stored: dimension and fingerprint of the models that wrote the log. If a server's model is one of them, the
+            server is not asked yet and may be down.
+        question_seconds: time limit for a server, or for loading, per question.
+        when_needed: load the bundled model at the first call: a daemon starts without it and needs 50 MB less until
+            then.
 
     Raises:
         EmbeddingError: unknown name, or the files could not be fetched or read, or the server does not answer.
@@ -70,7 +69,7 @@ def load_embedder(
     from memd.embedding.local import FINGERPRINT
 
     if embedder.fingerprint == FINGERPRINT:
-        return embedder  # the scale is this model's
+        return embedder  # the scale is defined by this model
 
     return CalibratedEmbedder(embedder, models_dir, is_server=settings.model == HTTP)
 
@@ -90,7 +89,7 @@ def _local(settings: EmbeddingSettings, models_dir: Path | None, fetch: bool) ->
 
 
 def _folder(settings: EmbeddingSettings, models_dir: Path | None) -> Path | None:
-    """The folder of the model; None: one of fastembed's."""
+    """Return the folder of the model; None for fastembed's."""
     if settings.model == BUNDLED:
         return model_dir()
     if settings.model.startswith(PATH):
@@ -116,7 +115,7 @@ def _resident(
     load = partial(_local, settings, models_dir, fetch)
     folder = _folder(settings, models_dir)
     fingerprint = None if folder is None else ModelFiles(settings, folder).fingerprint
-    # The log says it from the first chunk on; of fastembed's models only fastembed knows the files.
+    # The log has it once there is a chunk. Only fastembed knows the files of its models.
     dimension = next((dimension for dimension, known in stored if known == fingerprint), 0)
     if settings.model == BUNDLED:
         dimension = DIMENSION
@@ -130,7 +129,7 @@ def _resident(
 
 
 class KnownModel(NamedTuple):
-    """A model before it is loaded; see `Embedder`."""
+    """Identity of a model that is not loaded yet; see `Embedder`."""
 
     name: str
     dimension: int
@@ -138,7 +137,7 @@ class KnownModel(NamedTuple):
 
 
 class ResidentEmbedder(Embedder):
-    """An `Embedder` that loads another one, and lets it go."""
+    """An `Embedder` that loads another one when needed, and unloads it."""
 
     batch_texts = 1
 
@@ -154,20 +153,20 @@ class ResidentEmbedder(Embedder):
     ) -> None:
         """
         Args:
-            folder: where the model's tokenizer is; None: it is not known.
-            idle_seconds: infinite: the model stays once it was loaded.
-            question_seconds: the longest that a question waits for loading, which goes on behind it.
-            loaded: the model, where it had to be loaded to know it: a second one beside it would take as much again.
+            folder: folder of the model's tokenizer; None if unknown.
+            idle_seconds: infinite: the model stays once loaded.
+            question_seconds: limit on a question's wait for loading, which continues in the background.
+            loaded: the model, if it had to be loaded to learn its dimension; a second copy would double the memory.
         """
         self.name, self.dimension, self.fingerprint = known
-        self.waits = idle_seconds < math.inf  # loading for the first time keeps nobody waiting twice
+        self.waits = idle_seconds < math.inf  # the first load is not a repeated wait
         self._load, self._folder = load, folder
         self._idle_seconds, self._question_seconds = idle_seconds, question_seconds
         self._lock = threading.Lock()
         self._model: Future[Embedder] | None = None
         self._uses = 0
         self._idle: threading.Timer | None = None
-        """Lets the model go, unless it is used before."""
+        """Unloads the model if it is idle until then."""
         if loaded is not None:
             self._model = Future()
             self._model.set_result(loaded)
@@ -175,7 +174,7 @@ class ResidentEmbedder(Embedder):
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the model is in memory."""
+        """True if the model is in memory."""
         return self._model is not None and self._model.done()
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -209,7 +208,7 @@ class ResidentEmbedder(Embedder):
             loading = self._model
             if loading is None:
                 loading = self._model = Future()
-                # No daemon thread: a process that ends in the middle of loading would be aborted by the runtime.
+                # Not a daemon thread: a process that ends while loading would be aborted by the runtime.
                 threading.Thread(target=self._fill, args=[loading], name="memd-model").start()
         try:
             yield loading.result(seconds)
@@ -227,13 +226,13 @@ class ResidentEmbedder(Embedder):
             if (loaded.dimension, loaded.fingerprint) != (self.dimension, self.fingerprint):
                 raise EmbeddingError(f"the files of {self.name} have changed since memd was started; restart it")
             loading.set_result(loaded)
-            give_back_memory()  # the file, which was read
-        except BaseException as error:  # raised again where it was asked for
+            give_back_memory()  # memory for reading the file
+        except BaseException as error:  # raised again in the callers
             self._model = None  # the next call tries again
             loading.set_exception(error)
 
     def _rest(self) -> None:
-        """Begin to count the idle seconds anew; in the lock."""
+        """Restart the idle timer; called with the lock held."""
         if self._idle is not None:
             self._idle.cancel()
         if self._idle_seconds < math.inf:
@@ -249,6 +248,6 @@ class ResidentEmbedder(Embedder):
 
 
 def give_back_memory() -> None:
-    """Hand what was freed to the system: glibc keeps it otherwise. Other libraries do so by themselves."""
+    """Return freed memory to the system, which glibc would keep; other libraries return it by themselves."""
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)

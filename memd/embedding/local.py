@@ -1,20 +1,19 @@
-"""Models that run in this process: the bundled one with its question table, one in a folder of this disk, one that
-fastembed fetches.
+"""Models that run in this process: the bundled one with its question table, one in a local folder, or fastembed's.
 
-Rule: one piece of a text, of 256 or so words, per model call: a model that is quantised dynamically, as the bundled
-one, would give a text in a batch a vector that depends on its neighbours; alone it has one vector, bit for bit,
-whatever the thread or the number of threads. A model in a folder touches neither the network nor any file outside it;
-fastembed, which could run it, gives the same vectors and takes 0.3 s to import, at each start of the daemon and of each
-command that embeds: it is loaded for its own models only.
+Rule: each model call gets one piece of a text, about 256 words. A dynamically quantised model, such as the bundled one,
+would give a text in a batch a vector that depends on its neighbours. Alone, a text has the same vector, bit for bit, in
+any thread and with any number of threads. A model in a folder uses neither the network nor any file outside it.
+fastembed could run it with the same vectors, but takes 0.3 s to import, at each start of the daemon and of each command
+that embeds; so it is imported only for its own models.
 
 A folder has the files of a sentence-transformers repository: the graph (`model.onnx`, there or in `onnx/`, or the only
-`.onnx` file) and `tokenizer.json`; if they are there, `1_Pooling/config.json`, `config.json`, `tokenizer_config.json`,
-`sentence_bert_config.json` and `config_sentence_transformers.json` say how the model is to be used.
+`.onnx` file) and `tokenizer.json`. Optional: `1_Pooling/config.json`, `config.json`, `tokenizer_config.json`,
+`sentence_bert_config.json` and `config_sentence_transformers.json`, which describe how to use the model.
 
-The question table gives a vector of a short text without the model, in the model's space: one row a word piece, fitted
-so that the sum of a text's rows, weighed by how rare the pieces are and normalised, comes near the model's vector of
-the text (cosine 0.86 on texts left out); 0.05 ms for twelve words, where the model takes 4. It is of one model, whose
-fingerprint it names, and of no other. How it is made: bench/fit_table.py.
+The question table gives a short text a vector in the model's space without running the model. It has one row per word
+piece; the sum of a text's rows, weighted by the pieces' rarity and normalised, approximates the model's vector (cosine
+0.86 on held-out texts). Twelve words take 0.05 ms, and 4 ms with the model. The table belongs to one model and names
+its fingerprint; bench/fit_table.py makes it.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from memd.settings.model import EmbeddingSettings
 from memd.wording import pip_install
 
 PIECES_MAX = 16
-"""The most pieces of one text that are embedded, half from its head and half from its tail: a full piece costs about
-20 ms on two cores, and the request of a very long message is at one of its ends, not amid the pasted text."""
-_CHARACTERS_MAX = 32_768  # before the cut into pieces: to tokenise 1 MB takes 1.2 s; 16 pieces of prose have 17,000
+"""Limit on the pieces embedded of one text, half from its head and half from its tail. A full piece costs about 20 ms
+on two cores, and a very long message has its request at one end, not within the pasted text."""
+_CHARACTERS_MAX = 32_768  # before cutting into pieces: tokenizing 1 MB takes 1.2 s; 16 pieces of prose have 17,000
 
 _LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -66,7 +65,7 @@ class PiecewiseEmbedder(Embedder):
             fingerprint: of the model without prefixes.
             tokenizer: the model's own, which neither truncates nor pads.
             words_max: word pieces that the model reads, without its special tokens.
-            embed_piece: runs the model on a piece, which has no lone surrogates; float32 `(dimension,)`.
+            embed_piece: runs the model on a piece without lone surrogates; returns float32 `(dimension,)`.
             prefixes: put in front of each piece.
         """
         self.name = name
@@ -80,10 +79,10 @@ class PiecewiseEmbedder(Embedder):
         self.dimension = len(self._vector("memd"))
 
     def pieces(self, text: str) -> list[str]:
-        """Cut `text` into pieces that the model reads whole, at the start of a word where possible; at least one, and
-        joined they give `text`."""
+        """Cut `text` into pieces that the model can read, between words if possible. There is at least one, and joined
+        they equal `text`."""
         if text.isascii() and len(text) < self._words_max:
-            return [text]  # most questions: a token has a character at least, and one more may open the text
+            return [text]  # most questions: a token has at least one character, and one more may begin the text
         encoding = self._tokenizer.encode(readable(text), add_special_tokens=False)
         if len(encoding) <= self._words_max:
             return [text]
@@ -96,7 +95,7 @@ class PiecewiseEmbedder(Embedder):
         return cut(text, tokens, self._tokenizer)
 
     def embed_query(self, text: str) -> NDArray[np.float32]:
-        """See `Embedder.embed_query`: at most `PIECES_MAX` pieces; of a longer text only the head and tail are read."""
+        """See `Embedder.embed_query`: at most `PIECES_MAX` pieces, from the head and tail of a longer text."""
         return self._embed_pieces(text, self._prefixes.query)
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -126,7 +125,7 @@ class PiecewiseEmbedder(Embedder):
 
 @lru_cache(maxsize=4)
 def tokenizer_in(folder: Path) -> Tokenizer:
-    """The tokenizer of the model in a folder, which neither truncates nor pads; loaded once, as it takes 15 MB."""
+    """Return the tokenizer in a model's folder, without truncation and padding. Cached, because it takes 15 MB."""
     tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -134,7 +133,7 @@ def tokenizer_in(folder: Path) -> Tokenizer:
 
 
 def cut(text: str, tokens: int, tokenizer: Tokenizer) -> str:
-    """The beginning of a text that has at most so many word pieces, cut at a character."""
+    """Return the beginning of a text with at most `tokens` word pieces, cut between characters."""
     if len(text) <= tokens:
         return text
     offsets = tokenizer.encode(readable(text), add_special_tokens=False).offsets
@@ -142,7 +141,7 @@ def cut(text: str, tokens: int, tokenizer: Tokenizer) -> str:
 
 
 def fingerprint_of(folder: Path, files: Sequence[str]) -> str:
-    """Compute a fingerprint of the content of a model's files; see `Embedder.fingerprint`."""
+    """Return a fingerprint of the content of a model's files; see `Embedder.fingerprint`."""
     digest = hashlib.sha256()
     for file in files:
         with (folder / file).open("rb") as stream:
@@ -151,14 +150,14 @@ def fingerprint_of(folder: Path, files: Sequence[str]) -> str:
 
 
 def _piece_starts(encoding: Encoding, words_max: int) -> Iterable[int]:
-    """Yield the token at which each piece but the first begins; no piece is longer than `words_max` tokens."""
+    """Yield the token at which each piece but the first begins; pieces have at most `words_max` tokens."""
     words = encoding.word_ids
     start = 0
     while start + words_max < len(words):
         end = start + words_max
         while end > start and words[end] == words[end - 1]:
             end -= 1
-        start = end if end > start else start + words_max  # a model without words, or a word longer than a piece
+        start = end if end > start else start + words_max  # no words, or one longer than a piece
         yield start
 
 
@@ -170,7 +169,7 @@ def _head_and_tail(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Replace lone surrogates, which JSON can carry and UTF-8 cannot, by U+FFFD, one by one: offsets stay valid."""
+    """Replace lone surrogates, which JSON allows and UTF-8 does not, one for one by U+FFFD, so that offsets stay."""
     return _LONE_SURROGATES.sub("\ufffd", text)
 
 
@@ -180,11 +179,11 @@ def _unit(vector: NDArray[np.float32]) -> Vector:
 
 
 TOKENS_MAX = 512
-"""The most that is read at a time: no chunk is longer, and time grows with the square."""
+"""Limit on tokens per call: no chunk is longer, and time grows quadratically."""
 _DISABLED_OPTIMIZER = "SkipLayerNormFusion"
-"""The fused operator that it puts in place of an addition and a normalisation takes five times as long as the two, a
-fifth of the whole model's time (bench/NOTES.md, 2026-11-22), and rounds differently: without it the vectors are nearer
-to those of the graph in the file."""
+"""This optimizer replaces an addition and a normalisation by a fused operator. That is five times as slow, a fifth of
+the model's whole time (bench/NOTES.md, 2026-11-22), and rounds differently. Without it, vectors are nearer to those of
+the graph in the file."""
 _SENTENCE_OUTPUT = "sentence_embedding"
 _TOLD_AT_MOST = 5
 
@@ -197,16 +196,15 @@ def load_folder(settings: EmbeddingSettings, folder: Path) -> PiecewiseEmbedder:
         model = _Model(files, settings.threads)
         read = model.tokenizer, model.words_max, model.embed_piece
         return PiecewiseEmbedder(settings.model, files.of_files_alone, *read, files.prefixes)
-    except Exception as error:  # neither onnxruntime's errors nor those of the tokenizers share a class below Exception
+    except Exception as error:  # errors of onnxruntime and of the tokenizers share no class below Exception
         raise EmbeddingError(f"the embedding model in {folder} cannot be used: {error}") from error
 
 
 class ModelFiles:
-    """The files of a model in a folder, which is not loaded, and its use as they tell it; what they do not say has the
-    usual value."""
+    """The files of an unloaded model in a folder, and the parameters in them; missing ones have the usual value."""
 
     def __init__(self, settings: EmbeddingSettings, folder: Path) -> None:
-        """Look at them. Raises EmbeddingError: a file is missing."""
+        """Read the files. Raises EmbeddingError: a file is missing."""
         if not folder.is_dir():
             raise WrongModel(f"there is no folder {folder}; embedding.model 'path:DIR' names one with an ONNX model")
         self.folder = folder
@@ -217,7 +215,7 @@ class ModelFiles:
             )
         pooling, config = folder / "1_Pooling" / "config.json", _read(folder / "config.json")
         self.takes_first = bool(_read(pooling).get("pooling_mode_cls_token", False))
-        """Whether the vector of the first token is that of the text; else the mean of all is."""
+        """The text's vector is that of its first token; otherwise the mean over all tokens."""
         positions = config.get("max_position_embeddings")
         if isinstance(positions, int) and config.get("model_type") in ("roberta", "xlm-roberta", "camembert", "mpnet"):
             positions -= 2  # their positions begin at 2
@@ -242,7 +240,7 @@ class ModelFiles:
 
 
 class _Model:
-    """From a piece of a text to its vector."""
+    """Maps a piece of text to its vector."""
 
     def __init__(self, files: ModelFiles, threads: int) -> None:
         self.tokenizer = tokenizer_in(files.folder)
@@ -255,10 +253,10 @@ class _Model:
         # What a run needs stays in the arena: 13 MB, and 30 with a block planned for each length of a text. malloc, as
         # the daemon tunes it, gives back all of it each time: 1,000 page faults and a quarter of a run.
         options.enable_mem_pattern = False
-        for pool in ("intra_op", "inter_op"):  # a thread that has nothing to do leaves the processor to others
+        for pool in ("intra_op", "inter_op"):  # idle threads leave the processor to others
             options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
         options.add_session_config_entry("optimization.disable_specified_optimizers", _DISABLED_OPTIMIZER)
-        # A GPU would give other vectors than the stored ones.
+        # A GPU would give vectors that differ from the stored ones.
         self._session = InferenceSession(files.graph, options, providers=["CPUExecutionProvider"])
         self._inputs = {one.name for one in self._session.get_inputs()}
         if unknown := self._inputs - {"input_ids", "attention_mask", "token_type_ids"}:
@@ -270,7 +268,7 @@ class _Model:
 
     def embed_piece(self, piece: str) -> NDArray[np.float32]:
         words = self.tokenizer.encode(piece, add_special_tokens=False)
-        words.truncate(self.words_max)  # a piece that begins amid a word may have more than the same text had before
+        words.truncate(self.words_max)  # a piece that begins within a word may have more tokens than in its text
         tokens = np.array([self.tokenizer.post_process(words).ids], np.int64)
         inputs = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
         [found] = self._session.run([self._output], {name: inputs[name] for name in self._inputs})
@@ -297,7 +295,7 @@ def _graph_in(folder: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is none."""
+    """Read a JSON object; empty if there is none."""
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -308,9 +306,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 FINGERPRINT = "58247efaa8d67cc0c7bb8bc9910c7088"
-"""Of the bundled model's files."""
+"""Fingerprint of the bundled model's files."""
 DIMENSION = 384
-"""Of its vectors."""
+"""Dimension of its vectors."""
 OWN_NAMES = ("bundled", "multilingual")
 _KNOWN = "'bundled', 'multilingual', 'http', 'path:DIR'"
 _INSTALL = pip_install("memd-proxy[fastembed]")
@@ -325,7 +323,7 @@ def load_bundled(settings: EmbeddingSettings) -> PiecewiseEmbedder:
 
 
 def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbedder:
-    """Load a text model that fastembed knows; see `loading.load_embedder`. Raises EmbeddingError: unknown name, or
+    """Load a text model that fastembed knows; see `loading.load_embedder`. Raises EmbeddingError: unknown name,
     fastembed is not installed, or the files could not be fetched or read."""
     model = settings.model
     try:
@@ -348,7 +346,7 @@ def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbe
         return _fetched_embedder(settings, name, engine, fingerprint_of(folder, files))
     except EmbeddingError:
         raise
-    except Exception as error:  # fetching and loading raise whatever the http client, the hub and onnxruntime raise
+    except Exception as error:  # fetching and loading raise any error of the HTTP client, the hub and onnxruntime
         if not fetch:
             raise EmbeddingError(
                 f"embedding.model {model!r} is not on this machine, or not whole; `memd serve` fetches it once"
@@ -361,7 +359,7 @@ def load_fastembed(settings: EmbeddingSettings, *, fetch: bool) -> PiecewiseEmbe
 
 def _fetched_embedder(settings: EmbeddingSettings, name: str, engine: Any, fingerprint: str) -> PiecewiseEmbedder:
     own = engine.tokenizer
-    # A copy, because truncation is a property of the tokenizer and fastembed's own must keep it.
+    # A copy, because truncation belongs to the tokenizer, and fastembed's must keep it.
     tokenizer = Tokenizer.from_str(own.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -377,26 +375,26 @@ def _fetched_embedder(settings: EmbeddingSettings, name: str, engine: Any, finge
 # The question table
 
 LOOKED_AT_CHARACTERS = 4_000
-"""Of a longer text the beginning is looked at: no chunk and no part of a question is longer."""
+"""Only the beginning of a longer text is used: no chunk and no part of a question is longer."""
 
 
 class QuestionTable:
-    """The table of the bundled model. Any thread may use it."""
+    """The bundled model's table. Thread-safe."""
 
     def __init__(self, fingerprint: str, tokenizer: Tokenizer) -> None:
         folder = question_table_dir()
         self.fingerprint = fingerprint
         self._rows = np.load(folder / "rows.npy", mmap_mode="r")
-        """int8 (pieces, dimension), mapped: only the rows of pieces that occur are ever read."""
+        """int8 (pieces, dimension), memory-mapped: only the rows of pieces that occur are read."""
         self._weights = np.load(folder / "scale.npy") * np.load(folder / "idf.npy").astype(np.float32)
         self._tokenizer = tokenizer
         self.dimension: int = self._rows.shape[1]
 
     def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """The unit vectors of texts, (n, dimension); zeros for one that has no known piece."""
+        """Return the unit vectors of texts, (n, dimension); zeros for a text without known pieces."""
         beginnings = [readable(text[:LOOKED_AT_CHARACTERS]) for text in texts]
         found = np.zeros((len(texts), self.dimension), np.float32)
-        # Of the tokenizer's calls this one leaves the interpreter to other threads.
+        # This call of the tokenizer releases the GIL.
         for row, encoding in enumerate(self._tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)):
             ids = np.array(encoding.ids, np.intp)
             found[row] = self._weights[ids] @ self._rows[ids].astype(np.float32)
@@ -406,7 +404,7 @@ class QuestionTable:
 
 @lru_cache(maxsize=8)
 def table_of(fingerprint: str) -> QuestionTable | None:
-    """The table of the model with this fingerprint; None if it has none."""
+    """Return the table of the model with this fingerprint, or None."""
     if (question_table_dir() / "fingerprint").read_text().strip() != fingerprint:
         return None
     return QuestionTable(fingerprint, tokenizer_in(model_dir()))

