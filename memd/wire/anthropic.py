@@ -1,8 +1,8 @@
 """Anthropic's `POST /v1/messages`: requests to messages and back, and replies.
 
-Rule: a message is translated into a chat message as llama.cpp does it, so that a conversation has the same digests
-through every API. A user message with tool results is parsed into several messages and encoded as one element again. A
-*piece* has the blocks of one `Message`; joining all pieces of an element gives that element, block by block.
+Rule: a message is translated into a chat message as in llama.cpp, so that a conversation has the same digests in every
+API. A user message with tool results is parsed into several messages, and encoded as one element again. A *piece* has
+the content blocks of one `Message`; joining all pieces of an element restores it, block by block.
 
     element  {"role": "user", "content": [tool_result a, tool_result b, text, image]}
     pieces        tool: [tool_result a]    tool: [tool_result b]    user: [text, image]
@@ -43,7 +43,7 @@ _UNHASHED_TYPES = frozenset({b'"thinking"', b'"redacted_thinking"'})
 
 
 class _ContentBlock(msgspec.Struct, frozen=True):
-    """The members of a content block that memd reads; an absent one is empty."""
+    """The members of a content block that memd reads; absent ones are empty."""
 
     type: Raw = Raw()
     text: Raw = Raw()
@@ -68,8 +68,8 @@ _source_decoder = msgspec.json.Decoder(_ImageSource)
 
 
 def parse_message(raw: Raw | bytes) -> Message:
-    """Parse one piece into a message without reasoning. Raises BadRequestBody: not a JSON object, or text in it is not
-    valid Unicode."""
+    """Parse one piece into a message without reasoning. Raises BadRequestBody: not a JSON object, or not valid
+    Unicode."""
     try:
         members = OBJECT.decode(raw)
         if not is_list(members.get("content", Raw())):
@@ -80,7 +80,7 @@ def parse_message(raw: Raw | bytes) -> Message:
 
 
 def pieces_of(element: Raw) -> list[Raw]:
-    """Split a user message into its tool results, one by one, and the rest; any other message stays whole. Raises
+    """Split a user message into its tool results, one by one, and the rest; other messages stay whole. Raises
     BadRequestBody: it is unreadable."""
     if _TOOL_RESULT not in bytes(element):
         return [element]
@@ -102,7 +102,7 @@ def pieces_of(element: Raw) -> list[Raw]:
 
 
 def joined(pieces: Sequence[Raw]) -> Raw:
-    """Join the pieces of one element that are to be shown; a block that was added in front of one stays there."""
+    """Join the shown pieces of one element; a block added in front of a piece stays there."""
     placed: list[tuple[int, Raw]] = []
     element: dict[str, Raw] = {}
     for piece in pieces:
@@ -119,12 +119,12 @@ def joined(pieces: Sequence[Raw]) -> Raw:
 
 
 def _block(raw: Raw) -> _ContentBlock:
-    """Decode a content block; one that is no object has no members."""
+    """Decode a content block; one that is not an object counts as empty."""
     return _block_decoder.decode(raw) if is_object(raw) else _ContentBlock()
 
 
 def _input(arguments: str) -> Raw:
-    """Return arguments as the object that `input` must be; other text, which a model may write, as a member of one."""
+    """Return arguments as the object that `input` must be; other text, which a model may write, goes into a member."""
     try:
         OBJECT.decode(arguments.strip() or "{}")
     except UNREADABLE:
@@ -161,7 +161,7 @@ def _part(raw: Raw, block: _ContentBlock) -> Raw:
     members = OBJECT.decode(raw)
     members.pop("cache_control", None)
     encoded = msgspec.json.encode(members)
-    if kind.endswith((b'_tool_use"', b'_tool_result"')):  # of a server's own: clients order the members as they like
+    if kind.endswith((b'_tool_use"', b'_tool_result"')):  # a server's own tools: clients reorder the members
         return Raw(canonical_arguments(encoded.decode()).encode())
     return Raw(encoded)
 
@@ -196,13 +196,13 @@ _any_decoder = msgspec.json.Decoder(Any)
 
 
 class AnthropicCapture(Capture):
-    """Captures the reply of one stream."""
+    """Captures the reply in one stream."""
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         super().__init__(bytes_max)
         self._counts: dict[str, int] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
-        """Those of a server's own tools, as they began."""
+        """First events of blocks of a server's own tools, by index."""
 
     def take(self, event: SseEvent) -> bool:
         """See `Capture.take`: `memory_out` belongs in the first event, `message_start`."""
@@ -263,7 +263,7 @@ class AnthropicCapture(Capture):
         if kind == "text_delta" and index not in self._parts:
             self._begin(index, {"type": "text"})  # the server sent no `content_block_start`
         if (part := self._parts.get(index)) is not None:
-            part.whole = None if part.is_call else part.whole  # the input that a call begins with is empty
+            part.whole = None if part.is_call else part.whole  # a call's first event has an empty input
             self._append(part.text, piece)
 
     def _end(self, index: Any) -> None:
@@ -286,7 +286,7 @@ def _counts(usage: Any) -> dict[str, int]:
 
 
 def _usage(counts: dict[str, int]) -> Usage | None:
-    """Sum up the prompt's tokens: `input_tokens` are only those that were not cached."""
+    """Sum up the prompt's tokens; `input_tokens` excludes cached ones."""
     if "input_tokens" not in counts:
         return None
     prompt_tokens = sum(counts.get(name, 0) for name in _PROMPT_COUNTS)
@@ -331,11 +331,9 @@ class AnthropicApi(Api):
     def elements(
         self, request: ModelRequest, left_out: frozenset[int], replaced: Mapping[int, str], blocks: Mapping[int, str]
     ) -> list[Raw]:
-        """See `Api.elements`; a block stands behind the tool results of its message."""
+        """See `Api.elements`; a block goes after the tool results of its message."""
         changed = super().elements(request, left_out, replaced, blocks)
-        numbers = list(
-            accumulate(int(not same) for same in request.continues)
-        )  # of the element that each is a piece of
+        numbers = list(accumulate(int(not same) for same in request.continues))  # each piece's element
         sizes = Counter(numbers)
         shown = (number for position, number in enumerate(numbers) if position not in left_out)
         pieces: dict[int, list[Raw]] = {}
@@ -344,7 +342,7 @@ class AnthropicApi(Api):
         return [joined(some) if sizes[number] > 1 else some[0] for number, some in pieces.items()]
 
     def with_result(self, raw: Raw, role: str, text: str) -> Raw:
-        """See `Api.with_result`; a tool's piece is nothing but its result."""
+        """See `Api.with_result`; a tool's piece contains only its result."""
         if role != "tool":
             return super().with_result(raw, role, text)
         members = OBJECT.decode(raw)
@@ -380,7 +378,7 @@ class AnthropicApi(Api):
 
 
 def _thread(thread: Raw | None) -> str:
-    """The thread that a request goes on with, which the upstream keeps; empty if it has none."""
+    """Return the thread, stored by the upstream, that a request continues; empty if there is none."""
     typed = None if thread is None else decode_or_none(_thread_decoder, thread)
     return f"thread {typed.previous_message_id}" if typed is not None and typed.type == "continue" else ""
 

@@ -1,9 +1,9 @@
-"""A request to a model, the same for all APIs, and the contract that each API of a model server implements.
+"""A request to a model, the same for all APIs, and the interface that each API of a model server implements.
 
-Rule: a part of a request that memd does not change keeps its bytes and its place; a body in which nothing changes is
-forwarded as it came. An API is stateless and pure. Code outside an API's own module never asks which API it has;
-`registry.py` lists them all. A parsed message is kept by its bytes and its parser together, so that two APIs never
-share one, and a client that sends its whole history each turn pays for its new messages only.
+Rule: unchanged parts of a request keep their bytes and place; an unchanged body is forwarded as it came. An API is
+stateless and pure. Code outside an API's module never asks which API it has; `registry.py` lists them all. Parsed
+messages are cached by their bytes and parser, so APIs never share one, and a client that sends its whole history each
+turn pays only for its new messages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from memd.wire.sideband import MemoryIn, MemoryOut, decode_memory_in
 _TOKENS_BOUND = 2.0**53  # a larger `max_tokens` is no bound (and may be infinite)
 
 _DEPTH_TOLD = 500
-"""Of brackets in brackets; how many can be read depends on the stack, some hundreds always."""
+"""Nesting depth reported in errors. The readable depth depends on the stack and is always some hundreds."""
 _BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|([\[{])|[\]}]', re.DOTALL)
 
 NOTHING_REPLACED: Mapping[int, str] = {}
@@ -60,60 +60,59 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `raw_messages`, `messages`, `digests` and `continues` run in parallel."""
 
     original: bytes | None
-    """The body as it came; None if a sideband was removed, as it must not be forwarded."""
+    """The body as it came; None if it had a sideband, which must not be forwarded."""
     fields: dict[str, Raw]
-    """The top-level members in their order, without the list of messages and the sideband."""
+    """The top-level members in order, without the list of messages and the sideband."""
     messages_at: int
-    """The number of `fields` before the list of messages."""
+    """Number of `fields` before the list of messages."""
     raw_messages: list[Raw]
     """Each message in its API's own syntax."""
     messages: list[Message]
     digests: list[bytes]
     """16-byte content digests."""
     read_before: int = 0
-    """How many of the first messages earlier requests had too."""
+    """Number of leading messages that were cached from earlier requests."""
     continues: list[bool]
-    """For each message, whether it shared one element of the list with the message before it."""
+    """For each message, True if it shares its list element with the message before it."""
     stream: bool
     model: str
     max_tokens: int | None
-    """The bound of the reply; None if it has none."""
+    """Limit of the reply in tokens; None if there is none."""
     window: int | None = None
-    """The window that it asks for itself, in tokens (Ollama's `num_ctx`); None: the model's."""
+    """The window requested in tokens (Ollama's `num_ctx`); None: the model's."""
     instructions: str
-    """The text of the system prompt: of a member of its own, if the API has one, and the leading system messages."""
+    """Text of the system prompt: from the API's own member, if any, and from the leading system messages."""
     standing_text: str
     """JSON text that takes room in the window besides the messages: tool definitions, separate instructions."""
     memory_in: MemoryIn | None
-    """None if the request has none, or a malformed one."""
+    """None if absent or malformed."""
     memory_in_error: str | None
     goes_on_with: str = ""
-    """The conversation that the upstream keeps, and of which these messages are the end; empty: they are all of it."""
+    """Reference to a conversation stored by the upstream, which these messages continue; empty: they are all of it."""
     has_stand_ins: bool = False
-    """Its parts have stand-ins (see `lenient_json`), which are not forwarded."""
+    """It contains stand-ins (see `lenient_json`), which are not forwarded."""
 
     @property
     def user(self) -> str | None:
-        """The member by which OpenAI's requests tell a program's users apart; empty if there is none, None if it is no
-        text."""
+        """OpenAI's member that distinguishes the users of a program; empty if absent, None if it is not a string."""
         told = self.fields.get("user", NULL)
         return "" if told == NULL else decode_or_none(TEXT, told)
 
     @property
     def wanted(self) -> Selection:
-        """The choice of chunks that may be recalled into it."""
+        """The chunks that may be recalled into it."""
         return EVERYTHING if self.memory_in is None else self.memory_in.filter or EVERYTHING
 
 
 def instructions_in(raw: Raw, messages: Sequence[Message]) -> str:
-    """Join a member's text, or the text parts that it lists, and the leading system messages."""
+    """Join a member's text, or the text parts in it, and the leading system messages."""
     parts = decode_or_none(_parts_decoder, raw) if is_list(raw) else None
     texts = [lenient_text(raw)] if is_string(raw) else [lenient_text(part.text) for part in parts or ()]
     return "\n".join([*texts, *(message.text for message in messages[: leading_count(messages)])])
 
 
 def without_own_blocks(request: ModelRequest, is_own: Callable[[str], bool], speech: Speech) -> ModelRequest:
-    """The request with its messages as they were said: without echoes of memory blocks that `is_own` knows."""
+    """Return the request without echoes of memory blocks in its messages; `is_own` recognizes memd's own blocks."""
     messages = [
         speech.heard_alone(message, is_own) if BLOCK_OPENING in message.text else message
         for message in request.messages
@@ -122,7 +121,7 @@ def without_own_blocks(request: ModelRequest, is_own: Callable[[str], bool], spe
 
 
 def renamed(request: ModelRequest, name: str) -> ModelRequest:
-    """The request with this name for who speaks as the user and has none; what is forwarded stays as it is."""
+    """Return the request with this name on nameless user messages; the forwarded bytes stay unchanged."""
     messages = [
         msgspec.structs.replace(one, name=name) if (one.opens_turn or one.is_result) and not one.name else one
         for one in request.messages
@@ -156,7 +155,7 @@ def objects_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
 
 
 def list_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
-    """Return the elements of the member `name`, of which each should be an object. Raises BadRequestBody: it is not a
+    """Return the elements of the member `name`, each of which should be an object. Raises BadRequestBody: it is not a
     list."""
     if name not in members:
         raise BadRequestBody(f"the request body has no `{name}`; it must be a list of objects")
@@ -167,7 +166,7 @@ def list_in(members: Mapping[str, Raw], name: str) -> list[Raw]:
 
 
 def check_objects(elements: Sequence[Raw], name: str) -> None:
-    """Make sure that the elements of the member `name` are objects; raises BadRequestBody if one is not."""
+    """Check that the elements of the member `name` are objects. Raises BadRequestBody: one is not."""
     for position, raw in enumerate(elements):
         if not is_object(raw):
             raise BadRequestBody(f"`{name}[{position}]` is not an object")
@@ -176,8 +175,8 @@ def check_objects(elements: Sequence[Raw], name: str) -> None:
 def without_sideband(
     members: Mapping[str, Raw], list_name: str, *, reads: bool
 ) -> tuple[dict[str, Raw], int, list[Raw]]:
-    """Return the other members, the number of them before the list, and every `memory_in` in order of precedence.
-    Without `reads` a `memory_in` is one of the others."""
+    """Return the other members, how many come before the list, and every `memory_in` in order of precedence. Without
+    `reads`, `memory_in` counts as another member."""
     fields: dict[str, Raw] = {}
     messages_at = 0
     in_metadata: list[Raw] = []
@@ -201,7 +200,7 @@ def without_sideband(
 
 
 def _deep_at(body: bytes) -> int:
-    """Where the brackets in a body become too many: the place of the first that is `_DEPTH_TOLD` deep."""
+    """Return the offset at which brackets are nested `_DEPTH_TOLD` deep."""
     depth = 0
     for found in _BRACKET.finditer(body):
         if found[1]:
@@ -214,7 +213,7 @@ def _deep_at(body: bytes) -> int:
 
 
 def first_bound(fields: Mapping[str, Raw], names: Sequence[str]) -> int | None:
-    """Return the first of `names` that is a number from 0 on: -1 is unbounded in llama.cpp, other types are ignored."""
+    """Return the first of `names` with a number from 0 on; -1 means unbounded in llama.cpp, other types are ignored."""
     for name in names:
         try:
             number = _number_decoder.decode(fields[name])
@@ -232,30 +231,30 @@ _ENTRY_BYTES = 600  # key, structs and dictionary slots of one cached message (m
 
 
 class ParsedMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message and its content digest, which takes longer to compute than to look up."""
+    """A message and its content digest, which is slower to compute than to look up."""
 
     message: Message
     digest: bytes
 
 
 class MessageCache(ByteCache[tuple[Parse, bytes], ParsedMessage]):
-    """Parsed messages by the SHA-256 of their bytes, which take as much memory as the text; evicts the least recently
+    """Parsed messages by the SHA-256 of their bytes, which take as much memory as the text. Evicts the least recently
     used beyond `bytes_max`. Thread-safe."""
 
     def __init__(self, bytes_max: int = CACHE_BYTES_MAX, speech: Speech = THINKING_ALONE) -> None:
-        """`speech`: finds what was said in each message."""
+        """`speech`: finds the words said in each message."""
         super().__init__(bytes_max)
         self._speech = speech
 
     def parse(self, raws: Sequence[Raw], parse: Parse) -> tuple[list[ParsedMessage], int]:
-        """Parse each of `raws` with `parse`, or return what that gave earlier; and how many of the first it had given.
-        Raises BadRequestBody: `parse` raised it."""
+        """Parse each of `raws` with `parse`, or return its cached result; also return how many leading ones were
+        cached. Raises BadRequestBody: from `parse`."""
         keys = [(parse, hashlib.sha256(raw).digest()) for raw in raws]
         held = self.use(keys)
         known = next((place for place, one in enumerate(held) if one is None), len(held))
         found = [one for one in held[:known] if one is not None]
         for key, raw, parsed in zip(keys[known:], raws[known:], held[known:], strict=True):
-            parsed = parsed or self.get(key)  # a message that a request has twice is parsed once
+            parsed = parsed or self.get(key)  # a message that occurs twice in a request is parsed once
             if parsed is None:
                 message = self._speech.heard(parse(raw))
                 parsed = ParsedMessage(message, message.content_digest)
@@ -271,34 +270,34 @@ def _size_of(parsed: ParsedMessage) -> int:
 
 
 class Api:
-    """One API. Most of them have OpenAI's errors, and one element of the list for each message."""
+    """One API. The defaults fit most: OpenAI's errors, and one list element per message."""
 
     name: str
-    """As in the log and the metrics."""
+    """Name in the log and the metrics."""
     path: str
-    """The end of the path of its requests."""
+    """End of its requests' path."""
     count_path: str
-    """The path at which llama-server counts a request's prompt tokens; its answer has `input_tokens`."""
+    """Path at which llama-server counts a request's prompt tokens; the answer has `input_tokens`."""
     stream_type = "text/event-stream"
-    """The content type of a streamed reply."""
+    """Content type of a streamed reply."""
     list_name = "messages"
-    """The member of a body that holds the messages."""
+    """Member of a body with the messages."""
     result_member = "content"
-    """The member of a tool's result that holds its text."""
+    """Member of a tool result with its text."""
     bounds: tuple[str, ...] = ()
-    """The members that bound the reply; the first that is a number counts."""
+    """Members that limit the reply; the first with a number counts."""
     standing: tuple[str, ...] = ()
-    """The members that take room in the window beside the messages."""
+    """Members that take room in the window besides the messages."""
     instructions = ""
-    """The member that holds the system prompt; empty: it is among the messages."""
+    """Member with the system prompt; empty: it is among the messages."""
     parse_one: Parse
     """Parses one of `ModelRequest.raw_messages`."""
     capture: type[Capture]
     parser: type[SseParser] = SseParser
-    """Splits it into events."""
+    """Splits a stream into events."""
 
     def parse(self, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
-        """Parse a request. Raises BadRequestBody: `body` is no request of this API."""
+        """Parse a request. Raises BadRequestBody: `body` is not a request of this API."""
         members = top_level(body)
         return self.request(body, members, list_in(members, self.list_name), cache)
 
@@ -312,14 +311,14 @@ class Api:
         continues: list[bool] | None = None,
         goes_on_with: str = "",
     ) -> ModelRequest:
-        """Make a request of a body's top-level members; of one that appears twice the last counts, as in llama.cpp. One
-        that `goes_on_with` something is forwarded as it is, and its sideband is not read. Raises BadRequestBody: a
-        message is unreadable or nested too deeply."""
+        """Build a request from a body's top-level members; of a duplicate the last counts, as in llama.cpp. With
+        `goes_on_with` it is forwarded unchanged and its sideband is not read. Raises BadRequestBody: a message is
+        unreadable or nested too deeply."""
         try:
             try:
                 parsed, known = (MessageCache() if cache is None else cache).parse(raw_messages, self.parse_one)
             except BadRequestBody:
-                check_objects(raw_messages, self.list_name)  # not before: of a long history nearly all is known
+                check_objects(raw_messages, self.list_name)  # only now: most of a long history is cached
                 raise
             messages = [one.message for one in parsed]
             fields, messages_at, sidebands = without_sideband(members, self.list_name, reads=not goes_on_with)
@@ -359,11 +358,11 @@ class Api:
         replaced: Mapping[int, str] = NOTHING_REPLACED,
         blocks: Mapping[int, str] = NOTHING_REPLACED,
     ) -> bytes:
-        """Encode the body to forward: `request` without the messages at the indices `leave_out`, with `blocks`.
+        """Encode the body to forward: `request` without the messages at the indices `leave_out`, and with `blocks`.
 
-        `replaced`: by the index of a result, a tool's or one in the user's name, the text that takes the place of its
-        content; it stays the answer to its call. `blocks`: by the index of a user's message the text to put in front of
-        its content; where the message is left out, the text is too.
+        `replaced`: text that replaces the content of results, a tool's or one in the user's name, by index; each stays
+        the answer to its call. `blocks`: text to put in front of user messages, by index; if the message is left out,
+        so is the text.
         """
         if request.original is not None and not leave_out and not blocks and not replaced:
             return request.original
@@ -378,7 +377,7 @@ class Api:
     def elements(
         self, request: ModelRequest, left_out: frozenset[int], replaced: Mapping[int, str], blocks: Mapping[int, str]
     ) -> list[Raw]:
-        """The elements of the list to forward, see `encode`; a single string stands for itself."""
+        """Return the list elements to forward, see `encode`; a single string stands for itself."""
         elements: list[Raw] = []
         begin = 0
         for position in sorted({*left_out, *blocks, *replaced}):
@@ -394,19 +393,19 @@ class Api:
         return elements + request.raw_messages[begin:]
 
     def with_result(self, raw: Raw, role: str, text: str) -> Raw:
-        """Put `text` in place of the content of a result, a tool's or one in the user's name."""
+        """Replace the content of a result, a tool's or one in the user's name, by `text`."""
         return with_content(raw, text, self.result_member if role in RESULT_ROLES else "content")
 
     def encode_message(self, message: Message) -> Raw:
-        """Encode a message in the syntax of `raw_messages`, without attachments; the text has `[image]` for each."""
+        """Encode a message in the syntax of `raw_messages`, without attachments; its text has `[image]` for each."""
         raise NotImplementedError
 
     def in_front(self, raw: Raw, text: str) -> Raw:
-        """Put `text` and an empty line in front of the content of a user's message in the syntax of `raw_messages`."""
+        """Put `text` and an empty line in front of the content of a user message in the syntax of `raw_messages`."""
         raise NotImplementedError
 
     def continues(self, message: Message, previous: Message | None) -> bool:
-        """Tell whether a message must share one element of the list with the message before it."""
+        """Return whether a message must share a list element with the message before it."""
         return False
 
     def new_stream(
@@ -418,7 +417,7 @@ class Api:
         return ReplyStream(capture, out, parser=parser, codings=codings, bytes_max=bytes_max, unread_bytes_max=unread)
 
     def parse_reply(self, body: bytes) -> Reply:
-        """Parse a reply that was not streamed; a body that is none gives an empty `Reply`."""
+        """Parse a reply that was not streamed; returns an empty `Reply` if it is not one."""
         capture = self.capture(sys.maxsize)
         capture.take_whole(body)
         return capture.reply()
@@ -429,8 +428,8 @@ class Api:
 
 
 def read_request(api: Api, body: bytes, cache: MessageCache | None = None) -> ModelRequest:
-    """Parse a request of `api` as `Api.parse` does, also one whose text is no Unicode at some places. Raises
-    BadRequestBody: `body` is no request of this API."""
+    """Parse a request with `api.parse`, even if some of its text is not Unicode. Raises BadRequestBody: `body` is not a
+    request of this API."""
     try:
         return api.parse(body, cache)
     except BadRequestBody:

@@ -1,17 +1,17 @@
 """OpenAI's chat completions, `POST /v1/chat/completions`: requests to messages and back, and replies.
 
 Rule: any JSON object becomes some `Message`, however odd its members; only unreadable JSON raises. A reply becomes the
-same `Message` as the client's echo of it. A request is encoded again with the least possible change: a message keeps
-its bytes unless a block is merged into it.
+same `Message` as the client's echo of it. Encoding changes as little as possible: a message keeps its bytes unless a
+block is merged into it.
 
-One message is one element of `messages`, or several that are one answer, as its reply was captured, whatever its
-client makes of it; then its element of `raw_messages` is their JSON texts joined by commas. Codex keeps a conversation
-as items and makes a message of each, of a reply's text in front of its calls or behind them:
+A message is usually one element of `messages`. If a client splits an answer into several, they are joined into one
+message again, like the captured reply; its element of `raw_messages` is their JSON texts joined by commas. Codex stores
+a conversation as items and sends each as a message, a reply's text before or after its calls:
 
     assistant: text | assistant: call | assistant: call | tool: result | tool: result
     assistant: call | assistant: text | tool: result
 
-The results tell what belongs together: only calls that are answered right behind the elements are joined.
+Only calls that are answered right after these elements are joined, because the results show what belongs together.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _AUDIO_TYPES = frozenset({"input_audio", "audio", "audio_url"})
 
 
 class _MessageMembers(msgspec.Struct, frozen=True):
-    """The members of a message that memd reads; an absent one is empty."""
+    """The members of a message that memd reads; absent ones are empty."""
 
     role: Raw = Raw()
     content: Raw = Raw()
@@ -97,8 +97,8 @@ _function_decoder = msgspec.json.Decoder(_FunctionMembers)
 
 
 def parse_message(raw: Raw | bytes) -> Message:
-    """Parse the JSON object `raw` into a message without reasoning. Raises BadRequestBody: not a JSON object, or text
-    in it is not valid Unicode (llama.cpp refuses such a body too)."""
+    """Parse the JSON object `raw` into a message without reasoning. Raises BadRequestBody: not a JSON object, or not
+    valid Unicode (llama.cpp refuses such a body too)."""
     try:
         members = _members_decoder.decode(raw)
         content = members.content
@@ -117,7 +117,7 @@ def parse_message(raw: Raw | bytes) -> Message:
 
 def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") -> Raw:
     """Put `text` and an empty line in front of the content of the message `raw`; all else keeps its bytes and order.
-    Content that is neither string, list of parts nor null, which no upstream accepts, stays as it is."""
+    Content that is neither string, list of parts nor null stays unchanged; no upstream accepts it."""
     members = OBJECT.decode(raw)
     content = bytes(members.get("content", b"null"))
     if is_string(content):
@@ -133,7 +133,7 @@ def with_text_in_front(raw: Raw | bytes, text: str, *, part_type: str = "text") 
 
 
 def content_of(parts: Iterable[Raw]) -> tuple[str, tuple[bytes, ...]]:
-    """Return the text of a message's parts and the digests of those that are not text."""
+    """Return the text of a message's parts, and the digests of the non-text ones."""
     texts: list[str] = []
     attachments: list[bytes] = []
     for raw in parts:
@@ -146,7 +146,7 @@ def content_of(parts: Iterable[Raw]) -> tuple[str, tuple[bytes, ...]]:
 
 
 def _part(raw: Raw) -> tuple[str | None, bytes | None]:
-    """Return a content part's text (None: it does not count) and, unless it is text, its digest."""
+    """Return a content part's text (None if it does not count) and, unless it is text, its digest."""
     encoded = bytes(raw)
     if is_string(encoded):
         return lenient_text(raw), None
@@ -189,8 +189,8 @@ def _function(call_id: str, encoded: bytes) -> ToolCall:
 
 
 def grouped(elements: Sequence[Raw], messages: Sequence[Message]) -> list[Raw]:
-    """Join the elements of one answer, their JSON texts separated by commas; all others stay alone. `messages`: each
-    element by itself."""
+    """Join the elements of each answer, their JSON texts separated by commas; others stay alone. `messages`: each
+    element parsed alone."""
     groups: list[Raw] = []
     for role, run in groupby(range(len(elements)), key=lambda place: messages[place].role):
         places = [*run]
@@ -202,7 +202,7 @@ def grouped(elements: Sequence[Raw], messages: Sequence[Message]) -> list[Raw]:
 
 
 def _answer_start(messages: Sequence[Message], run: Sequence[int]) -> int:
-    """Where the answer begins with which a run of the assistant's messages ends; behind the run, if it has no calls."""
+    """Return where the answer at the end of a run of assistant messages begins; past the run if it has no calls."""
     end = run[-1] + 1
     results = takewhile(lambda one: one.role in RESULT_ROLES, islice(messages, end, None))
     answered = {one.tool_call_id for one in results} - {""}
@@ -218,8 +218,8 @@ def _answer_start(messages: Sequence[Message], run: Sequence[int]) -> int:
 
 
 def elements_of(raw: Raw | bytes) -> list[Raw]:
-    """The elements of one message, `raw` being their JSON texts joined by commas. Raises BadRequestBody: it cannot be
-    read."""
+    """Split a message into its elements; `raw` is their JSON texts joined by commas. Raises BadRequestBody:
+    unreadable."""
     try:
         return LIST.decode(b"".join((b"[", memoryview(raw), b"]")))
     except UNREADABLE as error:
@@ -227,8 +227,8 @@ def elements_of(raw: Raw | bytes) -> list[Raw]:
 
 
 def parse_elements(raw: Raw | bytes) -> Message:
-    """Parse the elements of one message, see `elements_of`. Raises BadRequestBody: not JSON objects, or text in them is
-    not valid Unicode."""
+    """Parse the elements of one message, see `elements_of`. Raises BadRequestBody: not JSON objects, or not valid
+    Unicode."""
     return joined_answer([parse_message(element) for element in elements_of(raw)])
 
 
@@ -252,7 +252,7 @@ _answer_decoder = msgspec.json.Decoder(_ChatAnswer)
 
 
 _TEXT, _REFUSAL, _FUNCTION = -3, -2, -1
-"""The places of an answer's parts in front of its calls; the last is a call in the older form."""
+"""Places of an answer's parts before its calls; the last is a call in the older form."""
 
 
 class ChatCapture(Capture):
@@ -264,7 +264,7 @@ class ChatCapture(Capture):
         self._content = self._parts[_TEXT].text
 
     def take(self, event: SseEvent) -> bool:
-        """See `Capture.take`: `memory_out` belongs in a chunk that has a choice; in others it breaks clients."""
+        """See `Capture.take`: `memory_out` belongs in a chunk with a choice; elsewhere it breaks clients."""
         if event.data.strip() == DONE:
             self._ended = True
             return False
@@ -300,7 +300,7 @@ class ChatCapture(Capture):
             self._take_function(self._part(_FUNCTION, is_call=True), function)
 
     def _take_call(self, delta: dict[str, Any]) -> None:
-        """Capture a tool-call delta; without `index` it belongs to the last call, or with an id begins a new one."""
+        """Capture a tool-call delta. Without `index` it continues the last call, or with an id begins a new one."""
         index = delta.get("index")
         if not isinstance(index, int) or index < 0:
             index = max(0, self._next_place - (not delta.get("id")))
@@ -326,7 +326,7 @@ class ChatCapture(Capture):
 
 
 def parsed_or_none(raw: Raw, parse: Callable[[Raw], Message]) -> Message | None:
-    """Read a message or an item of a whole answer, with stand-ins where it needs them; None if it is none."""
+    """Parse a message or item of a whole answer, with stand-ins if needed; None if it is unreadable."""
     try:
         return parse(raw)
     except BadRequestBody:
@@ -350,7 +350,7 @@ def _usage(answer: _ChatAnswer) -> Usage | None:
 
 
 def _text(value: Any) -> str:
-    """Return a string as it is, the joined text parts of a list, or else the empty string."""
+    """Return a string unchanged, the joined text parts of a list, or else the empty string."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

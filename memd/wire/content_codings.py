@@ -1,7 +1,7 @@
 """Content codings (RFC 9110 section 8.4): gzip, deflate, br and zstd, unpacked piece by piece.
 
-Rule: nobody unpacks more than was asked for. A kilobyte may hold a gigabyte, so each piece that comes out is bounded,
-and who takes them stops when it has enough.
+Rule: no caller unpacks more than it asks for. A kilobyte may hold a gigabyte, so each piece of output is limited, and
+callers stop when they have enough.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ else:
     from backports import zstd
 
 PIECE_BYTES, MEMBERS_MAX = 4096, 10_000
-"""Of what is unpacked at once, and of a body: 9 bytes are a member that takes 20 µs and holds nothing."""
+"""Input bytes per step; and limit on members per body, because 9 bytes can be an empty member that takes 20 µs."""
 PART_BYTES_MAX = 256 * 1024
 CODINGS_MAX = 3
-"""One behind another; nobody needs more than one."""
+"""Limit on codings applied one after another; nobody needs more than one."""
 _ZSTD_OPTIONS: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
-"""8 MB, the most that a sender may rely on (RFC 9659); a larger one would be memory that its sender chooses."""
+"""Window of 8 MB, the largest that senders may use (RFC 9659); a larger one would let the sender choose our memory."""
 
 
 class BadCoding(MemdError):
-    """A body that cannot be unpacked; the message says why."""
+    """A body cannot be unpacked; the message says why."""
 
 
 class TooLarge(MemdError):
-    """A body that unpacks to more than there is room for."""
+    """A body unpacks to more than there is room for."""
 
 
 def codings_of(headers: MultiMapping[str]) -> tuple[str, ...]:
-    """The content codings of a message in the order in which they were applied; empty: it is as it is."""
+    """Return the content codings of a message in the order of application; empty if there are none."""
     named = ",".join(headers.getall("Content-Encoding", [])).lower().split(",")
     return tuple(coding for name in named if (coding := name.strip()) not in ("", "identity"))
 
 
 class Unpacker:
-    """Unpacks one body of one or more codings, of which the parts may be cut anywhere."""
+    """Unpacks one body with one or more codings; its parts may be split anywhere."""
 
     def __init__(self, codings: Iterable[str], bytes_max: int) -> None:
-        """`codings`: in the order in which they were applied. `bytes_max`: of what comes out, and of what is in
-        between. Raises BadCoding: one is not known, or there are too many."""
+        """`codings`: in the order of application. `bytes_max`: limit on the output, also of intermediate steps. Raises
+        BadCoding: a coding is unknown, or there are too many."""
         named = tuple(codings)
         if len(named) > CODINGS_MAX:
             raise BadCoding(f"it has {len(named)} content codings, more than {CODINGS_MAX}")
@@ -59,8 +59,8 @@ class Unpacker:
         self._stages = [_Unpacking(_CODINGS[one], bytes_max) for one in reversed(named)]
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what the next bytes unpack to, at most about `PART_BYTES_MAX` at a time. Raises BadCoding: they are not
-        of their coding; TooLarge: there is more of it than `bytes_max`."""
+        """Yield the unpacked bytes, at most about `PART_BYTES_MAX` at a time. Raises BadCoding: the data are invalid;
+        TooLarge: they exceed `bytes_max`."""
         parts: Iterable[bytes] = (data,)
         for stage in self._stages:
             parts = stage.feed(parts)
@@ -68,13 +68,13 @@ class Unpacker:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all of it came."""
+        """True if the body is complete."""
         return all(stage.is_finished for stage in self._stages)
 
 
 def unpacked_parts(data: bytes, codings: Iterable[str], bytes_max: int) -> Iterator[bytes]:
-    """Yield what a whole body unpacks to. Raises BadCoding, TooLarge: as `Unpacker` does; the former also where the end
-    of the body is missing."""
+    """Yield a whole body unpacked. Raises BadCoding, TooLarge: as `Unpacker`; BadCoding also if the body is
+    incomplete."""
     unpacker = Unpacker(codings, bytes_max)
     yield from unpacker.feed(data)
     if not unpacker.is_finished:
@@ -97,7 +97,7 @@ class _Unpacking:
         for rest in itertools.chain.from_iterable(map(_pieces, parts)):
             while True:
                 if self._member is None or self._member.eof:
-                    rest = rest if self._member is None else rest.lstrip(b"\0")  # with which some fill up a block
+                    rest = rest if self._member is None else rest.lstrip(b"\0")  # padding of some senders
                     if not rest:
                         break
                     self._member = self._new(rest)
@@ -108,7 +108,7 @@ class _Unpacking:
                     part = self._member.decompress(rest, PART_BYTES_MAX)
                 except (zlib.error, zstd.ZstdError, brotli.error) as error:
                     raise BadCoding(f"it cannot be unpacked: {error}") from None
-                # zstd keeps by itself what it could not unpack yet.
+                # zstd itself keeps the input that it has not unpacked yet.
                 kept = getattr(self._member, "unconsumed_tail", b"")
                 rest = self._member.unused_data if self._member.eof else kept
                 self._left -= len(part)
@@ -117,16 +117,16 @@ class _Unpacking:
                 if part:
                     yield part
                 elif not self._member.eof:
-                    break  # it needs more
+                    break  # it needs more input
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Short ones: of each member the rest behind it is copied, and a body may be nothing but empty members."""
+    """Yield short pieces: each member copies the rest behind it, and a body may consist of empty members only."""
     return (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
 
 
 class _Brotli:
-    """A stream, with the interface of `zlib.decompressobj`; nothing may follow it."""
+    """A brotli stream with the interface of `zlib.decompressobj`; nothing may follow it."""
 
     unused_data = b""
 
@@ -146,7 +146,7 @@ def _gzip(_: bytes) -> Any:
 
 
 def _deflate(beginning: bytes) -> Any:
-    """In zlib's format, as the standard says, or without it, as some servers have always sent it."""
+    """Return a decompressor for zlib's format, as the standard says, or for raw deflate, which some servers send."""
     is_zlib = beginning[0] & 0x0F == zlib.DEFLATED and beginning[0] >> 4 <= 7
     return zlib.decompressobj(zlib.MAX_WBITS if is_zlib else -zlib.MAX_WBITS)
 

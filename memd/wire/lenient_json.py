@@ -2,10 +2,9 @@
 
 Rule: a member of the wrong type counts as absent; only unreadable bytes raise, and only `UNREADABLE`.
 
-Half an emoji is no reason to forget a request: JavaScript leaves a lone surrogate where it cuts a string, programs put
-bytes of other encodings into theirs. For reading, each such place gets a *stand-in*, one of the last 2,048 private
-characters of Unicode, which nobody uses; in what memd understands it is U+FFFD, in what it forwards it is again what
-it was:
+Half an emoji must not lose a request: JavaScript leaves a lone surrogate where it cuts a string, and programs insert
+bytes of other encodings. For reading, each such place becomes a *stand-in*, one of the last 2,048 private characters of
+Unicode, which nobody uses. In parsed text a stand-in is U+FFFD; in forwarded bytes it is turned back:
 
     \\ud83d   ->  \\udbfe\\udc3d    an escaped lone surrogate U+D800 + k: the escape of U+10F800 + k
     b"\\xe9"  ->  U+10FCE9         a byte that is no UTF-8: the character U+10FC00 + the byte, in UTF-8
@@ -20,7 +19,7 @@ import msgspec
 from msgspec import Raw
 
 UNREADABLE = (ValueError, RecursionError)
-"""The errors of decoding untrusted JSON: msgspec's and Unicode errors are ValueErrors; deep nesting is the other."""
+"""Errors of decoding untrusted JSON: ValueError covers msgspec and Unicode, the other is deep nesting."""
 
 Decoded = TypeVar("Decoded")
 TEXT, LIST, OBJECT = msgspec.json.Decoder(str), msgspec.json.Decoder(list[Raw]), msgspec.json.Decoder(dict[str, Raw])
@@ -32,7 +31,7 @@ _HALF = 0x400  # surrogates: as many high ones as low ones
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
-"""Any escape, so that none is looked for behind a backslash that is escaped itself; group 1: a lone surrogate."""
+"""Matches any escape, so that an escaped backslash is not taken for the start of one. Group 1: a lone surrogate."""
 _NO_UTF8 = re.compile("[\udc80-\udcff]")  # as `surrogateescape` decodes it
 _STAND_IN = re.compile(rb"\\(?:u(dbf[ef])\\u(d[c-f][0-9a-f]{2})|.)|(\xf4\x8f[\xb2\xb3][\x80-\xbf])", re.DOTALL)
 _TAKEN = re.compile(rb"\\u[dD][bB][fF][e-fE-F]|\xf4\x8f[\xa0-\xbf]")
@@ -40,7 +39,7 @@ _IN_TEXT = re.compile("([\U0010f800-\U0010fbff])([\U0010fc00-\U0010ffff])|[\U001
 
 
 def decode_or_none(decoder: msgspec.json.Decoder[Decoded], data: Raw | bytes) -> Decoded | None:
-    """Decode `data`, with stand-ins where it needs them; None if it is unreadable or of another type."""
+    """Decode `data`, with stand-ins if needed; None if it is unreadable or of another type."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError:
@@ -56,7 +55,7 @@ def decode_or_none(decoder: msgspec.json.Decoder[Decoded], data: Raw | bytes) ->
 
 
 def with_stand_ins(data: bytes) -> bytes:
-    """JSON text with stand-ins for what is no Unicode in it; as it is where nothing is, or some of them are taken."""
+    """Return JSON text with stand-ins for non-Unicode; unchanged if there is none, or if stand-ins occur already."""
     if _TAKEN.search(data):
         return data
     data = _ESCAPE.sub(lambda found: found[0] if found[1] is None else _escaped(int(found[1], 16)), data)
@@ -69,12 +68,12 @@ def with_stand_ins(data: bytes) -> bytes:
 
 
 def without_stand_ins(data: bytes) -> bytes:
-    """JSON text with what was in it before `with_stand_ins`."""
+    """Return JSON text with the original bytes in place of stand-ins."""
     return _STAND_IN.sub(_original, data)
 
 
 def without_surrogates(data: bytes) -> bytes:
-    """JSON text that is not forwarded, with U+FFFD in place of what is no Unicode in it."""
+    """Return JSON text that is not forwarded, with U+FFFD in place of non-Unicode."""
     data = data.decode(errors="replace").encode()
     if b"\\ud" not in data and b"\\uD" not in data and b"\xf4\x8f" not in data:
         return data
@@ -82,7 +81,7 @@ def without_surrogates(data: bytes) -> bytes:
 
 
 def mended(text: str) -> str:
-    """Decoded text with U+FFFD in place of stand-ins; two halves that came one after the other are one character."""
+    """Return decoded text with U+FFFD in place of stand-ins; two halves of a surrogate pair become one character."""
     return text if text.isascii() else _IN_TEXT.sub(_mended, text)
 
 
@@ -119,20 +118,20 @@ def text_or_empty(value: Any) -> str:
 
 
 def with_content(raw: Raw | bytes, text: str, member: str = "content") -> Raw:
-    """Put `text` in place of the content (or another `member`) of the JSON object `raw`; all else keeps its bytes."""
+    """Set `member` of the JSON object `raw` to `text`; all else keeps its bytes."""
     return Raw(msgspec.json.encode(OBJECT.decode(raw) | {member: text}))
 
 
 def is_string(raw: Raw | bytes) -> bool:
-    """Tell whether the JSON value `raw` is a string."""
+    """Return whether the JSON value `raw` is a string."""
     return bytes(memoryview(raw)[:1]) == b'"'
 
 
 def is_list(raw: Raw | bytes) -> bool:
-    """Tell whether the JSON value `raw` is a list."""
+    """Return whether the JSON value `raw` is a list."""
     return bytes(memoryview(raw)[:1]) == b"["
 
 
 def is_object(raw: Raw | bytes) -> bool:
-    """Tell whether the JSON value `raw` is an object."""
+    """Return whether the JSON value `raw` is an object."""
     return bytes(memoryview(raw)[:1]) == b"{"

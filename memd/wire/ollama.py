@@ -1,12 +1,12 @@
 """Ollama's own API, `POST /api/chat`: requests to messages and back, and replies.
 
-Rule: as in `wire/chat.py`, which it follows in all that is not named here. Its messages differ in three members:
-`images` holds the attachments, `tool_name` stands where OpenAI has `tool_call_id`, and a call's arguments are an
-object. Ollama's own clients do not send the ids of calls back, so a call has none here and is known by its arguments.
+Rule: as in `wire/chat.py`, except for three members of messages: `images` has the attachments, `tool_name` replaces
+OpenAI's `tool_call_id`, and a call's arguments are an object. Ollama's clients do not send call ids back, so calls have
+none here and are identified by their arguments.
 
-Replies are lines of JSON (https://docs.ollama.com/api/chat, /api/streaming), which do not depend on how the bytes were
-split; the bytes kept of an unfinished one are bounded. A line that is not Ollama's is read as a chunk of chat
-completions: llama-server answers so at this path (tools/server/server.cpp).
+Replies are lines of JSON (https://docs.ollama.com/api/chat, /api/streaming), however the bytes were split; an
+unfinished line is limited in size. A line that is not Ollama's is read as a chunk of chat completions, with which
+llama-server answers at this path (tools/server/server.cpp).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _arguments_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def parse_message(raw: Raw | bytes) -> Message:
-    """Parse the JSON object `raw` into a message without its thinking. Raises BadRequestBody: not a JSON object, or
-    text in it is not valid Unicode."""
+    """Parse the JSON object `raw` into a message without its thinking. Raises BadRequestBody: not a JSON object, or not
+    valid Unicode."""
     message = without_call_ids(chat.parse_message(raw))
     own = decode_or_none(_own_decoder, raw) or _OwnMembers()
     if not own.images and not own.tool_name:
@@ -51,7 +51,7 @@ def parse_message(raw: Raw | bytes) -> Message:
 
 
 def without_call_ids(message: Message) -> Message:
-    """The message as Ollama's own clients send it back."""
+    """Return the message as Ollama's clients send it back."""
     if not any(call.id for call in message.tool_calls):
         return message
     calls = tuple(msgspec.structs.replace(call, id="") for call in message.tool_calls)
@@ -59,7 +59,7 @@ def without_call_ids(message: Message) -> Message:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """A call's arguments as the object that Ollama wants, also if a model made no object of them."""
+    """Return a call's arguments as the object that Ollama requires, even if the model wrote no object."""
     return decode_or_none(_arguments_decoder, text.encode()) or ({"arguments": text} if text.strip("{} ") else {})
 
 
@@ -84,10 +84,10 @@ _delta_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class OllamaCapture(ChatCapture):
-    """Captures a stream of lines; each call comes whole, in one line."""
+    """Captures a stream of lines; each call comes complete, in one line."""
 
     def take(self, event: SseEvent) -> bool:
-        """See `Capture.take`: `memory_out` belongs in a line that has a message."""
+        """See `Capture.take`: `memory_out` belongs in a line with a message."""
         line = decode_or_none(_line_decoder, event.data)
         if line is None:
             return super().take(event)
@@ -111,8 +111,8 @@ _FIELD = b"data:"
 
 
 class LineParser(SseParser):
-    """A line is an event; one that grows beyond the bound is skipped. The field name of a server-sent event in front of
-    a line is no part of it: llama-server answers its `/api/chat` so."""
+    """Parses one event per line; a line beyond the limit is skipped. A leading `data:`, as in server-sent events, is
+    removed, because llama-server answers its `/api/chat` that way."""
 
     def _end_line(self, line: bytes, end: int) -> SseEvent | None:
         text, self._skipping = b"" if self._skipping else line.rstrip(), False
@@ -164,7 +164,7 @@ class OllamaApi(ChatApi):
 
 
 def _count(options: dict[str, Raw], name: str) -> int | None:
-    """An option that is a number of tokens; None if it is absent or names no bound (-1, -2)."""
+    """Return a token option; None if it is absent or means no limit (-1, -2)."""
     count = decode_or_none(_count_decoder, options.get(name, Raw(b"null")))
     return count if count is not None and count >= 0 else None
 

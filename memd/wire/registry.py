@@ -1,6 +1,6 @@
 """The list of the APIs with memory.
 
-Rule: an API is added with a module of its own and a line here; routes, metrics and the log follow from it.
+Rule: a new API needs a module and a line here; routes, metrics and the log follow from it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ APIS: tuple[Api, ...] = (CHAT, RESPONSES, ANTHROPIC, OLLAMA)
 
 
 def api_of(path: str) -> Api | None:
-    """Return the API to which `path` (without its query) belongs, where a POST to it has memory; None if there is none.
-    Slashes at its end do not count: HTTP libraries add one where a base URL and a path are joined."""
+    """Return the API of a request path (without query), or None. Trailing slashes are ignored, because HTTP libraries
+    add one when joining a base URL and a path."""
     return next((api for api in APIS if path.rstrip("/").endswith(api.path)), None)

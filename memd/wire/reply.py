@@ -1,14 +1,14 @@
-"""Replies on their way to the client: captured from the events of a stream, which gets `memory_out` and passes whole.
+"""Replies on their way to the client: streams pass through, get `memory_out`, and are captured.
 
-Rule: a captured `Message` has the content digest of the same reply as the client echoes it in its next request, which
-is how it is recognised then. Capturing never raises, whatever the upstream sends, and keeps at most `bytes_max`.
+Rule: a captured `Message` has the same content digest as the client's echo of it in the next request, which identifies
+it. Capturing never raises, whatever the upstream sends, and keeps at most `bytes_max`.
 
-No byte of a stream is changed, and none is added but `memory_out`. Until it is added, only the bytes of an unfinished
-event are held back; afterwards none. It is not added if an event before its place is no JSON object or exceeds the
-parser's bound. What passes without a change is kept, and read in larger pieces when somebody asks, or there is too
-much of it: a client waits for nothing that is done with its answer.
+A stream passes unchanged except for the added `memory_out`. Until that is added, the bytes of an unfinished event are
+held back; afterwards none are. It is not added if an earlier event is not a JSON object or exceeds the parser's limit.
+Bytes that pass unchanged are buffered and parsed later in larger pieces, on demand or when too many have accumulated,
+so that parsing does not delay the client.
 
-Server-sent events are parsed by the WHATWG rules, and do not depend on how the bytes were split
+Server-sent events follow the WHATWG rules, however the bytes were split
 (https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation).
 """
 
@@ -40,22 +40,22 @@ class SseEvent(msgspec.Struct, frozen=True, gc=False):
     name: bytes
     """The value of its last `event` line, else empty."""
     data_end: int
-    """Offset in the stream, in bytes, at which the value of the last `data` line ends."""
+    """Byte offset in the stream of the end of the last `data` line's value."""
 
 
 class SseParser:
-    """Parses the events of one stream. An event that grows beyond `event_bytes_max` is skipped and counted in
-    `skipped`. Bytes after the last empty line of a stream are no event."""
+    """Parses the events of one stream. An event larger than `event_bytes_max` is skipped and counted in `skipped`.
+    Bytes after the last empty line of a stream are not an event."""
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.event_bytes_max = event_bytes_max
         self.skipped = 0
         self.held_from = 0
-        """Offset of the first byte of an unfinished event: of its first `data` line, else of the open line."""
+        """Offset of an unfinished event's first byte: its first `data` line, or else the open line."""
         self._fed = 0  # stream offset of the next byte to be fed
         self._line_from = 0  # stream offset of the open line
         self._line: list[bytes] = []  # pieces of the open line
-        self._after_cr = False  # a line feed that comes next belongs to the carriage return before it
+        self._after_cr = False  # a line feed that follows belongs to the carriage return before it
         self._skipping = False
         self._data: list[bytes] = []
         self._data_end = 0
@@ -75,7 +75,7 @@ class SseParser:
                 self._data.clear()
             if self._skipping:
                 self._line.clear()
-            if end == at:  # the line goes on
+            if end == at:  # the line continues
                 self._line.append(text)
                 self._after_cr = False
                 break
@@ -115,20 +115,20 @@ class SseParser:
 
 CAPTURE_BYTES_MAX = 4 * 1024 * 1024  # a million tokens of text
 STRUCTURE_BYTES = 256
-"""Charged for each call, item or block of a reply, so that a stream of empty ones is bounded too."""
+"""Charged per call, item or block of a reply, so that a stream of empty ones is limited too."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The cost of an exchange in the upstream's tokens, as the upstream states it."""
+    """The cost of an exchange in tokens, as reported by the upstream."""
 
     prompt_tokens: int
     completion_tokens: int | None = None
     cached_tokens: int | None = None
-    """The prompt's tokens that were in the upstream's cache."""
+    """Prompt tokens that were in the upstream's cache."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The reply of one exchange, as far as it was captured."""
+    """The captured reply of one exchange, possibly incomplete."""
 
     message: Message | None
     """The assistant's message (choice 0); None if there is none."""
@@ -139,7 +139,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class ReplyPart(msgspec.Struct):
-    """A text or a call of a reply, whose deltas are still coming."""
+    """A text or call of a reply that may still grow."""
 
     is_call: bool = False
     call_id: str = ""
@@ -147,10 +147,10 @@ class ReplyPart(msgspec.Struct):
     text: bytearray = msgspec.field(default_factory=bytearray)
     """The text, or the arguments of the call."""
     whole: Message | None = None
-    """The whole of it, where that came at once."""
+    """The complete part, if it came at once."""
 
     def message(self) -> Message:
-        """The part as a message of its own."""
+        """Return the part as a message of its own."""
         if self.whole is not None:
             return self.whole
         text = mended(self.text.decode())
@@ -160,24 +160,24 @@ class ReplyPart(msgspec.Struct):
 
 
 class Capture:
-    """Puts a reply together from the events of one stream; each API has its own."""
+    """Assembles a reply from the events of one stream; each API has its own subclass."""
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         self.error: str | None = None
         self.usage: Usage | None = None
         self.finish_reason: str | None = None
         self.truncated = False
-        """Whether something was dropped because of the bound; from then on nothing is captured."""
+        """True if the limit was reached and something was dropped; nothing is captured after that."""
         self._bytes_left = bytes_max
         self._parts: dict[int | str, ReplyPart] = {}
-        """By place, else by a name."""
+        """By place or name."""
         self._begun = False
-        """Whether a message has come, though nothing be said in it."""
+        """True once a message has begun, even an empty one."""
         self._ended = False
 
     @property
     def finished(self) -> bool:
-        """Whether the reply came to its end."""
+        """True if the reply is complete."""
         return self.error is None and (self._ended or self.finish_reason is not None)
 
     def take(self, event: SseEvent) -> bool:
@@ -185,7 +185,7 @@ class Capture:
         raise NotImplementedError
 
     def take_whole(self, body: bytes) -> None:
-        """Capture a reply that was not streamed; of a body that is none there is nothing."""
+        """Capture a reply that was not streamed; a body that is not a reply captures nothing."""
         self.take(SseEvent(body, b"", 0))
         self._ended = True
 
@@ -198,14 +198,14 @@ class Capture:
         return msgspec.structs.replace(message, role="assistant") if is_one else None
 
     def reply(self, interrupted: bool = False) -> Reply:
-        """Return the reply so far; `interrupted` marks one that did not come to its end."""
+        """Return the reply so far; `interrupted` marks an incomplete one."""
         message = self.message()
         if message is not None and interrupted:
             message = msgspec.structs.replace(message, interrupted=True)
         return Reply(message, self.usage, self.finish_reason, self.error)
 
     def _part(self, key: int | str, *, is_call: bool = False, size_bytes: int = 0) -> ReplyPart | None:
-        """The part at this place, a new one of `size_bytes` if there is none; None: the budget is spent."""
+        """Return the part at this place, creating one of `size_bytes` if needed; None if the limit is reached."""
         part = self._parts.get(key)
         if part is None and self._spend(STRUCTURE_BYTES + size_bytes):
             self._begun, part = True, ReplyPart(is_call)
@@ -216,12 +216,12 @@ class Capture:
         kept += self._cut(piece)
 
     def _name(self, part: ReplyPart, call_id: str, name: str) -> None:
-        """Note whose call it is, as far as that is not known yet."""
+        """Set the call's id and name if not known yet."""
         part.call_id = part.call_id or self._cut(call_id).decode()
         part.name = part.name or self._cut(name).decode()
 
     def _cut(self, piece: str) -> bytes:
-        """A piece in UTF-8, cut at a whole character where the bound is reached."""
+        """Return a piece in UTF-8, cut between characters at the limit."""
         encoded = piece.encode()
         if len(encoded) > self._bytes_left:
             encoded = encoded[: self._bytes_left].decode(errors="ignore").encode()
@@ -232,7 +232,7 @@ class Capture:
         return encoded
 
     def _spend(self, size_bytes: int) -> bool:
-        """Whether there is room for a structure of so many bytes; a negative size is given back."""
+        """Reserve so many bytes and return whether there was room; a negative size releases them."""
         if self._bytes_left < size_bytes:
             self.truncated = True
             return False
@@ -241,7 +241,7 @@ class Capture:
 
 
 def joined_answer(parts: Sequence[Message]) -> Message:
-    """Join the parts of one answer; a single message stays as it is."""
+    """Join the parts of one answer; a single message is returned unchanged."""
     if len(parts) == 1:
         return parts[0]
     return Message(
@@ -254,7 +254,7 @@ def joined_answer(parts: Sequence[Message]) -> Message:
 
 
 def usage_of(usage: Any, prompt: str, completion: str) -> Usage | None:
-    """Read the `usage` of OpenAI's APIs, whose members have these names; None if it has none of the prompt."""
+    """Read the `usage` of OpenAI's APIs, given its members' names; None if it lacks the prompt's tokens."""
     told = usage if isinstance(usage, dict) else {}
     details = told.get(f"{prompt}_details")
     cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
@@ -263,7 +263,7 @@ def usage_of(usage: Any, prompt: str, completion: str) -> Usage | None:
 
 
 def count_of(value: Any) -> int | None:
-    """Return a decoded value if it is a count of tokens, else None."""
+    """Return a decoded value if it is a token count, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
@@ -277,9 +277,9 @@ def error_text(error: Any) -> str | None:
 
 _WHITE_SPACE = b" \t"
 READ_BYTES, PACKED_READ_BYTES = 64 * 1024, 2048
-"""Read in one go: a millisecond. What comes packed is some thirty times as long when it is unpacked."""
+"""Bytes parsed at once, about a millisecond; compressed ones expand about thirtyfold."""
 UNPACKED_TIMES = 8
-"""A stream that comes packed is read up to so many times what is kept of a reply: events have more than text."""
+"""A compressed stream is unpacked up to so many times `bytes_max`, because events have more than text."""
 
 
 class ReplyStream(msgspec.Struct, eq=False):
@@ -287,18 +287,18 @@ class ReplyStream(msgspec.Struct, eq=False):
 
     capture: Capture
     out: MemoryOut | None = None
-    """Is still to be added to the stream; one with `codings` stays as it is."""
+    """Still to be added to the stream; a stream with `codings` gets none."""
     parser: SseParser = msgspec.field(default_factory=SseParser)
     codings: Sequence[str] = ()
     bytes_max: int = CAPTURE_BYTES_MAX
-    """A stream that is packed is read up to `UNPACKED_TIMES` as far."""
+    """Limit on the captured reply; a compressed stream is unpacked up to `UNPACKED_TIMES` as far."""
     unread_bytes_max: int = 0
-    """The bytes that may have passed unread; 0: they are read as they pass."""
+    """Limit on bytes that have passed unparsed; 0: parse each part as it passes."""
     problem: MemdError | None = None
-    """Why the reply could not be read any further."""
+    """Why the reply could not be parsed further."""
     unpacker: Unpacker | None = None
     unread: bytearray = msgspec.field(default_factory=bytearray)
-    """Passed already."""
+    """Bytes that have passed but are not parsed yet."""
     held: bytearray = msgspec.field(default_factory=bytearray)
     held_from: int = 0
     """Offset in the stream of the first held byte."""
@@ -308,13 +308,13 @@ class ReplyStream(msgspec.Struct, eq=False):
 
     @property
     def finished(self) -> bool:
-        """Whether the reply came to its end."""
+        """True if the reply is complete."""
         self._read_all()
         return self.capture.finished
 
     @property
     def truncated(self) -> bool:
-        """Whether a bound cut the captured reply; then its digest differs from that of the client's echo."""
+        """True if a limit cut the captured reply; its digest then differs from that of the client's echo."""
         self._read_all()
         return self.capture.truncated or self.parser.skipped > 0
 
@@ -336,12 +336,12 @@ class ReplyStream(msgspec.Struct, eq=False):
         return part
 
     def flush(self) -> bytes:
-        """Return the bytes that are still held back; call it when the stream has ended."""
+        """Return the bytes still held back; call it when the stream has ended."""
         self.out = None
         return self._release()
 
     def read(self) -> bool:
-        """Read some of what has passed; return whether there is more of it."""
+        """Parse some of the buffered bytes; return whether more are left."""
         size = PACKED_READ_BYTES if self.codings else READ_BYTES
         part = bytes(self.unread[:size])
         del self.unread[:size]
@@ -375,7 +375,7 @@ class ReplyStream(msgspec.Struct, eq=False):
             self.out = None
 
     def _release(self) -> bytes:
-        """Return the held bytes that need not be held back any longer."""
+        """Return the held bytes that need not be held any longer."""
         if self.parser.skipped:
             self.out = None
         ready = len(self.held) if self.out is None else self.parser.held_from - self.held_from

@@ -1,14 +1,13 @@
 """OpenAI's Responses, `POST /v1/responses`: requests to messages and back, and replies.
 
-Rule: an item is translated into a chat message as llama.cpp does it, and that is parsed by `wire/chat.py`: so it has
-the digest of the same message sent through chat completions. Any JSON object becomes some message; only unreadable
-bytes raise.
+Rule: an item is translated into a chat message as in llama.cpp and parsed by `wire/chat.py`, so that it has the same
+digest as through chat completions. Any JSON object becomes some message; only unreadable bytes raise.
 
 Consecutive items of the assistant (reasoning, text, calls) are one message, as in llama.cpp; its element of
 `raw_messages` is their JSON texts joined by commas. An `input` that is a string is the only element, and stays a string
-until a block has to be placed beside it. An item of a reply counts as its `done` event has it; its deltas count only
-if that event never comes, because the stream broke off. Servers name an item by its place, by its id or, in llama.cpp,
-only by its call's id.
+until a block must be placed beside it. A reply's item is taken from its `done` event; its deltas count only if that
+event is missing because the stream broke off. Servers identify an item by its place, its id or, in llama.cpp, only by
+its call's id.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from memd.wire.reply import (
 
 _ASSISTANT = "assistant"
 _WITHOUT_CONTENT = frozenset({"reasoning", "item_reference"})
-"""Items that memd ignores: reasoning is never hashed or stored, and a reference cannot be looked up."""
+"""Ignored items: reasoning is never hashed or stored, and a reference cannot be looked up."""
 
 
 class _ItemMembers(msgspec.Struct, frozen=True):
-    """The members of an item that memd reads; an absent one is empty."""
+    """The members of an item that memd reads; absent ones are empty."""
 
     type: Raw = Raw()
     role: Raw = Raw()
@@ -72,7 +71,7 @@ _image_decoder = msgspec.json.Decoder(_ImagePart)
 
 
 def grouped(items: Iterable[Raw]) -> list[Raw]:
-    """Join the items of each message, their JSON texts separated by commas: the assistant's between two others. Raises
+    """Join consecutive items of the assistant, their JSON texts separated by commas; others stay alone. Raises
     BadRequestBody: one is not a JSON object."""
     groups: list[list[bytes]] = []
     follows_assistant = False
@@ -88,8 +87,8 @@ def grouped(items: Iterable[Raw]) -> list[Raw]:
 
 
 def parse_items(raw: Raw | bytes) -> Message:
-    """Parse the items of one message, `raw` being their JSON texts joined by commas, or the string of a user. Raises
-    BadRequestBody: not JSON objects, or text in them is not valid Unicode."""
+    """Parse the items of one message; `raw` is their JSON texts joined by commas, or a user's string. Raises
+    BadRequestBody: not JSON objects, or not valid Unicode."""
     if is_string(raw):
         return parse_item(_items(Raw(raw)))
     try:
@@ -100,7 +99,7 @@ def parse_items(raw: Raw | bytes) -> Message:
 
 
 def parse_item(raw: Raw | bytes) -> Message:
-    """Parse one item into a message. Raises BadRequestBody: not a JSON object, or text in it is not valid Unicode."""
+    """Parse one item into a message. Raises BadRequestBody: not a JSON object, or not valid Unicode."""
     item, kind = _decoded(raw)
     try:
         return _translated(item, kind, bytes(raw))
@@ -109,12 +108,12 @@ def parse_item(raw: Raw | bytes) -> Message:
 
 
 def _items(raw: Raw) -> Raw:
-    """The items of a message: an `input` of a single string stands for one."""
+    """Return the items of a message, with an `input` string made into an item."""
     return Raw(msgspec.json.encode({"type": "message", "role": "user", "content": raw})) if is_string(raw) else raw
 
 
 def _decoded(raw: Raw | bytes) -> tuple[_ItemMembers, str]:
-    """Decode an item; return it and its type, which messages may leave out."""
+    """Decode an item; return it and its type, which messages may omit."""
     try:
         item = _item_decoder.decode(raw)
         return item, lenient_text(item.type) or "message"
@@ -135,23 +134,23 @@ def _translated(item: _ItemMembers, kind: str, encoded: bytes) -> Message:
     if kind in ("function_call", "custom_tool_call"):
         said = item.arguments if kind == "function_call" else item.input
         return Message(_ASSISTANT, "", (ToolCall(call_id, name, lenient_text(said)),))
-    # Of a vendor's own tools: one part, whatever the order of its members.
+    # A vendor's own tools: one part, regardless of the order of its members.
     text, attachments = content_of([Raw(canonical_arguments(encoded.decode()).encode())])
     return Message(_ASSISTANT, text, attachments=attachments)
 
 
 def _content(raw: Raw) -> tuple[str, tuple[bytes, ...]]:
-    """The text of a message's content and the digests of the rest, images as in chat completions."""
+    """Return the text of a message's content and the digests of the rest, images as in chat completions."""
     return content_of(map(_part, LIST.decode(raw))) if is_list(raw) else (lenient_text(raw), ())
 
 
 def _part(raw: Raw) -> Raw:
-    """Translate a content part; an image gets the digest that it has through chat completions from most clients."""
+    """Translate a content part; an image gets the digest that it has in chat completions of most clients."""
     image = _image_decoder.decode(raw) if is_object(raw) else _ImagePart()
     if image.type != "input_image" or not isinstance(image.image_url, str):
         return raw
     url: dict[str, Any] = {"url": image.image_url}
-    if image.detail not in (None, "auto"):  # the default, which chat clients omit and responses clients must write
+    if image.detail not in (None, "auto"):  # the default: chat clients omit it, responses clients must write it
         url["detail"] = image.detail
     return Raw(msgspec.json.encode({"type": "image_url", "image_url": url}))
 
@@ -171,7 +170,7 @@ def _items_of(message: Message) -> Iterable[dict[str, Any]]:
 
 
 CONCLUSIONS = frozenset({"response.completed", "response.incomplete", "response.failed"})
-"""The types of the event that ends a stream and contains the whole response."""
+"""Types of events that end a stream and contain the whole response."""
 
 _DELTAS = frozenset(
     f"response.{what}.delta" for what in ("output_text", "refusal", "function_call_arguments", "custom_tool_call_input")
@@ -211,7 +210,7 @@ _response_decoder = msgspec.json.Decoder(_Response)
 
 
 class ResponsesCapture(Capture):
-    """Captures the reply of one stream; one that ended at its bound on tokens is finished too."""
+    """Captures the reply in one stream; a reply that reached its token limit is finished too."""
 
     def __init__(self, bytes_max: int = CAPTURE_BYTES_MAX) -> None:
         super().__init__(bytes_max)
@@ -242,7 +241,7 @@ class ResponsesCapture(Capture):
         return kind in CONCLUSIONS
 
     def _open(self, event: _ResponsesEvent) -> ReplyPart | None:
-        """Return the item of an event, a new one if it is not known; None if the budget is spent."""
+        """Return the item of an event, creating it if unknown; None if the limit is reached."""
         head = decode_or_none(_item_head_decoder, event.item)
         if head is None:
             return None
@@ -255,7 +254,7 @@ class ResponsesCapture(Capture):
         return item
 
     def _close(self, item: ReplyPart | None, raw: Raw) -> None:
-        """Replace what the deltas of an item gave by the whole item, if the budget allows it."""
+        """Replace an item's deltas by the complete item, if the limit allows it."""
         message = parsed_or_none(raw, parse_item)
         if item is None or message is None or item.whole is not None:
             return
@@ -270,10 +269,10 @@ class ResponsesCapture(Capture):
             self._conclude(response, text_or_empty(response.status))
 
     def _conclude(self, response: _Response, status: str) -> None:
-        """Take in a whole response; its items only if none has come by itself."""
+        """Take a whole response; its items only if none came separately."""
         self.finish_reason = status or None
         self.usage = usage_of(response.usage, "input_tokens", "output_tokens") or self.usage
-        failure = "the response failed" if status == "failed" else None  # one that failed always has an error
+        failure = "the response failed" if status == "failed" else None  # a failed one always has an error
         self.error = self.error or error_text(response.error) or failure
         output = [] if self._parts else decode_or_none(LIST, response.output) or []
         for place, raw in enumerate(output):
@@ -281,7 +280,7 @@ class ResponsesCapture(Capture):
 
 
 def _key(output_index: Any, *ids: Any) -> int | str | None:
-    """Return the key of an item throughout a stream: its place, else its first id."""
+    """Return the key of an item within a stream: its place, else its first id."""
     if isinstance(output_index, int):
         return output_index
     return next((one for one in ids if isinstance(one, str) and one), None)
@@ -317,11 +316,11 @@ class ResponsesApi(Api):
     def elements(
         self, request: ModelRequest, left_out: frozenset[int], replaced: Mapping[int, str], blocks: Mapping[int, str]
     ) -> list[Raw]:
-        """See `Api.elements`; an `input` that is a string stays one where nothing stands beside it."""
+        """See `Api.elements`; an `input` string stays one if nothing stands beside it."""
         raws = request.raw_messages
         if len(raws) == 1 and is_string(raws[0]) and not left_out and not blocks:
             return raws
-        raws = list(map(_items, raws))  # behind the turns that memd has added stands a string, too
+        raws = list(map(_items, raws))  # a string may follow turns that memd has added
         return super().elements(msgspec.structs.replace(request, raw_messages=raws), left_out, replaced, blocks)
 
     def encode_message(self, message: Message) -> Raw:

@@ -1,7 +1,7 @@
 """The sideband between client and memd: MemoryIn, MemoryOut and the response headers.
 
-Rule: MemoryIn is untrusted: decoding it raises only `BadMemoryIn`, whose message names the field and quotes nothing of
-it, because it is logged. MemoryOut is spliced into bytes, which are never re-encoded. No header value can end its line.
+Rule: MemoryIn is untrusted: decoding raises only `BadMemoryIn`, whose message names the field and quotes nothing,
+because it is logged. MemoryOut is spliced into bytes, which are never re-encoded. No header value can end its line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _UNKNOWN = re.compile(
     r"Object contains unknown field `(.*?)`((?: - at `\$(?:\.(?:corrections|notes)\[\d+\]|\.filter)?`)?)", re.DOTALL
 )
-"""The message of msgspec that quotes the name of an unknown member, which may be anything."""
+"""Matches msgspec's message with the name of an unknown member, which may be any text."""
 _MEMBERS = (
     *("topic_id", "related_topic_ids", "corrections", "chunk_ids", "action", "reason", "content", "steps"),
     *("filter", "from", "to", "kinds", "sources", "notes", "title", "tags", "said_at", "source"),
@@ -49,11 +49,11 @@ class MemoryIn(msgspec.Struct, frozen=True):
     corrections: tuple[Correction, ...] = ()
     notes: tuple[Note, ...] = ()
     filter: Selection | None = None
-    """The choice of what may be recalled; None: everything."""
+    """The chunks that may be recalled; None: all."""
 
 
 class InjectedChunk(msgspec.Struct, frozen=True):
-    """A chunk that a memory block puts into the prompt."""
+    """A chunk in a memory block of the prompt."""
 
     id: str
     topic_id: str
@@ -62,49 +62,49 @@ class InjectedChunk(msgspec.Struct, frozen=True):
 
 
 class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A notice to the caller; a field that is None is not sent."""
+    """A notice to the caller; fields that are None are not sent."""
 
     type: Literal["context_pressure", "context_overflow", "correction_failed", "taken_out", "memory_in_refused"]
     fill_ratio: float | None = None
     chunk_id: str | None = None
     reason: str | None = None
-    """Of `memory_in_refused`: nothing of the MemoryIn was done, and why."""
+    """For `memory_in_refused`, why the MemoryIn had no effect."""
 
 
 class NoteOut(msgspec.Struct, frozen=True, omit_defaults=True):
     """The outcome of a note."""
 
     chunk_ids: tuple[str, ...] = ()
-    """Of the chunks that it was cut into, or of those that had said the same already."""
+    """Ids of its chunks, or of those that already had the same text."""
     duplicate: bool = False
     """All of it was live in the topic already."""
     error: str = ""
-    """Why it was not taken: `readonly`, `said_at` (it is more than a day ahead), `forbidden` (what has no id was erased
-    for good), or as in `X-Memory-Status` behind `degraded:`."""
+    """Why it was not taken: `readonly`, `said_at` (more than a day ahead), `forbidden` (parts without an id were erased
+    for good), or the part of `X-Memory-Status` after `degraded:`."""
 
 
 class MemoryOut(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The sideband of a response; `signals` and `notes` are not sent when empty."""
+    """The sideband of a response; `signals` and `notes` are omitted if empty."""
 
     injected_chunks: tuple[InjectedChunk, ...]
     signals: tuple[Signal, ...] = ()
     notes: tuple[NoteOut, ...] = ()
-    """One for each note of the request, in their order."""
+    """One for each note of the request, in order."""
 
 
 class _WireCorrection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A correction as clients write it: an Update whose `content` is misspelt would only take a chunk out."""
+    """A correction as clients write it. A misspelt `content` is refused, because the Update would only remove."""
 
     chunk_ids: Annotated[tuple[str, ...], Meta(min_length=1)]
     action: str
-    """In any case: models write it in theirs."""
+    """In any case: models vary it."""
     reason: str
     content: str | None = None
     steps: Annotated[int, Meta(ge=1, le=CORRECTION_STEPS_MAX)] = 1
 
 
 class _WireFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A filter as clients write it: a misspelt one must not let everything through."""
+    """A filter as clients write it. Unknown members are refused: a misspelt one must not let everything through."""
 
     since: str | int | None = msgspec.field(default=None, name="from")
     to: str | int | None = None
@@ -114,7 +114,7 @@ class _WireFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _WireMemoryIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """MemoryIn as clients write it: null is the same as absent."""
+    """MemoryIn as clients write it; null means absent."""
 
     topic_id: str | None = None
     related_topic_ids: tuple[str, ...] | None = None
@@ -127,8 +127,8 @@ _memory_in_decoder = msgspec.json.Decoder(_WireMemoryIn)
 
 
 def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
-    """Decode a MemoryIn from a JSON object or a JSON string that contains one. Raises BadMemoryIn: `raw` is malformed
-    or has an unknown member; the message names the field and may be logged."""
+    """Decode a MemoryIn from a JSON object, or from a JSON string that contains one. Raises BadMemoryIn: malformed, or
+    an unknown member; the message names the field and may be logged."""
     try:
         text = TEXT.decode(raw) if bytes(raw).lstrip(_WHITE_SPACE).startswith(b'"') else bytes(raw)
         wire = _memory_in_decoder.decode(without_surrogates(text.encode() if isinstance(text, str) else text))
@@ -152,12 +152,12 @@ def decode_memory_in(raw: Raw | bytes) -> MemoryIn:
 
 
 def memory_out_member(out: MemoryOut) -> bytes:
-    """The member of a JSON object that has `out`."""
+    """Return `out` as a member of a JSON object."""
     return b'"memory_out":' + msgspec.json.encode(out)
 
 
 def splice_memory_out_json(body: bytes, out: MemoryOut) -> bytes:
-    """Add `memory_out` to `body` as its last member and change no other byte; nothing is added to other JSON."""
+    """Add `memory_out` to `body` as its last member and change no other byte; other JSON stays unchanged."""
     members = decode_or_none(OBJECT, body)
     if members is None:
         return body
@@ -175,8 +175,8 @@ def memory_headers(
     timings_ms: Mapping[str, float] | None = None,
     problem: str = "",
 ) -> list[tuple[str, str]]:
-    """Return the response headers of a memory request. `timings_ms` (`embed`, `search`, `inject`) are sent as
-    `Server-Timing`; `X-Memory-Injected` is cut at a whole id to `INJECTED_HEADER_BYTES_MAX`."""
+    """Return the response headers of a memory request. `timings_ms` (`embed`, `search`, `inject`) become
+    `Server-Timing`; `X-Memory-Injected` is cut after a whole id to `INJECTED_HEADER_BYTES_MAX`."""
     headers = [
         ("X-Memory-Status", status),
         ("X-Memory-Injected", _injected_value(injected_ids)),
@@ -188,7 +188,7 @@ def memory_headers(
     if timings_ms:
         timings = ", ".join(f"{name};dur={milliseconds:.1f}" for name, milliseconds in timings_ms.items())
         headers.append(("Server-Timing", timings))
-    return [(name, _UNPRINTABLE.sub("?", value)) for name, value in headers]  # so no value begins another header
+    return [(name, _UNPRINTABLE.sub("?", value)) for name, value in headers]  # so that no value begins another header
 
 
 def _injected_value(injected_ids: Iterable[str]) -> str:
@@ -235,7 +235,7 @@ def _time(given: str | int, read: Callable[[str], Moment], field: str) -> int:
 
 
 def _without_unknown(problem: str) -> str:
-    """The problem without the name of an unknown member, with the known one that is meant if it is much like it."""
+    """Return the problem with the most similar known member, if any, instead of the unknown one's name."""
     found = _UNKNOWN.fullmatch(problem)
     if found is None:
         return problem
