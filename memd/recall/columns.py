@@ -421,13 +421,13 @@ class TopicColumns:
         marked = np.fromiter(map(is_marked, self._parts), np.bool_, len(self._parts))
         return np.where(marked, 1, told.clip(TELLING_MIN, 1)).astype(np.float32)
 
-    def share(self, part: int, source: ChunkSource, label: int, least: int = 2) -> float:
-        """Return the share of a part's words, by rarity, that a chunk has; 0 if it has fewer than `least` of them."""
+    def share(self, part: int, source: ChunkSource, label: int) -> float:
+        """Return the share of a part's words, by rarity, that a chunk has; 0 if the part has less than three words."""
         if source.columns is None:
             return 0.0
         asked = self.terms.asks[part]
         rare, has = self.terms.rarity[asked], source.columns.has(label, self.terms.keys[asked])
-        return float(rare[has].sum() / rare.sum()) if has.sum() >= least else 0.0
+        return float(rare[has].sum() / rare.sum()) if asked.sum() >= 3 else 0.0
 
     def names(self, part: int, source: ChunkSource, label: int) -> bool:
         """Return whether a chunk has a word of the part as a name (capitalised within a sentence), or the number that

@@ -233,7 +233,7 @@ class Field:
         for part in unread:
             if near[part] and self._near[part] < UNREAD_BELOW and not self.is_named[part]:
                 topic, source, label = self._best_by_words(part)
-                near[part] = topic.share(part, source, label, least=1) >= UNREAD_SHARE
+                near[part] = topic.share(part, source, label) >= UNREAD_SHARE
         is_far = np.zeros(len(near), np.bool_)
         is_far[list(judged)] = True
         is_far &= ~near
