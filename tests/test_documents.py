@@ -343,6 +343,26 @@ def test_a_correction_stays_while_the_file_has_the_text_and_goes_with_it(served:
     assert said(served, "verify")
 
 
+def test_a_correction_stays_when_what_it_took_out_is_erased(served: DaemonProcess, tmp_path: Path) -> None:
+    root = written(tmp_path / "house", "a.md")
+    for text in ("# Port\n\n4711.\n", "# Port\n\n4711.\n\n# Lift\n\nIt is out.\n"):
+        (root / "a.md").write_text(text)
+        said(served, "add", str(root))
+        if "Lift" not in text:
+            [old] = [one["id"] for one in served.export()]
+            body = {
+                "topic_id": "default",
+                "chunk_ids": [old],
+                "action": "Update",
+                "reason": "it moved",
+                "content": "4822.",
+            }
+            assert ask(f"{served.own_url}/memd/corrections", body).status == 200
+            said(served, "erase", "default", "--chunk", old, "--forbid", "--yes")
+    shown = ask(f"{served.own_url}/memd/documents/chunks?topic=default&source=house/a.md").json["chunks"]
+    assert sorted(one["content"] for one in shown) == ["4822.", "It is out."]
+
+
 def test_a_page_of_which_nothing_is_read_is_named_with_the_reason(served: DaemonProcess, tmp_path: Path) -> None:
     page = b"<title>Shop</title><nav>Home</nav><div id=root></div><script>show()</script>"
     root = written(tmp_path / "web", "a.md")

@@ -100,7 +100,7 @@ def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> li
     moved: list[Entry] = [*corrected.values()]
     corrected |= _corrected(snapshot, document.source, of_author)
     said = {draft.content for draft in document.drafts}
-    standing = {entry.uuid for entry in (*known, *former) if _stands(entry, corrected, said)}
+    standing = {entry.uuid for entry in (*known, *former) if _stands(snapshot, entry, corrected, said)}
     moved += (entry for entry in former if entry.uuid in standing)
     away = {one.content for one in corrected.values()}
     cut = [draft for draft in document.drafts if draft.content not in away]
@@ -144,11 +144,13 @@ def _replaced(entry: Entry, corrected: Mapping[bytes, Entry]) -> list[Entry]:
     return found
 
 
-def _stands(entry: Entry, corrected: Mapping[bytes, Entry], said: Collection[str]) -> bool:
+def _stands(snapshot: Snapshot, entry: Entry, corrected: Mapping[bytes, Entry], said: Collection[str]) -> bool:
     """Whether a correction put this chunk in the place of text that the file has, or of text that was erased since."""
-    return entry.content not in said and any(
-        not one.content or one.content in said for one in _replaced(entry, corrected)
-    )
+    if entry.content in said:
+        return False
+    if any(map(snapshot.was_erased, entry.supersedes)) and snapshot.history(entry.uuid)[0].reason not in REASONS:
+        return True
+    return any(one.content in said for one in _replaced(entry, corrected))
 
 
 def _moved(entry: Entry, document: CutDocument) -> Draft:
