@@ -1,13 +1,12 @@
-"""The daemon: its parts and how they are put together, what is started in which order, and how it all ends.
+"""The daemon: how its parts are put together, in which order they start, and how everything ends.
 
-Rule: everything that runs is created in `running` and closed there in reverse, so an error or a signal at any point
-leaves no thread, no child process and no lock behind. Each part gets those that it needs, in its constructor; nothing
-takes a `Daemon` whole but what shows a running one to somebody: its start-up lines, its gauges, the demo, tests.
+Rule: everything that runs is created in `running` and closed there in reverse order, so an error or a signal at any
+point leaves no thread, child process or lock behind. Each part gets only the parts it needs, in its constructor. A
+whole `Daemon` goes only to code that shows a running one: its start-up lines, its gauges, the demo, tests.
 
-The first signal lets the daemon finish, a second Ctrl-C ends it at once; nothing is lost by that but replies in flight,
-for what was said is in the journal, as after `kill -9`. malloc keeps little that is freed and is tuned only where that
-works (glibc), never against the environment: whoever sets `MALLOC_…` variables has reasons. The garbage collector scans
-little.
+The first signal lets the daemon finish, a second Ctrl-C ends it at once. That loses only replies in flight, because the
+journal has everything that was said, as after `kill -9`. malloc is tuned to keep little freed memory, but only for
+glibc, and never if the environment has `MALLOC_…` variables. The garbage collector scans little.
 """
 
 from __future__ import annotations
@@ -108,16 +107,16 @@ log = logging.getLogger("memd")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 ARENAS_MAX = 2
-"""By default glibc has eight arenas per core. Blocks allocated in one thread of the daemon are freed in others, and
-each arena keeps holes; bench/NOTES.md has the growth with and without this limit."""
+"""glibc's default is eight arenas per core. Blocks allocated in one thread of the daemon are freed in others, and each
+arena keeps holes; bench/NOTES.md has the growth with and without this limit."""
 KEPT_BYTES_MAX = 1 << 20
-"""A larger block goes back to the system when it is freed. glibc starts with this threshold and raises it up to 32 MB
-once a large block was freed; setting it stops that. A request of 200 KB is copied a dozen times:
-with 128 KB here each request took 800 page faults and 2 ms of the kernel's time (bench/NOTES.md, 2026-11-25)."""
+"""Larger blocks return to the system when freed. glibc starts with 128 KB and raises the threshold up to 32 MB once a
+large block was freed; setting it stops that. A request of 200 KB is copied a dozen times: with a threshold of 128 KB
+each took 800 page faults and 2 ms of kernel time (bench/NOTES.md, 2026-11-25)."""
 
 
 def keep_small() -> None:
-    """Bound malloc's arenas and the freed memory that it keeps. Call it before other threads start."""
+    """Limit malloc's arenas and the freed memory it keeps. Call it before other threads start."""
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(("MALLOC_", "GLIBC_TUN")) for name in os.environ):
         return
     mallopt = ctypes.CDLL(None).mallopt
@@ -127,11 +126,11 @@ def keep_small() -> None:
 
 
 def collect_little() -> None:
-    """Switch the garbage collector on, for objects that are allocated from now on.
+    """Enable the garbage collector for objects allocated from now on.
 
-    A pass over the 120,000 objects of the libraries takes 45 to 70 ms, in which a request waits; one over later objects
-    takes 1.5 ms: what is held by the thousand (entries, messages, terms) has no cycles and says `gc=False`, else it
-    took as long again (bench/NOTES.md, 2026-11-22 and 2026-11-23).
+    A pass over the libraries' 120,000 objects takes 45 to 70 ms, in which requests wait; a pass over later objects
+    takes 1.5 ms. Objects held by the thousand (entries, messages, terms) have no cycles and are declared `gc=False`;
+    without that it took as long again (bench/NOTES.md, 2026-11-22 and 2026-11-23).
     """
     give_back_memory()
     gc.freeze()
@@ -143,13 +142,13 @@ AT_ONCE = (
     " start goes on from there.\n"
 )
 INTERRUPTED = 128 + signal.SIGINT
-"""The exit code of shells for a program that Ctrl-C ended."""
+"""Shells' exit code for a program that Ctrl-C ended."""
 
 
 class Signals:
     """Receives SIGINT and SIGTERM from now until the process ends; create it in the main thread, in the event loop.
 
-    They are Python's own handlers and not the loop's, which go with the loop: Ctrl-C in the moment after it would be a
+    These are Python's own handlers, because the loop's end with the loop: Ctrl-C just after that would print a
     traceback.
     """
 
@@ -164,7 +163,7 @@ class Signals:
     def _receive(self, number: int) -> None:
         if not self._came:
             self._came = True
-            if not self._loop.is_closed():  # else it ends already
+            if not self._loop.is_closed():  # otherwise the process is ending already
                 self._loop.call_soon_threadsafe(self._stop)
         elif number == signal.SIGINT:
             sys.stderr.flush()
@@ -173,12 +172,12 @@ class Signals:
 
 
 QUESTION_SHARE = 0.4
-"""Of a recall's time: the longest that an embedding server has for a question. A message may have two, and then there
-is time for the search by words."""
+"""Share of a recall's time that an embedding server has for a question. A message may have two questions, and then
+there is time left for the search by words."""
 SAY_WHERE_SECONDS = 5.0
-"""The interval at which the file with the address is tried again, where the disk was full."""
+"""Interval for retrying to write the file with the address, after the disk was full."""
 SAID_SECONDS = 1.0
-"""The longest that a start waits for that file."""
+"""Limit on a start's wait for that file."""
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -200,13 +199,13 @@ async def running(
     command: str = "",
     source: SettingsSource | None = None,
 ) -> AsyncIterator[Daemon]:
-    """The whole daemon, listening; it ends when the block is left.
+    """Run the whole daemon while the block runs.
 
     Args:
-        model: a GGUF file to serve with a llama.cpp of our own, instead of `upstream.url`.
-        files: the disk; another one than the real only where a fault is to be injected.
-        command: on whose behalf it runs, where it is none for clients.
-        source: where the settings are looked at again while it runs.
+        model: a GGUF file to serve with our own llama.cpp, instead of `upstream.url`.
+        files: the disk; not the real one only to inject faults.
+        command: the command it runs for; empty for a daemon with clients.
+        source: reads the settings again while the daemon runs.
 
     Raises:
         MemdError: the port, the data directory, the model or the embedding model cannot be used.
@@ -228,14 +227,14 @@ async def running(
         embedder, counter = await embedding, TokenCounter(await encoding)
         redactor = Redactor.of(config.ingest)
         cutter = Cutter(config.chunking, counter, redactor)
-        kept = shared_log(config) if config.cluster.is_on else None  # which other daemons have too
+        kept = shared_log(config) if config.cluster.is_on else None  # shared with other daemons
         if kept is not None:
             stack.callback(kept.close)
         used = StoreShared(
             model=ModelId(embedder.dimension, embedder.fingerprint),
             segment_entries_max=config.segment.max_entries,
             draft_filter=last_look(redactor),
-            line_tokens=lambda entry: counter.count_again(line_of(entry)),  # while it waits, and when it is stored
+            line_tokens=lambda entry: counter.count_again(line_of(entry)),  # while pending, and when stored
             files=disk,
         )
         erasures: MakeErasures = ErasureLedger if kept is None else partial(SharedErasures, kept)
@@ -323,7 +322,7 @@ async def running(
 
 @asynccontextmanager
 async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
-    """The daemon at work: it tends its topics and answers; in the end, replies in flight have their time of grace."""
+    """Run background work and answer requests; in the end, replies in flight get the grace time."""
     config, tasks, loop = daemon.config, daemon.tasks, asyncio.get_running_loop()
     tending = [
         tasks.spawn(_wake(daemon.topics, daemon.retriever, daemon.encoder.embedder), "wake"),
@@ -344,7 +343,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
     servers = [_server(answer, daemon.metrics) for answer in (router.route, own_routes.answer)]
     served = list(zip(servers, (listeners.model, listeners.own), strict=True))
     house = await listen(served, config.limits, tls)
-    tending.append(tasks.spawn(daemon.sources.tend(), "sources"))  # it may ask this daemon's routes
+    tending.append(tasks.spawn(daemon.sources.tend(), "sources"))  # a source may request this daemon's routes
     files, data_dir = daemon.store.files, config.data_dir
     told = {data_dir / SECRET_NAME: daemon.token_watch.secret, data_dir / ADDRESS_NAME: daemon.local_url}
     telling = tasks.spawn(_say_where(files, told), "telling the address")
@@ -353,7 +352,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         yield
     finally:
         telling.cancel()
-        with contextlib.suppress(StoreError):  # who reads a stale one finds nobody there
+        with contextlib.suppress(StoreError):  # a reader of a stale file finds nobody there
             for path in told:
                 await loop.run_in_executor(None, files.remove, path)
         house.close()
@@ -361,7 +360,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
         daemon.archiver.indexer.stop()
         daemon.upstream.stop()
         daemon.events.end()
-        await asyncio.sleep(0)  # what has come is answered
+        await asyncio.sleep(0)  # so that requests that have arrived are answered
         for server in servers:
             server.pre_shutdown()
         await asyncio.gather(*(server.shutdown(config.shutdown.grace_seconds) for server in servers))
@@ -372,7 +371,7 @@ async def _listening(daemon: Daemon, listeners: Listeners, tls: ssl.SSLContext |
 
 
 async def _say_where(files: LocalDisk, told: Mapping[Path, str]) -> None:
-    """Write where the daemon listens into its folder; again and again where the disk is full."""
+    """Write the daemon's address into its data directory; retry while the disk is full."""
     has_failed = False
     while True:
         try:
@@ -389,22 +388,22 @@ async def _say_where(files: LocalDisk, told: Mapping[Path, str]) -> None:
 
 
 async def _wake(topics: Topics, retriever: Retriever, embedder: Embedder) -> None:
-    with contextlib.suppress(StoreError):  # has been said; whoever asks for the topic hears it again
+    with contextlib.suppress(StoreError):  # logged already; a request for the topic gets the error again
         used_last = await topics.wake()
         if used_last is not None:
             await retriever.load(used_last.log)
-    # What is loaded and compiled at its first use, so that the first question does not wait for it (25 ms).
+    # Loads and compiles at first use, so that the first question does not wait for it (25 ms).
     await asyncio.to_thread(embedder.cut, "", 0)
     await asyncio.to_thread(spans, "", 0)
 
 
 def serve(config: Config, model: Path | None = None, source: SettingsSource | None = None) -> int:
-    """Run the daemon until SIGTERM or Ctrl-C; the exit code, 1 where something that was said could not be written.
-    Raises MemdError: it could not be started."""
+    """Run the daemon until SIGTERM or Ctrl-C. Returns the exit code; 1 if some words could not be written. Raises
+    MemdError: it could not be started."""
     configure_logging(config.log, Redactor.of(config.ingest).text)
     raise_descriptors_limit()
     keep_small()
-    gc.disable()  # during the start: nearly everything that is allocated then stays
+    gc.disable()  # during the start, because nearly all objects allocated then stay
     return uvloop.run(_serve(config, model, source))
 
 
@@ -439,7 +438,7 @@ async def _serve(config: Config, model: Path | None, source: SettingsSource | No
 
 
 def _announce(daemon: Daemon, seconds: float) -> None:
-    """Say where memd listens: to people on stdout; a log for programs is all that there is, so it is said there."""
+    """Report where memd listens: to people on stdout, to programs (`log.format: json`) in the log."""
     config, facts = daemon.config, daemon.upstream.facts
     topics = daemon.store.topic_count
     if config.log.format == "json":
@@ -486,27 +485,27 @@ def _upstream_lines(server: Upstream, *, is_one_of_several: bool) -> list[str]:
 
 
 def _disk(config: Config, files: LocalDisk | None, command: str) -> tuple[BucketTender | None, LocalDisk]:
-    """The backup to a bucket, if the settings want one, and the disk of the data directory."""
-    backs_up = config.backup.is_on and files is None and not command  # what a command changes, the next daemon finds
+    """Return the backup to a bucket, if configured, and the disk of the data directory."""
+    backs_up = config.backup.is_on and files is None and not command  # the next daemon backs up a command's changes
     plain = NotingDisk(config.data_dir) if backs_up else files or LocalDisk()
     return BucketTender.of(config, plain, os.environ), disk_of(config, plain, creating=True)
 
 
 def _embedder(config: Config, files: LocalDisk, command: str) -> Embedder:
-    """The embedding model. For a command's one question it is loaded, however long that takes."""
+    """Return the embedding model. A command waits for it to load, however long that takes."""
     seconds = QUESTION_SECONDS if command else QUESTION_SHARE * config.retrieval.timeout_ms / 1000
     beside, stored = models_dir(config.data_dir), stored_models(config, files)
     given = partial(load_embedder, config.embedding, models_dir=beside, stored=stored, question_seconds=seconds)
     embedder = given(when_needed=True)
     try:
         embedder.prepare()
-    except EmbeddingError as error:  # a server that is down now; later questions see to it
+    except EmbeddingError as error:  # a server that is down now; later questions retry
         log.warning("the embedding model cannot be used yet", extra={"error": error})
     return embedder
 
 
 async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[asyncio.Task[None]]:
-    """In a cluster: know what the other daemons know, and follow what they erase."""
+    """In a cluster, share tokens and retention times with the other daemons, and follow their erasures."""
     if (kept := daemon.store.kept) is None:
         return []
 
@@ -539,7 +538,7 @@ def _server(answer: Answer, metrics: Metrics) -> web.Server:
 
 
 class _Request(web.Request):
-    """A request of a client; aiohttp asks it for the last changes to the head of its answer."""
+    """A client's request; aiohttp calls it for final changes to the head of its answer."""
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         if isinstance(response, Relayed):
@@ -547,7 +546,7 @@ class _Request(web.Request):
         else:
             response.headers.update(OWN_HEADERS)
         if self.version < HttpVersion11 and response.content_length is None:
-            response.force_close()  # nothing else tells such a client where the body ends
+            response.force_close()  # otherwise such a client cannot know where the body ends
 
 
 def _cache_bytes(reader: RequestReader, counter: TokenCounter) -> int:
@@ -561,9 +560,9 @@ async def _budget(upstream: UpstreamPool, counter: TokenCounter, tokens: int) ->
 
 
 async def _exposition(daemon: Daemon, accept: str) -> tuple[bytes, str]:
-    """The metrics; first asks the upstream whether it is there, unless that was asked lately."""
+    """Return the metrics, after a probe of the upstream unless there was one lately."""
     await daemon.upstream.refresh(wait=True)
-    await asyncio.to_thread(importlib.import_module, "prometheus_client")  # the first time, 30 ms
+    await asyncio.to_thread(importlib.import_module, "prometheus_client")  # 30 ms the first time
     return encode(daemon.metrics, _gauges(daemon), accept)
 
 
@@ -589,7 +588,7 @@ def _router(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) ->
 
 
 def _gauges(daemon: Daemon) -> Iterator[Any]:
-    """The daemon's parts at the moment when somebody asks. Read on the event loop, which owns the buffers."""
+    """Yield the present state of the daemon's parts. Runs on the event loop, which owns the buffers."""
     yield gauge("memd_build_info", "The version that is running", {__version__: 1.0}, "version")
     yield gauge("memd_requests_in_flight", "Requests that are being answered", daemon.metrics.in_flight)
     facts, servers = daemon.upstream.facts, daemon.upstream.servers
@@ -606,7 +605,7 @@ def _gauges(daemon: Daemon) -> Iterator[Any]:
     about = "Memory of caches of parsed messages, token counts, chunks and their words; bounded"
     yield gauge("memd_cache_bytes", about, daemon.cache_bytes())
     executors = {"ingestion": daemon.encoder.ingestion, "writer": daemon.writer}
-    waiting = {name: one._work_queue.qsize() for name, one in executors.items()}  # they do not say so otherwise
+    waiting = {name: one._work_queue.qsize() for name, one in executors.items()}  # there is no public way
     waiting["indexer"] = daemon.archiver.indexer.under_way
     yield gauge("memd_queue_depth", "Work that waits; of the indexer also what is under way", waiting, "queue")
     yield gauge("memd_background_tasks", "Tasks that nobody waits for", len(daemon.tasks))
@@ -648,7 +647,7 @@ def _topic_gauges(topics: Sequence[Topic], logs: Sequence[TopicStats]) -> Iterat
 
 
 def _receipt_ring(config: Config, store: Store, redactor: Redactor) -> ReceiptRing | None:
-    """Where receipts are kept; None where they are off."""
+    """Return the store of receipts; None if they are off."""
     if not config.receipts.enabled:
         return None
     redaction = hashlib.blake2b(msgspec.json.encode(config.ingest)).hexdigest() if redactor else ""

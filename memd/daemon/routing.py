@@ -1,6 +1,6 @@
-"""Routes each request: memd's own paths, the APIs in which memory has a part, and the rest, which passes through.
+"""Routes each request: to memd's own paths, to an API with memory, or unchanged to the upstream.
 
-Rule: what memory has no part in is forwarded byte for byte, whatever its method or path; only `/v1/v1` becomes `/v1`.
+Rule: requests without memory are forwarded byte for byte, with any method and path; only `/v1/v1` becomes `/v1`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from memd.wire.sideband import memory_headers
 log = logging.getLogger("memd")
 
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
-"""The part before the path of a target in the absolute form (RFC 9112 section 3.2.2)."""
+"""Scheme and host of a target in absolute form (RFC 9112 section 3.2.2)."""
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 _V1_TOO_OFTEN = re.compile(r"(?:/v1)+(?=/v1(?:[/?]|$))")
-"""The beginning of a path whose client adds `/v1` to a base URL that ends in it, as Anthropic's SDKs do to OpenAI's."""
+"""Surplus `/v1` of clients that add it to a base URL that already ends in it, as Anthropic's SDKs do with OpenAI's."""
 
 NO_CODINGS = (
     "memd: of transfer codings it reads `chunked` alone, and that from HTTP/1.1 on; send the body as it is, or with"
@@ -58,22 +58,22 @@ FOREIGN_PAGE = (
 )
 
 READ_WHOLE_BYTES_MAX = 4 << 20
-"""A body up to this size that passes through is read whole and then forwarded; a larger one is streamed. Streaming is
-slower (1.5 times for 2 MB from one client: bench/NOTES.md, 2026-11-22), and a streamed body cannot be sent again when
-the upstream has closed a pooled connection."""
+"""A body up to this size that passes through is read completely before it is forwarded; larger ones are streamed.
+Streaming is slower (1.5 times for 2 MB from one client: bench/NOTES.md, 2026-11-22), and a streamed body cannot be sent
+again if the upstream has closed a pooled connection."""
 OTHER_TOPIC = (
     "name another one in the path (/t/TOPIC/v1) or in X-Memory-Topic, or send X-Memory-Mode: off to go without memory"
 )
 
 
 class Router(msgspec.Struct, frozen=True):
-    """Where each request goes."""
+    """Decides where each request goes."""
 
     parts: DaemonParts
     own: Callable[[web.Request, str], Awaitable[web.StreamResponse]]
-    """Answers or leads on what is under `/memd/`; takes the target too."""
+    """Answers requests under `/memd/`, or redirects them; takes the target too."""
     wrong_tokens: WrongTokens
-    """Refuses requests without a token that is known."""
+    """Refuses requests without a known token."""
     pool: UpstreamPool
     reader: RequestReader
     turns: TurnRunner
@@ -83,7 +83,7 @@ class Router(msgspec.Struct, frozen=True):
         """Answer any request."""
         if request.method == "CONNECT":
             return _tunnel_refusal(request)
-        if request.raw_path == "*":  # whether it is there
+        if request.raw_path == "*":  # a check that the server is there
             return web.Response(status=204, headers={"Allow": METHODS})
         target = _target_of(request)
         if f"{_path(target)}/".startswith(page.PREFIX):
@@ -91,7 +91,7 @@ class Router(msgspec.Struct, frozen=True):
         if not self.parts.principals.is_open and relay.is_preflight(request):
             return relay.preflight_answer(request)
         response = await self._answer(request, target)
-        if isinstance(response, web.Response):  # what is relayed is no whole `Response`
+        if isinstance(response, web.Response):  # relayed answers are other `StreamResponse`s
             relay.let_page_read(request, response, is_open=self.parts.principals.is_open)
         return response
 
@@ -112,7 +112,7 @@ class Router(msgspec.Struct, frozen=True):
         codings = transfer_codings(request.headers)
         if codings not in ("", "chunked") or (codings and request.version < HttpVersion11):
             refusal = access.error_response(501, NO_CODINGS, "invalid_request_error", shape)
-            refusal.force_close()  # others may see another end of its body
+            refusal.force_close()  # other programs may see another end of its body
             return refusal
         if found := _V1_TOO_OFTEN.match(target):
             target = target[found.end() :]
@@ -133,7 +133,7 @@ class Router(msgspec.Struct, frozen=True):
             return response
 
     async def _answer_model(self, call: Call, take: Take) -> web.StreamResponse:
-        """Pass the request through, or let memory have its part in it."""
+        """Pass the request through, or answer it with memory."""
         request, api, limits = call.client, call.api, self.parts.config.limits
         if api is None:
             return await self._pass_through(call, take)
@@ -147,7 +147,7 @@ class Router(msgspec.Struct, frozen=True):
             return self._too_large(api, record)
         if status == BAD_MODE:
             return await self.turns.without_memory(request, self.reader.unread(call, came, NO_MODE, status))
-        if mode == "off":  # with a length: there are servers that read nothing else
+        if mode == "off":  # read first, to send a length: some servers accept nothing else
             return await self._pass_through(call, take, _headers(record), came)
         record.end_step("read")
         call = msgspec.structs.replace(call, mode=mode)
@@ -199,7 +199,7 @@ class Router(msgspec.Struct, frozen=True):
     def _unanswered(
         self, request: web.Request, error: Exception, api: Api, record: RequestRecord
     ) -> web.StreamResponse:
-        """502: which address did not answer, and what to do."""
+        """Return 502 with the address that did not answer, and a remedy."""
         if request.transport is None or request.transport.is_closing():
             record.outcome = "interrupted"
             return web.Response(status=CLIENT_GONE)  # nobody reads it
@@ -223,12 +223,12 @@ class Router(msgspec.Struct, frozen=True):
 def _tunnel_refusal(request: web.Request) -> web.Response:
     response = access.error_response(405, NO_TUNNELS, "method_not_allowed")
     response.headers["Allow"] = METHODS
-    response.force_close()  # what follows is no HTTP
+    response.force_close()  # the bytes that follow are not HTTP
     return response
 
 
 def _target_of(request: web.BaseRequest) -> str:
-    """Path and query of a request, as its client wrote them."""
+    """Return path and query of a request as the client wrote them."""
     target = request.raw_path
     if not target.startswith("/"):
         target = _ORIGIN.sub("", target, count=1)
@@ -240,12 +240,12 @@ def _path(target: str) -> str:
 
 
 def _headers(record: RequestRecord) -> list[tuple[str, str]]:
-    """Memory's headers of an answer that memory has no part in."""
+    """Return memory's headers for an answer without memory."""
     return memory_headers(status=record.status, turn_id=record.id, mode=record.mode)
 
 
 def _with_headers(response: web.Response, record: RequestRecord) -> web.Response:
-    """An answer of memd's own, with memory's headers if it is to a request for a model."""
+    """Return an answer by memd itself, with memory's headers if the request was for a model."""
     if record.api:
         response.headers.extend(_headers(record))
     return response

@@ -1,10 +1,10 @@
-"""Reading settings from the file, the environment and flags into a checked `Config`.
+"""Reads settings from the file, the environment and flags into a checked `Config`.
 
-Rule: a wrong setting is never guessed at. Whatever is not exactly a known key with an allowed value raises a
-`ConfigError` that names the place (file and line, variable, command line), the key and what to write instead. No
-message repeats what may be a token. After `load_config` a `Config` needs no further checks. The texts by which
-well-known programs are known are one table; a list in `ingest.ignore`, `ignore_system` or `strip` takes the place of
-its rules of that kind, and `ingest.programs: false` turns off all of them.
+Rule: a wrong setting is never guessed at. Anything but a known key with an allowed value raises a `ConfigError`, which
+names the place (file and line, variable, command line), the key and the remedy. No message repeats a possible token. A
+`Config` from `load_config` needs no further checks. The texts by which well-known programs are recognized are one
+table. A list in `ingest.ignore`, `ignore_system` or `strip` replaces its rules of that kind, and `ingest.programs:
+false` disables all of them.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from memd.settings.model import AuthSettings, Config, IngestSettings, SourceSett
 FILE_BYTES_MAX = 1 << 20  # a config file is a page long; anything bigger is the wrong file
 
 FileStamp = tuple[int, int, int] | None
-"""By what a file is told from itself before: its time, size and number; None: there is none."""
+"""Identifies a version of a file: its time, size and inode; None if there is no file."""
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One value that a user gave."""
+    """One value given by a user."""
 
     key: str
-    """Dotted: `listen.port`. A group that is not a mapping stands under its own name: `listen`."""
+    """Dotted: `listen.port`. A group that is not a mapping has its own name: `listen`."""
     value: Any
     place: str
     """Where it was given, for messages: `config.yaml, line 12`, `MEMD_LISTEN_PORT`, `the command line`."""
     folder: Path = Path()
-    """The folder that relative paths start from: the file's, else the working directory."""
+    """The folder for relative paths: the file's, else the working directory."""
     item_places: tuple[str, ...] = ()
-    """Of a list in a file: where each of its items was given."""
+    """For a list in a file, the place of each item."""
 
 
 def read_settings(path: Path, whole: Collection[str] = ()) -> list[Setting]:
     """Return the settings in a YAML file of groups, in order; none for an empty file.
 
     Args:
-        whole: keys of mappings that are no groups but values.
+        whole: keys of mappings that are values rather than groups.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, is not a mapping, or gives a key twice.
@@ -75,7 +75,7 @@ def read_settings(path: Path, whole: Collection[str] = ()) -> list[Setting]:
 
 
 def stamp_of(path: Path | None) -> FileStamp:
-    """Return the stamp of a file, if there is one."""
+    """Return the stamp of a file, or None."""
     if path is not None:
         with contextlib.suppress(OSError):
             found = path.stat()
@@ -84,17 +84,17 @@ def stamp_of(path: Path | None) -> FileStamp:
 
 
 class SettingsSource:
-    """Where a daemon's settings come from; `read` reads them anew, and raises ConfigError."""
+    """The source of a daemon's settings; `read` reads them again, and raises ConfigError."""
 
     def __init__(self, path: Path | None, known: Config, read: Callable[[], Config]) -> None:
-        """`path`: the file, to be looked at for changes. `known`: the settings that the daemon has."""
+        """`path`: the file, checked for changes. `known`: the settings that the daemon has."""
         self.path, self.read = path, read
         self._known = self._now = known
         self._seen: FileStamp = None  # it may have changed since it was read
 
     def changed(self, auth: AuthSettings) -> list[str]:
-        """The keys of what the file says by now and the daemon does not know; a file that is wrong or being written
-        counts as it was before. `auth`: those that it knows, which it reads again by itself."""
+        """Return the keys that differ between the file and the daemon. A file that is wrong or being written counts as
+        unchanged. `auth`: the daemon's present one, which it reloads by itself."""
         if (stamp := stamp_of(self.path or DEFAULT_PATH)) != self._seen:
             with contextlib.suppress(ConfigError):
                 self._now = self.read()
@@ -178,12 +178,11 @@ _MEMBERS = {
         "rights": f"a list of one or more of {', '.join(RIGHTS)}",
     },
 }
-"""Of the items of lists: by its name what each member may be."""
+"""For the items of lists, the allowed values of each member, in words."""
 
 
 def _item(at: str, item: Any, kind: type[Item]) -> Item:
-    """Return an item of a list; raises ConfigError, which says what to write instead and no member that may be a
-    token."""
+    """Return an item of a list. Raises ConfigError, which names the remedy and quotes no member that may be a token."""
     try:
         return msgspec.convert(item, kind)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -204,10 +203,10 @@ def _item(at: str, item: Any, kind: type[Item]) -> Item:
 
 
 def _read_sources(setting: Setting) -> list[tuple[str, SourceSettings]]:
-    """Return the sources of a list as YAML has it, each behind the place that errors about it name.
+    """Return the sources in a YAML list, each with the place to name in errors.
 
-    Their paths and exclusions are absolute where they name a place. Whether a folder is there is not asked, for its
-    disk may be mounted later; that it is no file is.
+    Paths and exclusions become absolute if they name a place. A folder need not exist, because its disk may be mounted
+    later, but it must not be a file.
     """
     given = setting.value
     if given in (None, ""):
@@ -226,7 +225,7 @@ def _read_sources(setting: Setting) -> list[tuple[str, SourceSettings]]:
         path = _absolute(setting, source.path)
         source = msgspec.structs.replace(
             source,
-            path=str(path.resolve() if ".." in path.parts else path),  # a link keeps its name, its documents' own
+            path=str(path.resolve() if ".." in path.parts else path),  # a link keeps its name, which its documents have
             exclude=tuple(_exclusion(setting, part) for part in source.exclude),
             formats=tuple(suffix.lower().removeprefix(".") for suffix in source.formats),
         )
@@ -240,12 +239,12 @@ def _read_sources(setting: Setting) -> list[tuple[str, SourceSettings]]:
 
 @functools.cache
 def _suffixes() -> list[str]:
-    """The ends of the names of files that memd reads, without their dots."""
+    """Return the suffixes of files that memd reads, without their dots."""
     return [suffix[1:] for one in words_of("formats")["formats"] for suffix in one["suffixes"].split()]
 
 
 def _source_problems(sources: tuple[SourceSettings, ...], data_dir: Path) -> Iterator[tuple[int, str]]:
-    """Yield the index of a source and what is wrong with it, beside the others and beside memd's own data."""
+    """Yield the index of a source and its problem: with the other sources, or with memd's own data."""
     places = [(one, Path(one.path).resolve()) for one in sources]
     for number, (one, place) in enumerate(places):
         if place.is_relative_to(data_dir.resolve()):
@@ -272,12 +271,11 @@ def _exclusion(setting: Setting, text: str) -> str:
 
 TOKENS_MAX = 10_000
 _STARS_MAX = 8
-"""Of one pattern: more slow the matching down, and nobody needs them."""
+"""Limit per pattern: more slow down matching, and nobody needs them."""
 
 
 def read_tokens(setting: Setting) -> tuple[TokenSettings, ...]:
-    """Return the tokens of a list as YAML has it. Raises ConfigError: the list or one of its items is not what it
-    should be."""
+    """Return the tokens in a YAML list. Raises ConfigError: the list or one of its items is malformed."""
     given = setting.value
     if given in (None, ""):
         return ()
@@ -295,7 +293,7 @@ def read_tokens(setting: Setting) -> tuple[TokenSettings, ...]:
 
 
 def token_problems(tokens: Sequence[TokenSettings], owner_token: str = "") -> Iterator[tuple[int, str]]:
-    """Yield the index of a token and what is wrong with it, by itself and beside the others."""
+    """Yield the index of a token and its problem, by itself or with the others."""
     for number, one in enumerate(tokens):
         if one.name == OWNER_NAME:
             yield number, f"the name {OWNER_NAME} is that of auth.token; give another one"
@@ -326,7 +324,7 @@ CONFIG_VARIABLE = "MEMD_CONFIG"
 
 
 CONSTANTS_VARIABLE = "MEMD_CONSTANTS"
-"""Where it is set, as in tests, those of `REMOVED` that the code has as constants are read and count."""
+"""If set, as in tests, settings in `REMOVED` that are constants in the code are read and take effect."""
 _CHUNKS = "a chunk has 50 to 300 tokens"
 _NO_BOUNDARIES = "chunks end where they have 50 tokens"
 _MEASURED = "the weights of recall fit together: they were chosen by measurement"
@@ -380,10 +378,10 @@ REMOVED = {
     "limits.idle_seconds": "a connection may wait 75 s",
     "shutdown.grace_seconds": "replies in flight have 10 s when memd ends",
 }
-"""Settings of earlier versions, and why they are gone. They stop nobody from starting."""
+"""Settings of earlier versions, and why they are gone. memd starts in spite of them."""
 _FORMER_CLUSTER = ("url", "bucket", "endpoint", "region", "access_key", "secret_key", "own_url", "lease_seconds")
 FORMER = {f"store.{name}": "a cluster's log is in PostgreSQL: cluster.database" for name in _FORMER_CLUSTER}
-"""Settings of earlier versions without which the memory would be another one, and what has taken their place."""
+"""Settings of earlier versions that selected another memory, and their replacement. memd refuses to start with them."""
 
 
 def known_keys() -> dict[str, Any]:
@@ -392,7 +390,7 @@ def known_keys() -> dict[str, Any]:
 
 
 def _fields() -> dict[str, Any]:
-    """The dotted key of every field of `Config` with its type: the settings, and the constants beside them."""
+    """Return the dotted key of every field of `Config` with its type, including constants."""
     keys: dict[str, Any] = {}
     for field in msgspec.structs.fields(Config):
         if field.name in _GROUPS:
@@ -404,7 +402,7 @@ def _fields() -> dict[str, Any]:
 
 
 def variable_of(key: str) -> str:
-    """The environment variable of a setting: `listen.port` is `MEMD_LISTEN_PORT`."""
+    """Return the environment variable of a setting: `listen.port` is `MEMD_LISTEN_PORT`."""
     return ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
 
 
@@ -417,10 +415,10 @@ def load_config(
     """Return the settings: the defaults, overridden by the file, the environment and the command line, in this order.
 
     Args:
-        path: The config file; None takes the one that MEMD_CONFIG names, else `./config.yaml` if there is one.
-        env: The environment; only names that begin with `MEMD_` are looked at.
+        path: The config file; None takes the one in MEMD_CONFIG, else `./config.yaml` if it exists.
+        env: The environment; only names that begin with `MEMD_` are used.
         overrides: Values from the command line by dotted key.
-        tell: Called with a sentence for each setting that has no effect any more.
+        tell: Called with a sentence for each setting that no longer has an effect.
 
     Raises:
         ConfigError: a file that cannot be read, or a setting that is unknown or not allowed.
@@ -479,7 +477,7 @@ _WRITTEN = {
     model.PATTERN_COUNTRY: "a country in two capital letters (ISO 3166: DE, GB)",
     model.PATTERN_WORD: "a word or phrase of at most 100 characters, without signs and spaces at its ends",
 }
-"""Texts that a pattern describes, in words."""
+"""Patterns described in words."""
 _SECRET = frozenset(
     {
         *("auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key"),
@@ -488,10 +486,10 @@ _SECRET = frozenset(
 )
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key", "encryption.key_file"})
 _COMMAND_LINE = "the command line"
-_KEY_PLACES = (variable_of("encryption.key"), _COMMAND_LINE)  # there it is from standard input: no flag takes a key
+_KEY_PLACES = (variable_of("encryption.key"), _COMMAND_LINE)  # there it comes from stdin: no flag takes a key
 _NO_KEY_HERE = "a key does not belong into a settings file; give encryption.key_file, or the variable " + _KEY_PLACES[0]
 _PATH = "path:"  # of embedding.model
-_SERVERS = ("upstream.url", "upstream.urls")  # one is given in place of the other
+_SERVERS = ("upstream.url", "upstream.urls")  # alternatives
 _PARTNERS = {
     "listen.tls_cert": ("listen.tls_key",),
     "upstream.url": ("upstream.urls",),  # a list of one
@@ -500,11 +498,11 @@ _PARTNERS = {
     "embedding.name": ("embedding.model",),
     "admin.port": ("listen.port",),
 }
-"""Settings that must fit another one: the error names the place of the one that was given."""
+"""Settings that must fit each other: the error names the place of the one that was given."""
 
 
 def _settings_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
-    """Return the file that was named, else that of the environment, else the one in the working directory."""
+    """Return the given file, else the environment's, else the one in the working directory."""
     if path is None and env.get(CONFIG_VARIABLE):
         return Path(env[CONFIG_VARIABLE])
     if path is None and DEFAULT_PATH.exists():
@@ -513,7 +511,7 @@ def _settings_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
 
 
 def _layers(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, object]) -> Iterator[Setting]:
-    """Yield the settings that users gave; a later one overrides an earlier one."""
+    """Yield the settings that users gave; later ones override earlier ones."""
     if path is not None:
         yield from read_settings(path, _SINGLE)
     key_of = {variable_of(key): key for key in (*_KEYS, *REMOVED)}
@@ -539,7 +537,7 @@ def _layers(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, o
 
 
 def _drop_overridden(setting: Setting, values: dict[str, Any], places: Mapping[str, str]) -> None:
-    """Drop the other setting for the model servers where it was given in a place that this one's overrides."""
+    """Drop the alternative setting for model servers if it was given at a place of lower precedence."""
     if setting.key not in _SERVERS or setting.value == []:
         return
     other = _SERVERS[1 - _SERVERS.index(setting.key)]
@@ -562,7 +560,7 @@ def _checked(setting: Setting) -> Any:
     except (msgspec.ValidationError, RecursionError) as error:  # RecursionError: a YAML list that contains itself
         shown = "empty" if setting.value in (None, "") else f"{model.without_credentials(repr(setting.value)):.60}"
         if setting.key in _SECRET and shown != "empty":
-            shown = "not a text"  # messages end in logs and in bug reports
+            shown = "not a text"  # messages end up in logs and bug reports
         if setting.key == "ingest.redact_words":
             item = re.search(r"\$\[(\d+)\]", str(error))
             shown = f"wrong in item {int(item[1]) + 1}" if item else "not such a list"
@@ -617,12 +615,12 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
 
 
 def _absolute(setting: Setting, text: str) -> Path:
-    """A path in the value of a setting: relative to the settings' file, as the setting's own would be."""
+    """Return the path in a setting's value as absolute; relative paths start from the settings file's folder."""
     return (setting.folder / _expanded(msgspec.structs.replace(setting, value=text))).absolute()
 
 
 def _expanded(setting: Setting) -> Path:
-    """Return a path with its leading `~` replaced."""
+    """Return a path with its leading `~` expanded."""
     try:
         return Path(setting.value).expanduser()
     except RuntimeError:
@@ -643,7 +641,7 @@ def _built(values: Mapping[str, Any]) -> Config:
 
 
 def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield errors that the type of a single setting cannot express: the key, and what is wrong with it."""
+    """Yield errors that the type of a single setting cannot express: the key, and the problem."""
     for one in config.upstream.each():
         if problem := model.url_problem(one.url):
             key, verb = ("upstream.urls", "has") if config.upstream.urls else ("upstream.url", "is")
@@ -711,7 +709,7 @@ def _redaction_problem(name: str, pattern: str, taken: Collection[str]) -> str |
 
 Kind = Literal["ignore", "ignore_system", "message", "reply", "result", "strip", "sub_agent"]
 _STANDS_FOR = {"TO_ITS_END": r"[^<]*+(?:<(?!/?\1>)[^<]*+)*+</\1>", "REST": r"[\s\S]*", "OPENS_LINE": r"<(?<![^\n]<)"}
-"""Words in a pattern of the table, which says what they mean."""
+"""Placeholders in patterns of the table, which explains them."""
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -719,12 +717,12 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Kind
     of: str
-    """Where its words stand: program, version and file, several of them with `;` between."""
+    """Source of its words: program, version and file; several are separated by `;`."""
     pattern: str
 
 
 class Programs(msgspec.Struct, frozen=True):
-    """The patterns in force, by their kind (see the table)."""
+    """The patterns in force, by kind (see the table)."""
 
     ignore: tuple[str, ...] = ()
     ignore_system: tuple[str, ...] = ()
@@ -737,13 +735,13 @@ class Programs(msgspec.Struct, frozen=True):
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """The table, in its order. Raises OSError: the package was installed without its data files."""
+    """Return the table in order. Raises OSError: the package was installed without its data files."""
     found = msgspec.convert(words_of("programs")["rules"], tuple[Rule, ...])
     return tuple(msgspec.structs.replace(rule, pattern=_written_out(rule.pattern)) for rule in found)
 
 
 def programs_of(settings: IngestSettings) -> Programs:
-    """The patterns that these settings leave in force."""
+    """Return the patterns in force with these settings."""
     own = {kind: getattr(settings, kind, None) for kind in Programs.__struct_fields__}
     known = rules() if settings.programs else ()
     return Programs(

@@ -1,8 +1,8 @@
-"""The settings: their names, defaults and bounds; and addresses of HTTP servers, as they stand in them.
+"""The settings: names, defaults and bounds; and the addresses of HTTP servers in them.
 
-Rule: defaults stand here and in `defaults.yaml`, where a comment says what each setting does; a test keeps both the
-same. A field with a docstring is a constant, of which tests set another value (`loading.py: REMOVED` has its reason).
-What an address is is decided by its text alone: no resolver is asked, whose answer may change a moment later.
+Rule: defaults are here and in `defaults.yaml`, where comments explain the settings; a test keeps them equal. A field
+with a docstring is a constant that tests may override (`loading.py: REMOVED` has its reason). Addresses are judged by
+their text alone, without a resolver, whose answer may change a moment later.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from msgspec import Meta
 from memd.principals import OWNER, OWNER_NAME, Principal, Right, digest_of
 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104  # compared, not bound
-"""The hosts that mean every address of this machine."""
+"""Hosts that mean every address of this machine."""
 _ROUTE = re.compile(r"(?:(?<![:/])/+v1)*(?:/chat/completions)?/*$")
-"""The end that an address has too much where it was copied from another program's settings."""
+"""The surplus end of an address copied from another program's settings."""
 
 
 def without_credentials(url: str) -> str:
-    """An address without user and password, also one that is none."""
+    """Return an address without user and password, even if it is malformed."""
     return re.sub(r"(?<=//).*@", "", url)
 
 
 def basic_authorization(url: str) -> str | None:
-    """The value of the header for the user and password in an address (RFC 7617); None if it has none."""
+    """Return the header value for the user and password in an address (RFC 7617); None if it has none."""
     user, at, _ = urlsplit(url).netloc.rpartition("@")
     return f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}" if at else None
 
 
 def base_of(url: str) -> str:
-    """An address of a model server as memd uses it, without `/`, `/v1` or `/v1/chat/completions` at its end."""
+    """Return a model server's address as memd uses it, without `/`, `/v1` or `/v1/chat/completions` at its end."""
     return _ROUTE.sub("", url)
 
 
 def place_of(url: str) -> tuple[str, str, int | None, str]:
-    """Scheme, host, port and path of an address without problems: equal ones lead to one server."""
+    """Return scheme, host, port and path of a valid address; equal ones are the same server."""
     parts = urlsplit(base_of(url))
     return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme), parts.path
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a host, as it stands in an address, is reached from this machine only."""
+    """Return whether a host in an address is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -57,7 +57,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def url_problem(url: str) -> str | None:
-    """Say why this is not the address of a server; None if it is."""
+    """Return why this is not the address of a server; None if it is."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -83,7 +83,7 @@ RedactionName = Literal[
 PersonName = Literal["email", "national_id", "phone"]
 """The opt-in patterns of `redact_persons`; `ingest/redaction.py` has them."""
 LISTED_WORD = "word"
-"""The mark of what `redact_words` lists: `[redacted:word]`."""
+"""Mark for words in `redact_words`: `[redacted:word]`."""
 PatternName = Annotated[str, Meta(pattern=PATTERN_NAME)]
 CountryCode = Annotated[str, Meta(pattern=PATTERN_COUNTRY)]
 ListedWord = Annotated[str, Meta(min_length=1, max_length=100, pattern=PATTERN_WORD)]
@@ -100,12 +100,12 @@ class BackupSettings(msgspec.Struct, frozen=True, kw_only=True):
     access_key: str = ""
     secret_key: str = ""
     seconds: Annotated[float, Meta(ge=0.1, le=3_600)] = 10.0
-    """How often what has changed is written to it: what a lost disk costs at most."""
+    """Interval at which changes are written to the bucket: the most that a lost disk costs."""
     keep_days: Annotated[int, Meta(ge=1, le=3_650)] = 7
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a bucket."""
+        """True if there is a bucket."""
         return bool(self.bucket)
 
 
@@ -117,12 +117,12 @@ class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a key."""
+        """True if there is a key."""
         return bool(self.key or self.key_file)
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The open topics that are kept in memory."""
+    """The topics kept open in memory."""
 
     topic_idle_seconds: Annotated[float, Meta(ge=0.01, le=3_600)] = 600.0
     """A topic without a request for this long is closed; its next request reads it from disk."""
@@ -136,7 +136,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_on(self) -> bool:
-        """Whether this daemon is one of many, and `data_dir` a copy."""
+        """True if this daemon is one of several, and `data_dir` a copy."""
         return bool(self.database)
 
 
@@ -151,7 +151,7 @@ Text = Annotated[str, Meta(min_length=1, max_length=4_096, pattern=r"^[^\x00-\x1
 
 UPSTREAMS_MAX = 64
 TopicName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-"""As `entries.TOPIC_ID_PATTERN`."""
+"""Same as `entries.TOPIC_ID_PATTERN`."""
 AUTO_TOPIC = "auto"
 BEGINNING_OF_TOPIC = r"^(?:[A-Za-z0-9][A-Za-z0-9._-]{0,127})?\*?$"
 
@@ -181,16 +181,16 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """`url` without user and password: what may be shown and logged."""
+        """`url` without user and password, which may be shown and logged."""
         return without_credentials(self.url)
 
     @property
     def authorization(self) -> str | None:
-        """The header's value for the user and password in `url` (RFC 7617); None if it has none."""
+        """The header value for the user and password in `url` (RFC 7617); None if it has none."""
         return basic_authorization(self.url)
 
     def each(self) -> tuple[UpstreamSettings, ...]:
-        """The settings of each server, with its address as `url` and no `urls`; the same where there is one."""
+        """Return each server's settings, with its address as `url` and no `urls`."""
         if not self.urls:
             return (self,)
         return tuple(msgspec.structs.replace(self, url=url, urls=()) for url in self.urls)
@@ -206,7 +206,7 @@ class BufferSettings(msgspec.Struct, frozen=True, kw_only=True):
     idle_seconds: Seconds = 300.0
     """A conversation without a request for this long is stored completely (and stays in its prompt)."""
     store_after_seconds: Seconds = 1.0
-    """Finished turns are stored so long after their reply, in the background (and stay in their prompt)."""
+    """Finished turns are stored this long after their reply, in the background (and stay in their prompt)."""
     journal_fsync: Literal["interval", "always"] = "interval"
 
 
@@ -223,14 +223,14 @@ class ChunkingSettings(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=1, le=2_000)] = 50
     """A chunk goes on until it has this many tokens, or its turn ends."""
     max_tokens: Annotated[int, Meta(ge=20, le=4_000)] = 300
-    """A chunk ends before it has more than this."""
+    """A chunk never has more than this."""
 
 
 class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Leaving out repetitions within one compaction."""
 
     cosine: Annotated[float, Meta(ge=0.5, le=1)] = 0.99
-    """Chunks with the same words count as the same if they are at least this similar; the first is kept."""
+    """Chunks with the same words count as duplicates from this similarity on; the first is kept."""
 
 
 class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,18 +245,18 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     question: Literal["auto", "table", "model"] = "auto"
     """The vectors that find chunks by meaning: the question table's, which cost nothing; the embedding model's; or the
-    model's only where the table's meaning and the words do not agree."""
+    model's only if the table's meaning and the words disagree."""
     top_k: Annotated[int, Meta(ge=0, le=1_000)] = 0
-    """The most chunks that are recalled; 0: as many as fit the budget."""
+    """Limit on recalled chunks; 0: as many as fit the budget."""
     min_score: Annotated[float, Meta(ge=0, le=1)] = 0.06
     lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.6
     """Share of word matching (BM25) in the score; 0 is meaning alone."""
     feedback_weight: Annotated[float, Meta(ge=0, le=1)] = 0.2
-    """Share of the likeness to the five best chunks in the score."""
+    """Share of the similarity to the five best chunks in the score."""
     neighbour_weight: Annotated[float, Meta(ge=0, le=1)] = 0.3
-    """Share of the relevance of the chunks just before and after a short chunk that is added to its own."""
+    """Share of the neighbouring chunks' relevance that is added to a short chunk's own."""
     time_weight: Annotated[float, Meta(ge=0, le=10)] = 2.0
-    """The share by which the score of a chunk grows that was said when the question says ("last week")."""
+    """Share by which a chunk's score grows if it was said at a time that the question names ("last week")."""
     recall_budget_ms: Annotated[int, Meta(ge=1, le=600_000)] = 20
     timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 2000
     """A recall that takes longer is skipped; the request goes on without memory (`degraded:timeout`)."""
@@ -268,7 +268,7 @@ class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     budget_tokens: Annotated[int, Meta(ge=64, le=1_000_000)] = 2000
     sticky_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 4000
-    """The most that the blocks kept from earlier turns may take together; they leave before history does."""
+    """Limit on blocks kept from earlier turns, together; they leave before history does."""
     pressure_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.8
     """The fill ratio from which `context_pressure` is signalled; above 1 it is `context_overflow`."""
     freeze_seconds: Seconds = 120.0
@@ -287,13 +287,13 @@ class ConversationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The live conversations."""
 
     max_open: Annotated[int, Meta(ge=1, le=100_000)] = 256
-    """How many are kept in memory; beyond that the least recently used one is stored and closed."""
+    """Limit on conversations in memory; beyond it the least recently used one is stored and closed."""
     header: HeaderName = ""
     history: Literal["client", "daemon"] = "client"
 
 
 class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that are not remembered, text that is not, and secrets that are replaced."""
+    """Requests and text that are not remembered, and secrets that are replaced."""
 
     programs: bool = True
     ignore: tuple[Text, ...] | None = None
@@ -306,8 +306,8 @@ class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     redact_countries: Annotated[tuple[CountryCode, ...], Meta(max_length=10)] = ()
     redact_words: Annotated[tuple[ListedWord, ...], Meta(max_length=10_000)] = ()
     reindex_seconds: Seconds = 300.0
-    """How often `sources` are looked at again, besides when the file system tells of a change; 0: neither, only when
-    somebody asks (`memd index`)."""
+    """Interval at which `sources` are scanned, besides at changes in the file system; 0: neither, only on request
+    (`memd index`)."""
 
 
 class SourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -316,13 +316,13 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     path: Text
     """The folder; relative to the settings' file."""
     topic: TopicName = "default"
-    """Where its documents belong; auto: the topic that is called as the folder."""
+    """The topic of its documents; auto: the topic named like the folder."""
     exclude: tuple[Text, ...] = ()
-    """Names, patterns or paths of files and folders in it that are left out."""
+    """Names, patterns or paths of files and folders in it to leave out."""
     formats: tuple[Annotated[str, Meta(pattern=r"^[.]?[A-Za-z0-9]{1,16}$")], ...] = ()
-    """Suffixes; only such files are read. None: all that can be."""
+    """Suffixes of the files to read; empty: all readable ones."""
     follow_links: bool = False
-    """Whether links that lead out of the folder are followed."""
+    """Follow links that lead out of the folder."""
 
 
 class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,31 +340,31 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A reranker that puts the best candidates into its own order."""
+    """A reranker that reorders the best candidates."""
 
     url: str = ""
     name: Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     api_key: str = ""
     timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 500
-    """How long a question waits for it, `retrieval.timeout_ms` permitting; later the order stays as it was."""
+    """Time that a question waits for it, within `retrieval.timeout_ms`; after that the order stays."""
 
 
 class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on what a client or the upstream may send."""
 
     body_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 32)] = 100 * 1024 * 1024
-    """Request body; larger ones are answered 413."""
+    """Size of a request body; larger ones get 413."""
     bodies_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 36)] = 512 * 1024 * 1024
-    """Request bodies that are held at the same time, together; what exceeds it is answered 503, to be tried again."""
+    """Size of all request bodies held at the same time; beyond it requests get 503 and may be retried."""
     header_bytes_max: Annotated[int, Meta(ge=4_096, le=1 << 20)] = 64 * 1024
-    """Request headers, all together; larger ones are answered 431."""
+    """Size of all request headers together; larger ones get 431."""
     capture_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 8 * 1024 * 1024
-    """How much of a reply is kept to be remembered; the client gets all. A longer one that is no stream is not read."""
+    """Limit on the remembered part of a reply; the client gets all. A longer one is not read unless it is a stream."""
     connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
-    """Simultaneous client connections. A further one takes the place of one that shows no token or is idle."""
+    """Simultaneous client connections. A further one replaces one without a token or an idle one."""
     idle_seconds: PositiveSeconds = 75.0
-    """How long a connection may wait for the next request, its headers included, or for more of a body; for no longer a
-    body may come slower than 1 KB a second."""
+    """Time that a connection may wait for the next request, headers included, or for more of a body. A body may be
+    slower than 1 KB a second for no longer than that."""
 
 
 class ReceiptsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -372,7 +372,7 @@ class ReceiptsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     enabled: bool = True
     bytes_max: Annotated[int, Meta(ge=65_536, le=1 << 36)] = 32 * 1024 * 1024
-    """Of all receipts together, about 2,000 turns; the oldest half is dropped when it is full."""
+    """Size of all receipts, about 2,000 turns; when it is full, the oldest half is dropped."""
 
 
 class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -386,7 +386,7 @@ class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Ending memd."""
 
     grace_seconds: Annotated[float, Meta(ge=0, le=3_600)] = 10.0
-    """Time that replies in flight get after SIGTERM or Ctrl-C."""
+    """Time for replies in flight after SIGTERM or Ctrl-C."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -404,18 +404,18 @@ TopicPattern = Annotated[str, Meta(pattern=r"^[*A-Za-z0-9][*A-Za-z0-9._-]{0,127}
 
 
 class TokenSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One of `auth.tokens`: whose token it is, where it holds and for what."""
+    """One of `auth.tokens`: its principal, topics and rights."""
 
     name: Annotated[str, Meta(pattern=PRINCIPAL_NAME)]
     token_sha256: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")]
     """SHA-256 of the token, in hexadecimal digits."""
     topics: Annotated[tuple[TopicPattern, ...], Meta(min_length=1, max_length=64)]
-    """Patterns of topic names; `*` stands for any characters."""
+    """Patterns of topic names; `*` matches any characters."""
     rights: Annotated[tuple[Right, ...], Meta(min_length=1)]
 
     @property
     def principal(self) -> Principal:
-        """The principal who shows the token."""
+        """The principal to whom the token belongs."""
         return Principal(self.name, self.topics, frozenset(self.rights))
 
 
@@ -427,23 +427,23 @@ class AuthSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_short(self) -> bool:
-        """Whether there is a token that others might guess."""
+        """True if the token is short enough to be guessed."""
         return 0 < len(self.token) < TOKEN_CHARACTERS_MIN
 
     @property
     def is_closed(self) -> bool:
-        """Whether a token is needed."""
+        """True if a token is needed."""
         return bool(self.token or self.tokens)
 
 
 def known_principals(auth: AuthSettings) -> Mapping[bytes, Principal]:
-    """The principals by the SHA-256 of their tokens; none where no token is needed."""
+    """Return the principals by the SHA-256 of their tokens; empty if no token is needed."""
     known = {bytes.fromhex(one.token_sha256): one.principal for one in auth.tokens}
     return known | ({digest_of(auth.token): OWNER} if auth.token else {})
 
 
 def token_changes(before: AuthSettings, now: AuthSettings) -> str:
-    """Say which tokens are new, gone or others than before, by their names; empty if none is."""
+    """Return which tokens were added, removed or changed, by name; empty if none."""
     old, new = ({one.name: one for one in auth.tokens} for auth in (before, now))
     changed = [name for name in old.keys() & new.keys() if _held(old[name]) != _held(new[name])]
     if before.token and now.token and before.token != now.token:

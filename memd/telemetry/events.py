@@ -1,7 +1,7 @@
 """Live events for subscribers: turns, stored chunks, corrections.
 
-Rule: publishing never waits. A subscriber that does not keep up loses the oldest events; of too many subscribers the
-oldest of whoever has the most is told to leave.
+Rule: publishing never waits. A slow subscriber loses its oldest events. If there are too many subscribers, the
+principal with the most loses its oldest one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from memd.entries import ChunkState
 from memd.principals import Held, surplus
 
 QUEUED_EVENTS_MAX = 256
-"""Events that wait for one subscriber."""
+"""Limit on events queued for one subscriber."""
 SUBSCRIBERS_MAX = 256
-"""Of all people together: each takes a connection, and some time for each event."""
+"""Limit for all people together: each takes a connection, and some time per event."""
 
 
 def authors_member(entries: Iterable[ChunkState]) -> dict[str, list[str]]:
-    """The member of an event that names the principals who wrote these entries; none if it was the owner alone."""
+    """Return an event's member with the principals who wrote these entries; empty if it was only the owner."""
     names = sorted({entry.written_by for entry in entries} - {""})
     return {"authors": names} if names else {}
 
@@ -29,8 +29,8 @@ def authors_member(entries: Iterable[ChunkState]) -> dict[str, list[str]]:
 class Events:
     """Distributes events to subscribers; used on the event loop only.
 
-    `turn`: a receipt without its block; `stored`: {topic_id, chunks}; `corrected`: {topic_id, canonical_ids};
-    `source`: {path, topic_id}, which was looked at. The middle ones have `authors`, where others than the owner wrote.
+    `turn`: a receipt without its block; `stored`: {topic_id, chunks}; `corrected`: {topic_id, canonical_ids}; `source`:
+    {path, topic_id} after a scan. `stored` and `corrected` have `authors` if others than the owner wrote.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Events:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether anybody would hear of an event."""
+        """True if anybody is subscribed."""
         return bool(self._queues)
 
     def publish(self, event: str, value: Any) -> None:
@@ -51,7 +51,7 @@ class Events:
     def subscription(self, author: str = "") -> Iterator[asyncio.Queue[tuple[str, Any]]]:
         """Subscribe while the block runs; the queue has (event, value).
 
-        Who is to leave is told so by the event `end`, with the reason where it makes room for others.
+        A subscriber that must leave gets the event `end`, with a reason if it makes room for others.
 
         Args:
             author: the principal who subscribes.

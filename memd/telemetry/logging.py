@@ -1,10 +1,10 @@
 """Formats log records as lines: short ones on a terminal, with fields, or as JSON.
 
-Rule: words of a conversation are in a line only if `log.content` is true; a terminal also shows its owner how their own
-question begins. The message of a record is a constant in the source; what varies is in its fields (`extra`), and a
-field that may have words of a conversation is a `Content`. The messages of libraries (errors and log records) are left
-out for the same reason: they quote what could not be parsed. A record is one line, whatever it contains; the traceback
-of an unexpected error follows below it, or is a member of the JSON.
+Rule: words of a conversation appear only if `log.content` is true; a terminal also shows its owner the beginning of
+their own question. The message of a record is a constant in the source; variable parts are fields (`extra`), and a
+field that may quote a conversation is a `Content`. Messages of libraries (errors and log records) are left out, because
+they quote what they could not parse. A record is one line, whatever it contains; the traceback of an unexpected error
+follows below it, or is a member of the JSON.
 
     log.warning("storing failed", extra={"topic": topic.id, "error": error})
 
@@ -35,7 +35,7 @@ from memd.wording import memory_words
 OWN = "memd"
 LINE_END = "\n"
 MEMORY_STEPS = ("receive", "correct", "room", "recall")
-"""Of a turn: those in which the request waits for memory."""
+"""Steps of a turn in which the request waits for memory."""
 LEFT_OUT = "(left out, see log.content)"
 _OF_EVERY_RECORD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 _BARE = re.compile(r"[\w.:/@+-]+")
@@ -43,7 +43,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Content:
-    """A text that may have words of a conversation."""
+    """A text that may quote a conversation."""
 
     def __init__(self, text: object) -> None:
         self.text = str(text)
@@ -55,7 +55,7 @@ class Content:
 
 
 def configure_logging(settings: LogSettings, redact: Callable[[str], str] = str) -> None:
-    """Send the log of this process to stderr, every text of it through `redact`."""
+    """Send this process's log to stderr, all of its texts through `redact`."""
     handler = logging.StreamHandler(sys.stderr)
     shape = {"json": JsonLines, "console": ConsoleLines}.get(settings.format) or (
         TerminalLines if sys.stderr.isatty() else ConsoleLines
@@ -63,11 +63,11 @@ def configure_logging(settings: LogSettings, redact: Callable[[str], str] = str)
     handler.setFormatter(shape(content=settings.content, redact=redact))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
-    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # memd says itself that a database is away
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # memd itself logs that a database is away
 
 
 class _LineFormatter(logging.Formatter):
-    """The base of both formats."""
+    """Base class of the formats."""
 
     def __init__(self, *, content: bool, redact: Callable[[str], str] = str) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _LineFormatter(logging.Formatter):
         return self._redact(text)
 
     def _fields(self, record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
-        """Yield the fields in the order in which they were given, except those that are None."""
+        """Yield the fields in the given order, except those that are None."""
         for name, value in vars(record).items():
             if name in _OF_EVERY_RECORD or value is None:
                 continue
@@ -131,7 +131,7 @@ class ConsoleLines(_LineFormatter):
 
 
 class TerminalLines(ConsoleLines):
-    """For the person at the terminal: the time of day; of a request what memory did, and the question's beginning."""
+    """For the person at the terminal: the time of day, what memory did for a request, and the question's beginning."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  (the base's name)
         """See `logging.Formatter.formatTime`."""
@@ -173,5 +173,5 @@ def _quoted_if_needed(value: object) -> str:
 
 
 def _in_one_line(text: str) -> str:
-    """Escape control characters: none may end the line or control a terminal."""
+    """Escape control characters, so that none can end the line or control a terminal."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

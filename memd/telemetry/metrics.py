@@ -1,10 +1,10 @@
-"""Counters, histograms and gauges, as Prometheus reads them at `/memd/metrics`, and the log's line of each request.
+"""Counters, histograms and gauges for Prometheus at `/memd/metrics`, and the log line of each request.
 
-Rule: a label has the values listed here or in the registry of APIs and no others, so nothing a client sends makes the
-list longer. Only events are counted; a state is read when somebody asks (`daemon/app.py`). Counting adds to plain
-numbers, on the event loop only: 0.2 µs each, where the library's own histograms take 1 to 2 µs (prometheus_client 0.26,
-Python 3.11) and a request has ten. Noting something decides nothing, waits for nothing and cannot fail. A
-`RequestRecord` belongs to its request (`record_of`), so whoever has the request can note in it.
+Rule: labels have only the values listed here or in the registry of APIs, so no client can create new series. Only
+events are counted; states are read on demand (`daemon/app.py`). Counting adds to plain numbers, on the event loop only.
+That takes 0.2 µs each; the library's own histograms take 1 to 2 µs (prometheus_client 0.26, Python 3.11), and a request
+has ten. Recording never decides, waits or fails. A `RequestRecord` belongs to its request (`record_of`), so any code
+that has the request can use it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODES = ("full", "readonly", "off")
 STATUSES = ("injected", "none", "off", "token-required", "bad-memory-in", "bad-topic", "bad-mode", "degraded")
 DEGRADED = ("embedding", "store", "disk-full", "template", "timeout", "unreadable")
 STEPS = ("read", "receive", "correct", "room", "recall", "upstream", "relay")
-"""The steps of a request, one after the other: together they are all of its time."""
+"""Steps of a request in order; together they take its whole time."""
 PARTS_OF_RECALL = ("embed", "search", "inject")
 ERRORS = ("unreachable", "broken_answer", "memory", "internal", "store", "index", "background")
 CODES = ("1xx", "2xx", "3xx", "4xx", "5xx")
@@ -47,22 +47,22 @@ CANDIDATES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Count:
-    """A counter for each combination of its labels' values."""
+    """A counter for each combination of label values."""
 
     def __init__(self, name: str, about: str, **labels: Sequence[str]) -> None:
-        """`name` without `_total`; `labels` are the values that each may have."""
+        """`name` without `_total`; `labels`: the allowed values of each."""
         self.name, self.about, self.labels = name, about, tuple(labels)
         # All series exist from the start: the rate of one that begins with its first event would lack that event.
         self.counts: dict[tuple[str, ...], float] = dict.fromkeys(product(*labels.values()), 0)
 
     def add(self, *values: str, count: float = 1) -> None:
-        """Add to a counter, with one value for each label; a value that is not allowed makes all of them `other`."""
+        """Add to a counter, given one value per label; if a value is not allowed, all become `other`."""
         if values not in self.counts:
             values = (OTHER,) * len(self.labels)
         self.counts[values] = self.counts.get(values, 0) + count
 
     def family(self) -> Any:
-        """It in the library's type."""
+        """Return it in the library's type."""
         from prometheus_client.metrics_core import CounterMetricFamily
 
         family = CounterMetricFamily(self.name, self.about, labels=self.labels)
@@ -81,13 +81,13 @@ class Distribution:
         self.sums = dict.fromkeys(values, 0.0)
 
     def add(self, size: float, value: str = "") -> None:
-        """Add one observation; `value` is the label's, and one that is not allowed is ignored."""
+        """Add one observation; `value` is the label's, ignored if not allowed."""
         if value in self.seen:
             self.seen[value][bisect_left(self.bounds, size)] += 1
             self.sums[value] += size
 
     def family(self) -> Any:
-        """It in the library's type."""
+        """Return it in the library's type."""
         from prometheus_client.metrics_core import HistogramMetricFamily
         from prometheus_client.utils import floatToGoString
 
@@ -100,7 +100,7 @@ class Distribution:
 
 
 class Metrics:
-    """The counters and histograms of one daemon. To be added to on the event loop."""
+    """The counters and histograms of one daemon; used on the event loop."""
 
     def __init__(self) -> None:
         apis = [api.name for api in registry.APIS]
@@ -138,21 +138,21 @@ class Metrics:
         self.in_flight = 0
 
     def count_upstreams(self, urls: Sequence[str]) -> None:
-        """Count what is sent to each of these model servers."""
+        """Create the counters for requests to each of these model servers."""
         about = "What was sent to a model server, again after another one too"
         self.upstream_requests = Count("memd_upstream_requests", about, server=urls)
         about = "Those that it did not answer, broke off, or could not take"
         self.upstream_failures = Count("memd_upstream_failures", about, server=urls)
 
     def count_corrections(self, corrections: Sequence[Correction], failed: int) -> None:
-        """Count the chunks that the corrections of one request name; `failed` of them could not be corrected."""
+        """Count the chunks named in one request's corrections, of which `failed` could not be corrected."""
         named = sum(len(set(correction.chunk_ids)) for correction in corrections)
         self.corrections.add("applied", count=max(0, named - failed))
         self.corrections.add("failed", count=failed)
 
 
 def gauge(name: str, about: str, number: float | Mapping[str, float], label: str = "") -> Any:
-    """A state in the library's type: one number, or one for each value of a label."""
+    """Return a state in the library's type: one number, or one per label value."""
     from prometheus_client.metrics_core import GaugeMetricFamily
 
     family = GaugeMetricFamily(name, about, labels=[label] if label else [])
@@ -162,9 +162,9 @@ def gauge(name: str, about: str, number: float | Mapping[str, float], label: str
 
 
 def encode(metrics: Metrics, gauges: Iterable[Any], accept: str) -> tuple[bytes, str]:
-    """Return everything in the text format that an `Accept` header asks for, and its content type.
+    """Return all metrics in the text format that an `Accept` header asks for, and its content type.
 
-    The first call imports prometheus_client, a twelfth of all imports.
+    The first call imports prometheus_client, which takes a twelfth of the time of all imports.
     """
     from prometheus_client import ProcessCollector
     from prometheus_client.exposition import choose_encoder
@@ -182,7 +182,7 @@ CLIENT_GONE = 499
 INTERNAL = 500
 MILLISECONDS = 1000.0
 ASKED_CHARACTERS = 200
-"""Of a question that are told; a terminal shows what fits."""
+"""Limit on the logged part of a question; a terminal shows what fits."""
 
 
 class RequestRecord:
@@ -191,7 +191,7 @@ class RequestRecord:
     def __init__(self, api: str) -> None:
         self.api = api
         self.id = uuid.uuid4().hex[:16] if api else ""
-        """Of the turn, as in `X-Memory-Turn`."""
+        """The turn's id, as in `X-Memory-Turn`."""
         self.topic = ""
         self.mode = "full"
         self.status = "none"
@@ -199,36 +199,36 @@ class RequestRecord:
         self.outcome = "complete"
         self.http_status = INTERNAL
         self.server = ""
-        """The model server that answered, where there are several."""
+        """The model server that answered; empty if there is only one."""
         self.injected = 0
         """Chunks in the prompt's memory blocks."""
         self.injected_tokens = 0
         self.left_out = 0
         """Messages of the conversation that are not in the prompt."""
         self.replaced = 0
-        """Results that a line in the prompt stands for."""
+        """Results that are shortened to a line in the prompt."""
         self.asked = ""
-        """The question of the owner; empty where others asked."""
+        """The owner's question; empty for other principals."""
         self.is_kept = False
         self.candidates: int | None = None
-        """Chunks that recall found; None if there was no recall."""
+        """Chunks that recall found; None without recall."""
         self.usage: Usage | None = None
         self.spans_ms: dict[str, float] = {}
         """Milliseconds by `metrics.STEPS` and `PARTS_OF_RECALL`."""
         self._started = self._step_started = time.perf_counter()
 
     def end_step(self, step: str) -> None:
-        """Note the time since the last step ended as that of `step`."""
+        """Record the time since the last step ended for `step`."""
         now = time.perf_counter()
         self.spans_ms[step] = (now - self._step_started) * MILLISECONDS
         self._step_started = now
 
     def note_status(self, mode: str, status: str) -> None:
-        """Note the status that the response's headers have."""
+        """Record the mode and status in the response's headers."""
         self.mode, self.status = mode, status
 
     def note_answer_start(self) -> None:
-        """Note that the upstream has begun to answer; every call but the first does nothing."""
+        """Record that the upstream has begun to answer; further calls do nothing."""
         if "upstream" not in self.spans_ms:
             self.end_step("upstream")
 
@@ -239,7 +239,7 @@ class RequestRecord:
 
     @property
     def total_ms(self) -> float:
-        """Milliseconds since the request came."""
+        """Milliseconds since the request arrived."""
         return (time.perf_counter() - self._started) * MILLISECONDS
 
 
@@ -247,7 +247,7 @@ _RECORD = web.RequestKey("record", RequestRecord)
 
 
 def record_of(request: web.BaseRequest) -> RequestRecord:
-    """The record of a request that is being `recorded`."""
+    """Return the record of a request that is being `recorded`."""
     return request[_RECORD]
 
 
@@ -298,7 +298,7 @@ def _count(metrics: Metrics, record: RequestRecord) -> None:
 
 
 def _log_fields(record: RequestRecord) -> dict[str, object]:
-    """The fields of the log line; one that is None is left out of it."""
+    """Return the fields of the log line; those that are None are omitted."""
     usage = record.usage
     return {
         "turn": record.id or None,

@@ -1,7 +1,7 @@
 """Background tasks, in one place.
 
-Rule: no other module calls `create_task`. The event loop keeps only a weak reference: a bare task can be collected
-while it runs, and its exception is never seen.
+Rule: no other module calls `create_task`. The event loop keeps only a weak reference, so a bare task can be
+garbage-collected while it runs, and its exception is never seen.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ log = logging.getLogger("memd")
 
 
 class Tasks:
-    """Background tasks: they are kept alive, their failures are logged, and they are ended together."""
+    """Keeps background tasks alive, logs their failures, and ends them together."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
         self._running: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
-        return sum(not task.done() for task in self._running)  # those that ended just now are taken out in a moment
+        return sum(not task.done() for task in self._running)  # finished ones are removed a moment later
 
     @property
     def names(self) -> set[str]:
@@ -39,7 +39,7 @@ class Tasks:
         return task
 
     async def finish(self, timeout_seconds: float) -> None:
-        """Wait for the running tasks, then cancel those that are left."""
+        """Wait for the running tasks, then cancel the rest."""
         if self._running:
             await asyncio.wait(set(self._running), timeout=timeout_seconds)
         for task in list(self._running):
