@@ -124,8 +124,8 @@ class Topics:
             await topic.rewrite_journal()
             if lost := topic.unwritten:
                 self.has_lost = True
-                fields = {"topic": topic.id, "messages": lost, "error": topic.write_trouble}
-                log.error("what was said is lost with the end of memd: it could not be written", extra=fields)
+                fields = {"topic": topic.id, "messages_max": lost, "error": topic.write_trouble}
+                log.error("what was said last is lost with the end of memd: it could not be written", extra=fields)
 
     async def end(self, topic_id: str, put_aside: Callable[[], Result]) -> Result:
         """Close a topic for good and put its folder aside; the next `get` begins another one.

@@ -61,7 +61,7 @@ def test_what_is_acknowledged_is_in_the_journal_and_what_was_never_written_is_na
         is_acknowledged = not answer.headers["X-Memory-Status"].startswith("degraded")
         assert is_acknowledged == (fact(number)[1].encode() in journal.read_bytes())
     assert not is_acknowledged
-    assert "what was said is lost with the end of memd" in daemon.log.read_text()
+    assert "what was said last is lost with the end of memd" in daemon.log.read_text()
 
 
 def test_receipts_that_cannot_be_read_stop_no_start(make_daemon: MakeDaemon, library: Path, tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ class _Verification:
             if read_forbidden(self._files, layout):
                 self._count_file(layout.forbidden)
         except StoreError as error:
-            self._add_finding("damaged", layout.forbidden, str(error).removeprefix(f"{layout.forbidden}: "))
+            self._add_finding("damaged", layout.forbidden, str(error))
 
     def _log_file(self, path: Path, log_file: recovery.LogFile, last_id: int, *, is_last: bool) -> int:
         self.findings += recovery.find_damage(log_file, is_last=is_last)
@@ -292,4 +292,5 @@ class _Verification:
         self.counts.bytes += self._files.size(path) or 0
 
     def _add_finding(self, kind: str, path: Path, message: str) -> None:
-        self.findings.append(msgspec.convert({"kind": kind, "path": str(path), "message": message}, recovery.Finding))
+        told = message.removeprefix(f"{path}: ")  # errors name their file
+        self.findings.append(msgspec.convert({"kind": kind, "path": str(path), "message": told}, recovery.Finding))
