@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -319,6 +320,28 @@ def test_a_branch_that_does_not_fit_shows_its_newest_half(wide: tuple[DaemonProc
     went_back = [*messages[:20], {"role": "user", "content": "And the first of all words?"}]
     daemon.chat(went_back)
     assert 4 <= len(json.loads(upstream.prompts[-1])) < len(went_back)
+
+
+def test_the_prompt_of_a_client_that_rewrites_its_last_message_begins_anew_as_seldom_as_others(
+    make_daemon: MakeDaemon,
+) -> None:
+    begun: list[int] = []
+    told = [""]
+    with recording_upstream(window=2048) as upstream:
+        upstream.answer = lambda _: answered({"role": "assistant", "content": told[-1]})
+        daemon = make_daemon(upstream.url).start()
+        for topic, reminder in (("plain", ""), ("reminded", " Answer briefly, please.")):
+            history: list[Json] = []
+            openings = []
+            for turn in range(24):
+                asked = f"Turn {turn}: " + " ".join(f"word{turn}x{place}" for place in range(15))
+                told.append(f"So: {asked}")
+                daemon.in_topic(topic).chat([*history, {"role": "user", "content": asked + reminder}])
+                openings.append(json.loads(upstream.prompts[-1])[0]["content"].partition("Turn ")[2][:3])
+                history += [{"role": "user", "content": asked}, {"role": "assistant", "content": told[-1]}]
+            begun.append(sum(one != other for one, other in itertools.pairwise(openings)))
+    plain, reminded = begun
+    assert 0 < reminded <= plain + 2, begun
 
 
 # What clients write back otherwise than it was said is stored once, also what an earlier version has stored

@@ -44,8 +44,8 @@ class Arrival(msgspec.Struct, frozen=True):
     """The position behind the request's last message, where the reply goes."""
     opened: bool
     head: int = 0
-    branched: bool = False
-    """It goes back to before the end of another conversation, or rewrites it."""
+    goes_back: bool = False
+    """It goes back to before the end of another conversation; not where it goes on with one, though it rewrites it."""
     leaves_unstored: bool = False
     """The history was rewritten, and something in it that is out of the prompt may be in the journal alone."""
     former: Conversation | None = None
@@ -95,8 +95,8 @@ class HotBuffer:
             self.record(events.Branched(name, parent.id, way, now, history.session or parent.session))
             self.record(events.Abandoned(parent.id))
             branch = self._conversations[name]
-            leaves_unstored = branch.departed_end > branch.stored
-            return Arrival(branch, 0, len(branch), opened=False, branched=True, leaves_unstored=leaves_unstored)
+            goes_back, leaves_unstored = len(branch) <= len(parent), branch.departed_end > branch.stored
+            return Arrival(branch, 0, len(branch), opened=False, goes_back=goes_back, leaves_unstored=leaves_unstored)
         again = [] if parent is None else parent.messages[found.offset + kept : found.offset + found.known]
         conversation = self._open(history.session, now) if parent is None else self._fork(parent, found.offset + kept)
         added = history.behind(conversation, kept, known_as)
@@ -104,9 +104,9 @@ class HotBuffer:
             added[place] = added[place].without_text if former.is_erased else added[place]
         self.record(Appended(conversation.id, added, now))
         end = found.offset + len(history)
-        branched = parent is not None and parent is not conversation
-        arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head, branched=branched)
-        if parent is None or not branched:
+        goes_back = parent is not None and parent is not conversation
+        arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head, goes_back=goes_back)
+        if parent is None or not goes_back:
             return arrival
         if found.known < len(history):
             position = found.offset + kept
@@ -123,12 +123,12 @@ class HotBuffer:
             parent.mark_heard(heard)
         if parent is not None and found.runs:
             branch = parent.rewritten("glance", history.session, matching.rewriting_to(parent, found.runs, history))
-            return Arrival(branch, 0, len(branch), opened=False, branched=True)
+            return Arrival(branch, 0, len(branch), opened=False, goes_back=len(branch) <= len(parent))
         at = found.offset + kept
         copy = Conversation("glance", history.session) if parent is None else parent.fork("glance", at)
         copy.messages += history.behind(copy, kept)
-        branched = parent is not None and at < len(parent)
-        return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head, branched=branched)
+        goes_back = parent is not None and at < len(parent)
+        return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head, goes_back=goes_back)
 
     def reply(self, arrival: Arrival, message: Message, tokens: int, now: float) -> Conversation:
         """Append the model's answer and return the conversation that holds it.

@@ -112,9 +112,9 @@ class Prompt:
         """The digest of the user message that opened the turn."""
 
     def return_position(self, *, whole_max: float, part_max: float) -> int | None:
-        """See `compaction.return_position`; None if the request is no branch or lacks part of the history."""
+        """See `compaction.return_position`; None if the request goes on or lacks part of the history."""
         arrival, conversation = self._arrival, self.conversation
-        if not arrival.branched or arrival.head or self._live_end or not conversation.left_out_count():
+        if not arrival.goes_back or arrival.head or self._live_end or not conversation.left_out_count():
             return None
         sent = range(arrival.offset, min(arrival.end, len(conversation)))
         opened = [position for position in sent if self._message(position).opens_turn]

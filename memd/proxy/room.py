@@ -154,8 +154,8 @@ class RoomMaker(msgspec.Struct, frozen=True):
         return 0 if block is None else self.counter.drift.drifted(received.request.model, block.tokens)
 
     def _bring_back(self, received: Received, limits: compaction.Thresholds) -> None:
-        """Show messages again that another branch left out, all or as many as compaction allows. Only at the beginning
-        of a branch: otherwise the prompt's beginning would move whenever an estimate changes."""
+        """Show messages again that another branch left out, all or as many as compaction allows. Only where a client
+        goes back: otherwise the prompt's beginning would move whenever it rewrites something."""
         prompt, factor = received.prompt, self.counter.drift.factor(received.request.model)
         position = prompt.return_position(whole_max=limits.soft / factor, part_max=limits.hard / 2 / factor)
         if position is None:
