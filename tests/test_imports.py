@@ -115,6 +115,19 @@ def test_a_chat_of_open_webui_by_itself_is_read_whatever_else_it_has(tmp_path: P
     assert [spoken(thread) for thread in threads_of(found_at(file))] == [["user: Hm."]]
 
 
+def test_a_text_that_opens_thousands_of_blocks_and_closes_none_is_read_at_once(tmp_path: Path) -> None:
+    file, text = tmp_path / "chat.json", '<details type="a" ' * 20_000
+    messages = {
+        "a": {"role": "user", "content": "Hm.", "childrenIds": ["b"]},
+        "b": {"role": "assistant", "content": text, "parentId": "a"},
+    }
+    file.write_text(json.dumps({"history": {"currentId": "b", "messages": messages}}))
+    began = time.process_time()
+    [thread] = threads_of(found_at(file))
+    assert [message.text for message in thread.messages] == ["Hm.", text.strip()]
+    assert time.process_time() - began < 5
+
+
 def test_librechat() -> None:
     [clock] = threads_of(found_at(EXPORTS / "librechat.json"))
     assert spoken(clock) == [

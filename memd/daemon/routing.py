@@ -36,7 +36,7 @@ from memd.wire.sideband import memory_headers
 
 log = logging.getLogger("memd")
 
-_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+_ORIGIN = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 """Scheme and host of a target in absolute form (RFC 9112 section 3.2.2)."""
 _PATH_TOPIC = re.compile(r"/t/([^/?]*)(/[^?]*)?(\?.*)?")
 _V1_TOO_OFTEN = re.compile(r"(?:/v1)+(?=/v1(?:[/?]|$))")

@@ -474,7 +474,9 @@ def _id(members: Members, path: str) -> str:
 _THOUGHTS = frozenset({"thoughts", "reasoning_recap", "user_editable_context", "model_editable_context"})
 _CITATIONS = re.compile("\ue200[^\ue201]{0,400}\ue201|【\\d+[†:][^】]{0,200}】")
 _POINTERS = {"image_asset_pointer": "image", "audio_asset_pointer": "audio"}
-_DETAILS = re.compile(r'<details type="(\w{1,40})"([^>]{0,200000})>(?:(?!<details).)*?</details>', re.DOTALL)
+_DETAILS = re.compile(
+    r'<details type="(\w{1,40})"((?:(?!<details)[^>]){0,200000})>(?:(?!<details).)*?</details>', re.DOTALL
+)
 _ATTRIBUTE = re.compile(r'(\w{1,40})="([^"]*)"')
 
 
