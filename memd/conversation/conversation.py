@@ -1,20 +1,20 @@
-"""A live conversation: its messages, what of them is stored, and what is left out of the prompt.
+"""A live conversation: its messages, which of them are stored, and which are left out of the prompt.
 
-Rule: the client's array is the truth for the live part; a conversation only ever grows. An edit or a regenerated reply
-*forks* it and changes nothing in it, so positions and marks stay valid for work under way in the background.
+Rule: the client's list of messages is the truth for the live part; a conversation only grows. An edit or a regenerated
+reply *forks* it without changing it, so positions and marks stay valid for background work.
 
-Every message has a digest that is chained to its predecessors', so equal digests at one position mean equal histories
-up to there, and the longest known prefix is found by bisection. A conversation has two marks, both counts of messages
-from its beginning:
+Each message has a digest chained to its predecessors', so equal digests at one position mean equal histories up to
+there, and bisection finds the longest known prefix. A conversation has two marks, both counts of messages from its
+beginning:
 
     0 ........ left_out ........ end        0 ........ stored ........ end
     | not in the prompt | in it  |          | in the log       | not yet |
 
-Whole turns leave by the mark. There are exceptions on both sides of it: instructions before it that stay (`kept`), and
-behind it messages that left one by one (`gone`) or whose text a line replaces in the prompt (`lines`).
+Whole turns leave by the mark. Exceptions: instructions before it that stay (`kept`), and messages behind it that left
+one by one (`gone`) or are replaced by a line in the prompt (`lines`).
 
-What leaves is durable, in the log or in the journal; a message keeps its text here until it is in the log and out of
-the prompt. So either mark may be ahead of the other.
+Messages that left are durable, in the log or in the journal. A message keeps its text here until it is in the log and
+out of the prompt; so either mark may be ahead of the other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from memd.entries import PUBLIC_ID_DIGITS_MIN
 from memd.messages import LEADING_ROLES, ROOT_DIGEST, Block, Message, chain, chain_all
 
 Run = tuple[int, int, int]
-"""Messages that both have: where they begin in a history, where in a conversation, how many they are."""
+"""Messages that both have: start in a history, start in a conversation, and length."""
 
 _NAMED = re.compile(rf"\bmem:([0-9a-f]{{{PUBLIC_ID_DIGITS_MIN},32}})")
 
@@ -41,63 +41,63 @@ class Buffered(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     digest: bytes
     content_digest: bytes
     tokens: int
-    """Counted with the bundled tokenizer, before the model's drift."""
+    """Counted with the bundled tokenizer, without the model's drift."""
     message: Message | None
-    """None once the message is stored and out of the prompt: then only its identity matters. Out of the prompt but not
-    stored it keeps its text, which is still to be stored and meanwhile found by its words."""
+    """None once the message is stored and out of the prompt, when only its identity matters. Until it is stored it
+    keeps its text, which can be found by its words meanwhile."""
     stored_as: bytes = b""
-    """The digest under which it was first said, where a client has rewritten the history before it, or under which the
-    log of an earlier version has it."""
+    """The digest under which it was first said, if a client has rewritten the history before it, or under which the log
+    of an earlier version has it."""
     is_pruned: bool = False
-    """The client sends less of it than was said: the text here, and what is stored, is not in the prompt."""
+    """The client sends only a part of it; the full text is kept here and in the log, but is not in the prompt."""
     is_repeat: bool = False
-    """The log has its text from elsewhere, under another digest. The text stays here, so that it is stored if that is
+    """The log has its text from elsewhere, under another digest. The text stays here, to be stored if that copy is
     lost."""
     is_erased: bool = False
-    """Its text was erased: a client that sends it again has it in its prompts, and nothing is stored of it."""
+    """Its text was erased. A client that sends it again still has it in its prompts, but nothing of it is stored."""
 
     @property
     def identity(self) -> bytes:
-        """The digest by which the log knows it, whatever was rewritten before it since."""
+        """The digest by which the log knows it, even if the history before it was rewritten."""
         return self.stored_as or self.digest
 
     def saying(self, message: Message) -> Buffered:
-        """The same with the text that its client has sent again; without it if that was erased."""
+        """Return a copy with the text that the client sent again; without it if erased."""
         return msgspec.structs.replace(self, message=message.erased if self.is_erased else message)
 
     @property
     def without_text(self) -> Buffered:
-        """The same after its text was erased."""
+        """A copy after its text was erased."""
         left = None if self.message is None else self.message.erased
         return msgspec.structs.replace(self, message=left, is_erased=True)
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A line that stands in the prompt in place of a long result."""
+    """A line in the prompt that replaces a long result."""
 
     text: str
     tokens: int
-    """Raw, the message around it included."""
+    """Raw, including the message around it."""
 
     @property
     def chunk_ids(self) -> list[str]:
-        """The public ids that it names (see `compaction.line_text`)."""
+        """The public ids in it (see `compaction.line_text`)."""
         return _NAMED.findall(self.text)
 
 
 class Rewriting(msgspec.Struct, frozen=True, array_like=True):
-    """How the messages of a branch come from those of its parent."""
+    """How a branch's messages derive from those of its parent."""
 
     runs: list[Run]
-    """Taken over as they are."""
+    """Runs taken over unchanged."""
     added: list[Buffered]
-    """The others in order, without chained digests; without a text where the one in `same` has it."""
+    """The others in order, without chained digests; without text if the parent's message in `same` has it."""
     same: list[tuple[int, int]]
-    """Positions of added messages that count as a message of the parent, each with its place there."""
+    """Positions of added messages that count as one of the parent's, each with that one's position."""
     stored: int
     left_out: int
     blocks: list[tuple[int, int]]
-    """Places of user messages of the parent whose blocks stay, each with its position in the branch."""
+    """Positions of the parent's user messages whose blocks stay, each with its position in the branch."""
     gone: list[int] = []
     """Positions that left the prompt one by one, as in `Departed`."""
     lines: dict[int, Line] = {}
@@ -106,28 +106,28 @@ class Rewriting(msgspec.Struct, frozen=True, array_like=True):
 
 
 def is_remembered(message: Message) -> bool:
-    """Whether there is something in a message to store; an instruction is stored only once it has left the prompt."""
+    """Return whether a message has something to store; an instruction is stored only once it has left the prompt."""
     return bool(message.said.strip() or message.tool_calls)
 
 
 def is_answer(message: Message | None) -> bool:
-    """Whether the model says or calls something in it; what programs write in its name is none."""
+    """Return whether the model says or calls something in it; text that programs write as the model does not count."""
     return message is not None and message.role == "assistant" and is_remembered(message)
 
 
 def is_instruction(message: Message | None) -> bool:
-    """Whether this is a system or developer message; in mid-conversation it stays when its neighbours leave."""
+    """Return whether this is a system or developer message; in mid-conversation it stays when its neighbours leave."""
     return message is not None and message.role in LEADING_ROLES
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """A model's own count of a prompt, beside ours: only what changes afterwards must be estimated."""
+    """A model's own count of a prompt, beside ours; only later changes need an estimate."""
 
     model: str
     raw_tokens: int
     prompt_tokens: int
     attachments: int = 0
-    """Images in it; what one takes differs from model to model and from image to image."""
+    """Number of images in it; their tokens differ by model and image."""
 
 
 class TurnKey(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class TurnKey(msgspec.Struct, frozen=True):
 
     last_digest: bytes
     memory_in: bytes
-    """Digest of the MemoryIn that came with it."""
+    """Digest of the request's MemoryIn."""
 
 
 class Conversation:
@@ -145,8 +145,8 @@ class Conversation:
         self.id = conversation_id
         self.session = session
         self.origin: tuple[str, int | None] | None = None
-        """The conversation that it was forked from, and where; None for where: its client rewrote the history. Not
-        journalled: receipts tell it of the turn that it was forked in."""
+        """The conversation it was forked from, and the position; None if its client rewrote the history. Not
+        journalled, because only receipts report it, for the turn in which it was forked."""
         self.messages: list[Buffered] = []
         self.stored = 0
         self.left_out = 0
@@ -155,39 +155,39 @@ class Conversation:
         self.kept: set[int] = set()
         """Positions of instructions before `left_out` that are still in the prompt."""
         self.owed: set[int] = set()
-        """Positions of instructions that left the prompt and are not in the log yet, wherever `stored` is."""
+        """Positions of instructions that left the prompt and are not in the log yet, regardless of `stored`."""
         self.lost: set[int] = set()
-        """Positions whose text the log has lost: stored when the client sends it again, wherever `left_out` is."""
+        """Positions whose text the log has lost; stored when the client sends it again, regardless of `left_out`."""
         self.lines: dict[int, Line] = {}
-        """By position: what stands in the prompt in place of a result."""
+        """Lines in the prompt that replace results, by position."""
         self.former_lines: dict[int, Line] = {}
-        """Those that have left since and whose results are not in the log yet: they are stored as a line named them."""
+        """Lines that have left before their results were stored, which are stored with the ids in the line."""
         self.blocks: dict[bytes, Block] = {}
-        """By the digest of the user message that each stands before."""
+        """By the digest of the user message behind each."""
         self.arrivals: dict[TurnKey, float] = {}
-        """The first arrival of each recent request, in seconds of the caller's clock."""
+        """First arrival of each recent request, in seconds of the caller's clock."""
         self.abandoned = False
-        """Its client continued from an earlier point. What was said here is stored all the same."""
+        """Its client continued from an earlier point. Its messages are stored all the same."""
         self.dropped_from: int | None = None
-        """From here on it is an answer that was given anew elsewhere: only that one is stored."""
+        """Start of an answer that was regenerated elsewhere; only the new answer is stored."""
         self.used_at = 0.0
         self.changes = 0
-        """How often something else changed than that messages were appended or stored: what is known of its beginning
-        holds as long as this does."""
+        """Counts changes other than appending and storing messages. Facts about its beginning stay valid while this is
+        equal."""
         self.awaiting = 0
-        """The requests of it that a model answers just now; not journalled: nobody answers what was asked before."""
+        """Number of its requests that a model is answering now. Not journalled, because a restart ends them."""
         self.counted: Counted | None = None
-        """Of the latest prompt; not journalled, the next answer tells it again."""
+        """Count of the latest prompt. Not journalled, because the next answer repeats it."""
 
     def become(self, other: Conversation) -> Conversation:
-        """Take everything over from another one, which is not used any more."""
+        """Take everything over from another one, which is no longer used."""
         counted, changes, awaiting = self.counted, self.changes + 1, self.awaiting
         self.__dict__.update(other.__dict__)
         self.counted, self.changes, self.awaiting = counted, changes, awaiting
         return self
 
     def copied(self) -> Conversation:
-        """The same as it is now, which does not change any more."""
+        """Return a copy of its present state."""
         twin = copy.copy(self)
         twin.messages, twin.gone, twin.kept = [*self.messages], {*self.gone}, {*self.kept}
         twin.owed, twin.lost = {*self.owed}, {*self.lost}
@@ -204,69 +204,69 @@ class Conversation:
 
     @property
     def wanted_end(self) -> int:
-        """The position up to which its messages are stored."""
+        """End of the messages to be stored."""
         return len(self.messages) if self.dropped_from is None else self.dropped_from
 
     @property
     def author(self) -> str:
-        """The principal who said the latest of it; empty for the owner."""
+        """The principal who said its latest message; empty for the owner."""
         return next((str(item.message.author or "") for item in reversed(self.messages) if item.message), "")
 
     @property
     def has_erased(self) -> bool:
-        """Whether the text of a message of it was erased, so that only here it is known that it was said."""
+        """True if a message's text was erased, so that only this conversation still knows of the message."""
         return any(item.is_erased for item in self.messages)
 
     @property
     def is_answered(self) -> bool:
-        """Whether the last word is the model's, so that no answer is awaited."""
+        """True if the last message is the model's, so that no answer is awaited."""
         last = self.messages[-1].message if self.messages else None
         return last is not None and last.role == "assistant"
 
     @property
     def end_digest(self) -> bytes:
-        """The digest that the next message is chained to."""
+        """The digest to which the next message is chained."""
         return self.messages[-1].digest if self.messages else ROOT_DIGEST
 
     def is_visible(self, position: int) -> bool:
-        """Whether the message is in the prompt, or a line in its place."""
+        """Return whether the message, or a line in its place, is in the prompt."""
         return position in self.kept if position < self.left_out else position not in self.gone
 
     def visible_positions(self, end: int | None = None) -> list[int]:
-        """The positions of the messages in the prompt, ascending, up to before `end`."""
+        """Return the positions of the messages in the prompt before `end`, ascending."""
         behind = range(self.left_out, len(self.messages) if end is None else end)
         return [*sorted(self.kept), *(behind if not self.gone else (p for p in behind if p not in self.gone))]
 
     def left_out_count(self, end: int | None = None) -> int:
-        """How many of the messages before `end` are not in the prompt."""
+        """Return how many of the messages before `end` are not in the prompt."""
         end = len(self) if end is None else end
         gone = sum(self.left_out <= position < end for position in self.gone)
         return min(end, self.left_out) + gone - len(self.kept)
 
     def tokens_at(self, position: int) -> int:
-        """Raw tokens that the message takes in the prompt: none if it left, those of the line in its place."""
+        """Return the raw tokens of a message in the prompt: 0 if it left, those of the line if one replaces it."""
         if not self.is_visible(position):
             return 0
         line = self.lines.get(position)
         return self.messages[position].tokens if line is None else line.tokens
 
     def visible_tokens(self) -> int:
-        """Raw tokens of all that is in the prompt."""
+        """Return the raw tokens of all visible messages."""
         return self.tokens_of(self.visible_positions())
 
     def tokens_of(self, positions: Iterable[int]) -> int:
-        """Raw tokens of these messages in the prompt, all of them visible; there may be thousands."""
+        """Return the raw tokens of these visible messages; there may be thousands."""
         messages, lines = self.messages, self.lines
         if not lines:
             return sum([messages[position].tokens for position in positions])
         return sum([(lines.get(position) or messages[position]).tokens for position in positions])
 
     def tokens_between(self, start: int, end: int) -> int:
-        """Raw tokens of the messages from `start` to before `end`."""
+        """Return the raw tokens of the messages from `start` to before `end`."""
         return sum(buffered.tokens for buffered in self.messages[start:end])
 
     def last_user_position(self, end: int | None = None) -> int | None:
-        """The position of the last user message before `end`, where the open turn begins; None if there is none."""
+        """Return the position of the last user message before `end`, which opens the turn; None if there is none."""
         for position in range((len(self) if end is None else end) - 1, -1, -1):
             message = self.messages[position].message
             if message is not None and message.opens_turn:
@@ -274,7 +274,7 @@ class Conversation:
         return None
 
     def mark_stored(self, position: int, instructions: Iterable[int] = (), repeats: Iterable[int] = ()) -> None:
-        """Note that everything before `position` is in the log, and the instructions at these positions are; `repeats`:
+        """Note that everything before `position`, and the instructions at these positions, are in the log; `repeats`:
         see `Buffered.is_repeat`."""
         for index in repeats:
             self.messages[index] = msgspec.structs.replace(self.messages[index], is_repeat=True)
@@ -286,7 +286,8 @@ class Conversation:
         self._drop_texts(instructions)
 
     def mark_left_out(self, position: int) -> None:
-        """Take everything before `position` out of the prompt, with its blocks; instructions stay. It is durable."""
+        """Remove everything before `position`, which must be durable, from the prompt, with its blocks; instructions
+        stay."""
         if position <= self.left_out:
             return
         self.changes += 1
@@ -302,7 +303,7 @@ class Conversation:
         self._drop_texts(range(done, self.settled))
 
     def mark_gone(self, positions: Iterable[int], lines: Mapping[int, Line]) -> None:
-        """Take these messages out of the prompt one by one, and put lines in place of others. They must be durable."""
+        """Remove messages from the prompt one by one, and replace others by lines. They must be durable."""
         self.changes += 1
         for position in (one for one in positions if one < len(self)):
             self._drop_line(position)
@@ -315,16 +316,16 @@ class Conversation:
         self.lines.update((position, line) for position, line in lines.items() if position < len(self))
 
     def mark_lost(self, stored: int, left_out: int, lost: Iterable[int]) -> None:
-        """Move the marks back, to before what is not in the log after all. What has its text here is visible again;
-        what has none is `gone` until its client sends it again. Those in `lost` are awaited even when the conversation
-        has gone on without them."""
+        """Move the marks back to before messages that the log turns out to lack. Those with text here become visible
+        again; the others are `gone` until the client sends them again. Those in `lost` are awaited even if the
+        conversation has moved on."""
         self.lost.update(lost)
         self.gone |= {p for p in range(left_out, self.left_out) if self.messages[p].message is None}
         self.kept = {position for position in self.kept if position < left_out}
         self.stored, self.left_out = min(stored, self.stored), min(left_out, self.left_out)
 
     def mark_returned(self, left_out: int, messages: Mapping[int, Message]) -> None:
-        """Bring everything from `left_out` on back into the prompt; `messages`: texts that are not here any more."""
+        """Return everything from `left_out` on to the prompt; `messages`: texts that were dropped here."""
         self.changes += 1
         self.left_out = min(left_out, self.left_out)
         self.kept = {position for position in self.kept if position < self.left_out}
@@ -333,7 +334,7 @@ class Conversation:
             self.messages[position] = self.messages[position].saying(message)
 
     def mark_heard(self, messages: Mapping[int, Message]) -> None:
-        """Take in texts that were lost, by position: to be stored, and visible again if nothing behind them left."""
+        """Take lost texts, by position: to be stored, and visible again unless something behind them left."""
         for position, message in messages.items():
             self.messages[position] = self.messages[position].saying(message)
             if position < self.left_out and is_instruction(message):
@@ -343,8 +344,8 @@ class Conversation:
         self.stored = min([self.stored, *messages])
 
     def forget(self, digests: Collection[bytes], uuids: Collection[bytes]) -> None:
-        """Drop the text of these messages, and the blocks that show one of these chunks. Marks and places stay as they
-        are, so a client that sends the messages again is known, and nothing is stored."""
+        """Drop the text of these messages, and blocks that show one of these chunks. Marks and positions stay, so the
+        messages are recognized if a client sends them again, and are not stored."""
         self.changes += 1
         for position, item in enumerate(self.messages):
             if item.identity in digests:
@@ -355,12 +356,12 @@ class Conversation:
 
     @property
     def departed_end(self) -> int:
-        """The position behind the last message that left, or that a line replaced: up to there all is to be stored."""
+        """End of the last message that left or was replaced by a line; everything before it must be stored."""
         return max(self.left_out, 1 + max(self.gone, default=-1), 1 + max(self.lines, default=-1))
 
     @property
     def settled(self) -> int:
-        """Everything before this position is in the log and out of the prompt, and has no text here any more."""
+        """Everything before this position is in the log and out of the prompt, and its text was dropped here."""
         return min(self.stored, self.left_out)
 
     def _drop_line(self, position: int) -> None:
@@ -368,7 +369,7 @@ class Conversation:
             self.former_lines[position] = line
 
     def _drop_texts(self, positions: Iterable[int]) -> None:
-        """Drop the texts that neither a prompt nor the log needs; that there was nothing to store stays known."""
+        """Drop texts that neither a prompt nor the log needs; messages that had nothing to store stay recognizable."""
         for index in positions:
             item = self.messages[index]
             if index < self.settled and index not in self.kept and index not in self.owed and not item.is_repeat:
@@ -376,11 +377,10 @@ class Conversation:
                 self.messages[index] = msgspec.structs.replace(item, message=left)
 
     def fork(self, conversation_id: str, at: int) -> Conversation:
-        """A new conversation with the first `at` messages of this one. A question that was answered before the fork is
-        to be stored once more, together with its new answer. Where a journal is damaged, there may be fewer messages
-        than that."""
+        """Return a new conversation with the first `at` messages (fewer if a journal is damaged). A question answered
+        before the fork is stored once more, with its new answer."""
         at = min(at, len(self))
-        branch = self.copied()  # with its arrivals: a retry is one wherever it ends up
+        branch = self.copied()  # with its arrivals, so that a retry is recognized in either
         branch.id, branch.origin = conversation_id, (self.id, at)
         branch.abandoned, branch.dropped_from, branch.changes, branch.awaiting = False, None, 0, 0
         del branch.messages[at:]
@@ -397,7 +397,7 @@ class Conversation:
         return branch
 
     def rewritten(self, conversation_id: str, session: str | None, way: Rewriting) -> Conversation:
-        """A new conversation with a history that the client rewrote."""
+        """Return a new conversation with a history that the client rewrote."""
         branch = Conversation(conversation_id, session)
         branch.origin = self.id, None
         same, added = dict(way.same), iter(way.added)
@@ -407,7 +407,7 @@ class Conversation:
                 branch._extend([item if former is None else _standing_for(item, former)])
             taken = self.messages[place : place + length]
             if branch.end_digest == (self.messages[place - 1].digest if 0 < place <= len(self) else ROOT_DIGEST):
-                branch.messages += taken  # so far nothing was rewritten
+                branch.messages += taken  # nothing was rewritten so far
             else:
                 branch._extend(taken)
         for place, position in way.blocks:
@@ -420,7 +420,7 @@ class Conversation:
         return branch
 
     def _extend(self, items: Iterable[Buffered]) -> None:
-        """Append messages from elsewhere, chained to those before; they stay known by the digests that they had."""
+        """Append messages from elsewhere, chained to those before; they stay known by their former digests."""
         digest = self.end_digest
         for item in items:
             digest, former = chain(digest, item.content_digest), item.identity
@@ -429,7 +429,7 @@ class Conversation:
 
 
 def _standing_for(item: Buffered, former: Buffered) -> Buffered:
-    """A message that counts as a former one, with that one's text if it has it still."""
+    """Return a message that replaces a former one, with that one's text if it still has it."""
     if former.message is None and item.message is not None:
         former = former.saying(item.message)
     changes = {"digest": b"", "content_digest": item.content_digest, "tokens": item.tokens}
@@ -438,27 +438,27 @@ def _standing_for(item: Buffered, former: Buffered) -> Buffered:
 
 
 class History(msgspec.Struct, frozen=True):
-    """The messages of a request behind the leading system messages, and their content digests."""
+    """A request's messages after the leading system messages, and their content digests."""
 
     messages: Sequence[Message]
     contents: Sequence[bytes]
     count: Callable[[Sequence[Message], Sequence[bytes]], Sequence[int]]
-    """Counts the raw tokens of some of them: of a long history only what is new is asked for."""
+    """Counts the raw tokens of some of them; for a long history only new ones are counted."""
     session: str | None = None
-    """The client's own name for the conversation, if it gave one."""
+    """The client's own name for the conversation, if any."""
     is_thin: bool = False
     """The client sends only new messages."""
     author: str | None = None
-    """The principal who sends it, whose conversations alone are continued by their session; None: anybody's are."""
+    """The sending principal; only their conversations are continued by session. None: anybody's."""
     stored_as: Callable[[], Sequence[bytes]] = tuple
-    """For each message the digest under which the log of an earlier version has it, or none; asked for a history of
-    which more than an exchange is not known."""
+    """Returns for each message the digest by which an earlier version's log has it, or empty. Called if more than one
+    exchange of the history is unknown."""
 
     def __len__(self) -> int:
         return len(self.messages)
 
     def behind(self, conversation: Conversation, start: int = 0, stored_as: Sequence[bytes] = ()) -> list[Buffered]:
-        """The messages from `start` on, as they stand behind a conversation's end. `stored_as`: see `Buffered`."""
+        """Return the messages from `start` on, chained to a conversation's end. `stored_as`: see `Buffered`."""
         messages, contents = self.messages[start:], self.contents[start:]
         known_as = stored_as[start:] or [b""] * len(contents)
         digests = chain_all(contents, conversation.end_digest)

@@ -1,11 +1,11 @@
 """The events of a hot buffer: every change to it, as a value, and the payloads of `hot.log`.
 
-Rule: one event is one whole change; replaying all events rebuilds the buffer. Fields are only ever added, with
-defaults, so that the journal of an earlier version can be read.
+Rule: one event is one complete change; replaying all events rebuilds the buffer. Fields are only ever added, with
+defaults, so that journals of earlier versions stay readable.
 
-In the shortest journal that rebuilds conversations, what one has in common with another is told once: a branch refers
-to a conversation that was told before it, by ranges. The events set every field themselves, so nothing depends on the
-state that the other one is in.
+The shortest journal that rebuilds conversations writes shared messages once: a branch refers by ranges to a
+conversation written before it. Each branch's events set every field, so they do not depend on that conversation's
+state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memd.messages import Block, BlockChunk, Message
 from memd.notes import Note
 
 ARRIVALS_KEPT = 16
-"""Recent requests remembered per conversation; a client retries fewer at once."""
+"""Limit on recent requests remembered per conversation; a client retries fewer at once."""
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -62,7 +62,7 @@ class Abandoned(msgspec.Struct, frozen=True, omit_defaults=True, tag="abandoned"
 
     conversation: str
     dropped_from: int | None = None
-    """Where the answer begins that was given anew."""
+    """Start of the answer that was regenerated."""
 
 
 class Marked(msgspec.Struct, frozen=True, tag="marked", omit_defaults=True):
@@ -74,11 +74,11 @@ class Marked(msgspec.Struct, frozen=True, tag="marked", omit_defaults=True):
     instructions: list[int] = []
     """Positions of instructions before `left_out` that were stored."""
     repeats: list[int] = []
-    """Positions of messages whose text the log had already, from elsewhere."""
+    """Positions of messages whose text the log already had from elsewhere."""
 
 
 class Departed(msgspec.Struct, frozen=True, tag="departed"):
-    """Messages left the prompt one by one, and lines took the place of others."""
+    """Messages left the prompt one by one, and lines replaced others."""
 
     conversation: str
     positions: list[int]
@@ -86,7 +86,7 @@ class Departed(msgspec.Struct, frozen=True, tag="departed"):
 
 
 class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
-    """The two marks were moved back, because the log does not have what they vouched for."""
+    """The two marks were moved back, because the log lacks messages they covered."""
 
     conversation: str
     stored: int
@@ -96,7 +96,7 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered"):
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
-    """The client sent again what was lost: messages by position."""
+    """The client sent lost messages again, by position."""
 
     conversation: str
     messages: dict[int, Message]
@@ -108,7 +108,7 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
     conversation: str
     left_out: int
     messages: dict[int, Message]
-    """By position: the texts that were not here any more."""
+    """Texts that had been dropped here, by position."""
 
 
 class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
@@ -128,7 +128,7 @@ class Placed(msgspec.Struct, frozen=True, tag="placed"):
 
 
 class PlacedBefore(msgspec.Struct, frozen=True, tag="placed before"):
-    """Blocks that stood in prompts, so that a client's echo of one is known from what only looks like one."""
+    """Blocks that were in prompts, to recognize a client's echo of one."""
 
     blocks: list[bytes]
     """`block_digest` of each, oldest first."""
@@ -156,12 +156,12 @@ class NoteStored(msgspec.Struct, frozen=True, tag="note stored"):
 
 
 class Forgotten(msgspec.Struct, frozen=True, tag="forgotten"):
-    """Messages and chunks were erased: no text of them stays here."""
+    """Messages and chunks were erased; their texts are dropped here."""
 
     digests: list[bytes]
-    """By which the log knew the messages."""
+    """Digests by which the log knew the messages."""
     uuids: list[bytes]
-    """Of the chunks: blocks that show one leave the prompt."""
+    """The chunks' uuids; blocks that show one leave the prompt."""
 
 
 class Injected(msgspec.Struct, frozen=True, tag="injected", omit_defaults=True):
@@ -179,11 +179,11 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
 
 
 ConversationEvent = Appended | Abandoned | Marked | Departed | Lowered | Heard | Returned | Arrived | Placed | Removed
-"""The events of one conversation that leave the others alone."""
+"""Events that change only one conversation."""
 
 
 def apply(event: ConversationEvent, one: Conversation) -> None:
-    """Change a conversation as an event of its own says."""
+    """Apply one of a conversation's own events."""
     is_added = isinstance(event, Appended | Arrived | Placed) and one.dropped_from is None
     one.changes += not (is_added or (isinstance(event, Marked) and not event.repeats))
     if isinstance(event, Appended):
@@ -216,19 +216,19 @@ def apply(event: ConversationEvent, one: Conversation) -> None:
 
 
 OfAll = Injected | PlacedBefore | Noted | NoteStored | Forgotten
-"""The events of no conversation."""
+"""Events that belong to no conversation."""
 Branching = Forked | Branched
 
 BufferEvent = Opened | Branching | ConversationEvent | Closed | OfAll
 
 encode_event = msgspec.msgpack.Encoder().encode
-"""The journal's payload for an event."""
+"""Encodes an event as the journal's payload."""
 decode_event = msgspec.msgpack.Decoder[BufferEvent](BufferEvent).decode
-"""The event of a payload; raises msgspec.DecodeError: it is none."""
+"""Decodes a payload; raises msgspec.DecodeError."""
 
 
 def retold(conversations: Iterable[Conversation]) -> Iterator[BufferEvent]:
-    """The events that rebuild these conversations, in their order."""
+    """Yield the events that rebuild these conversations, in order."""
     told = ConversationIndex()
     for one in conversations:
         contents = [item.content_digest for item in one.messages]
@@ -246,7 +246,7 @@ def retold(conversations: Iterable[Conversation]) -> Iterator[BufferEvent]:
                 yield Lowered(one.id, one.stored, one.left_out, sorted(one.lost))
             if (departed := _departed(one)) or one.lines:
                 yield Departed(one.id, departed, one.lines)
-        if one.former_lines:  # they came and left
+        if one.former_lines:  # add and remove them
             yield Departed(one.id, [], one.former_lines)
             yield Departed(one.id, list(one.former_lines), {})
         if one.abandoned:
@@ -267,7 +267,7 @@ def _way(one: Conversation, parent: Conversation, found: list[Run]) -> Rewriting
     ]
     places = {one.messages[start + i].digest: (place + i, start + i) for start, place, n in runs for i in range(n)}
     blocks: list[tuple[int, int]] = []
-    for digest, block in one.blocks.items():  # as many as the parent has too, for their order stays
+    for digest, block in one.blocks.items():  # only as long a beginning as the parent has too, so that the order stays
         place, position = places.get(digest, (-1, -1))
         if place < 0 or parent.blocks.get(parent.messages[place].digest) != block:
             break
@@ -276,13 +276,13 @@ def _way(one: Conversation, parent: Conversation, found: list[Run]) -> Rewriting
 
 
 def _departed(one: Conversation) -> list[int]:
-    """The positions of messages that left one by one."""
+    """Return the positions of messages that left one by one."""
     instructions = (position for position in range(one.left_out) if is_instruction(one.messages[position].message))
     return [*(position for position in instructions if position not in one.kept), *sorted(one.gone)]
 
 
 def _same(item: Buffered, other: Buffered, *, is_settled: bool) -> bool:
-    """Whether a message can be taken over. `is_settled`: its text goes by the marks."""
+    """Return whether a message can be taken over. `is_settled`: its text is dropped according to the marks."""
     if item is other:
         return True
     texts = item.message == other.message or (is_settled and item.message is None)

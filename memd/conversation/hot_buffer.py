@@ -1,12 +1,11 @@
-"""The hot buffer of one topic: its open conversations, their blocks, and the ids that were recently injected.
+"""The hot buffer of one topic: its open conversations, their blocks, and the recently injected ids.
 
 Rule: every change is an event that goes through `record` and into the journal, so replaying the journal rebuilds the
-same buffer and byte for byte the same prompts. This module knows no clock, no token budget and no disk.
+same buffer and byte for byte the same prompts. This module uses no clock, token budget or disk.
 
-Two daemons may write into the buffer of one topic. Events of different conversations, and of one that only one side has
-gone on with, may be applied in any order. Where both have gone on with one conversation, the one that was first counts,
-and what the other said is received again, as if its client had sent it now: it becomes a branch, or turns out to be the
-same.
+Two daemons may write to the buffer of one topic. Events of different conversations, or of one that only one side
+continued, may be applied in any order. If both continued the same conversation, the first one counts. The other side's
+messages are received again, as if their client had sent them now; they become a branch, or turn out to be the same.
 """
 
 from __future__ import annotations
@@ -31,29 +30,29 @@ from memd.notes import Note
 from memd.principals import surplus
 
 PLACED_KEPT = 1024
-"""Blocks that a topic remembers, 16 bytes each: a client that echoes them sends those of its whole history."""
+"""Limit on block digests kept per topic, 16 bytes each: a client that echoes blocks sends all those of its history."""
 
 
 class Arrival(msgspec.Struct, frozen=True):
     """The place of a request: its message `i` is the conversation's message `offset + i` (see `Match.head`)."""
 
     conversation: Conversation
-    """It ends with the request's last message, and the request's open turn is in its visible part."""
+    """It ends with the request's last message, and the request's open turn is visible in it."""
     offset: int
     end: int
-    """The position behind the request's last message, where the reply goes."""
+    """End of the request's messages, where the reply goes."""
     opened: bool
     head: int = 0
     goes_back: bool = False
     """It goes back to before the end of another conversation; not where it goes on with one, though it rewrites it."""
     leaves_unstored: bool = False
-    """The history was rewritten, and something in it that is out of the prompt may be in the journal alone."""
+    """The history was rewritten, and messages out of the prompt may be only in the journal."""
     former: Conversation | None = None
-    """The longer conversation that this request is a prefix of: a retry, or abandoned once another answer comes."""
+    """The longer conversation of which this request is a prefix: a retry, or abandoned once another answer comes."""
 
 
 CORRECTABLE_TURNS = 64
-"""Turns of its topic for which a chunk that was shown can be corrected."""
+"""Number of a topic's latest turns whose shown chunks can be corrected."""
 
 
 class HotBuffer:
@@ -66,9 +65,9 @@ class HotBuffer:
         self._injected: list[events.Injected] = []
         self._window_turns = window_turns
         self._placed: Latest[bytes, None] = Latest(PLACED_KEPT)
-        """The digests of the latest blocks that stood in prompts, in the order in which they first did."""
+        """Digests of the latest blocks in prompts, in the order of first use."""
         self.notes: dict[bytes, Note] = {}
-        """Notes that are not in the log yet, by their ids."""
+        """Notes that are not in the log yet, by id."""
         self._unsaved: list[BufferEvent] = []
         self._touched: dict[str | bytes, None] = {}
 
@@ -79,7 +78,7 @@ class HotBuffer:
 
         Args:
             now: see `memd.clock.steady_now`.
-            said_at, author: of new messages, see `stamped`; the others keep theirs.
+            said_at, author: of new messages, see `stamped`; others keep theirs.
         """
         found = self._found(history)
         parent, kept = found.conversation, matching.kept_count(found, history.messages)
@@ -133,9 +132,9 @@ class HotBuffer:
     def reply(self, arrival: Arrival, message: Message, tokens: int, now: float) -> Conversation:
         """Append the model's answer and return the conversation that holds it.
 
-        A different answer at the same place (regenerate) becomes a branch of its own, and the branch with the former
-        answer is abandoned, unless this one was interrupted: half an answer takes the place of none. If the client went
-        on without the answer, the client's branch stays.
+        A different answer at the same place (regenerate) becomes a branch, and the branch with the former answer is
+        abandoned, unless the new answer was interrupted: half an answer replaces none. If the client went on without
+        the answer, the client's branch stays.
         """
         conversation, former, position = arrival.conversation, arrival.former, arrival.end
         answer = History([message], [message.content_digest], lambda *_: [tokens])
@@ -158,13 +157,13 @@ class HotBuffer:
         if there.message is not None and there.message.role == "assistant" and not message.interrupted:
             self._abandon(conversation, position, answered=True)
         else:
-            self._append(conversation, History([], [], lambda *_: []), conversation.used_at)  # stays the one used last
+            self._append(conversation, History([], [], lambda *_: []), conversation.used_at)  # stays the latest
         return branch
 
     @contextmanager
     def awaited(self, conversation: Conversation) -> Iterator[None]:
-        """While the block runs, a model answers a request of this conversation: however long it takes, that is not
-        idle, and its open turn goes on."""
+        """Mark a conversation as being answered while the block runs: it is not idle, however long that takes, and its
+        turn stays open."""
         conversation.awaiting += 1
         self._touched[conversation.id] = None
         try:
@@ -174,8 +173,8 @@ class HotBuffer:
             self._touched[conversation.id] = None
 
     def note_arrival(self, conversation: Conversation, key: TurnKey, now: float, freeze_seconds: float) -> bool:
-        """Record the arrival of a request; True if the same one arrived less than `freeze_seconds` ago, a retry. One
-        from before a restart that would be later than `now` (a clock was set back) is none."""
+        """Record the arrival of a request; True if the same one arrived less than `freeze_seconds` ago, a retry. An
+        arrival after `now`, because a clock was set back across a restart, does not count."""
         first = conversation.arrivals.get(key)
         if first is not None and 0 <= now - first <= freeze_seconds:
             return True
@@ -183,7 +182,7 @@ class HotBuffer:
         return False
 
     def record(self, event: BufferEvent) -> None:
-        """Change the buffer."""
+        """Change the buffer by an event."""
         self._apply(event)
         self._unsaved.append(event)
 
@@ -194,17 +193,17 @@ class HotBuffer:
             self.record(events.Removed(conversation.id, present))
 
     def has_placed(self, text: str) -> bool:
-        """Whether this block stood in a prompt: it tells memd's own, which a client sends back, from likenesses."""
+        """Return whether this block was in a prompt; this distinguishes echoes of memd's blocks from imitations."""
         return block_digest(text) in self._placed
 
     def resolve(self, shown_id: str) -> BlockChunk | None:
-        """Find the most recently injected chunk that was shown under this id or has it as its full uuid."""
+        """Find the most recently injected chunk with this shown id or this full uuid."""
         digits = digits_of_id(shown_id)
         shown = (chunk for turn in reversed(self._injected) for chunk in turn.chunks)
         return next((one for one in shown if digits in (one.shown_id, one.uuid.hex())), None)
 
     def injected_uuids(self) -> set[bytes]:
-        """The chunks that were recently injected."""
+        """Return the uuids of recently injected chunks."""
         return {chunk.uuid for turn in self._injected for chunk in turn.chunks}
 
     # -- for the archiver ---------------------------------------------------------------------------------
@@ -218,15 +217,15 @@ class HotBuffer:
         instructions: Sequence[int] = (),
         repeats: Sequence[int] = (),
     ) -> None:
-        """Advance the marks, see `Marked`; they never move back. What is left out must be durable."""
+        """Advance the marks, see `Marked`; they never move back. Messages to leave out must be durable."""
         marks = max(stored, conversation.stored), max(left_out, conversation.left_out)
         self.record(events.Marked(conversation.id, *marks, list(instructions), list(repeats)))
 
     def lower_marks(self, is_in_log: Callable[[bytes], bool]) -> None:
-        """Move all marks back to what the log has, which has lost some of what the journal vouches for."""
+        """Move all marks back to match the log, after it lost messages that the journal counts as stored."""
         for one in self.conversations():
             told: list[int] = []
-            untold: list[int] = []  # only a client has what was said there
+            untold: list[int] = []  # only the client still has their text
             for position, item in enumerate(one.messages[: min(one.stored, one.wanted_end)]):
                 is_vouched_for = position < one.settled if item.message is None else is_stored_kind(item.message)
                 if is_vouched_for and not item.is_erased and not is_in_log(item.identity):
@@ -236,50 +235,50 @@ class HotBuffer:
                 self.record(events.Lowered(one.id, stored, left_out, untold))
 
     def conversations(self) -> list[Conversation]:
-        """All open conversations, least recently used first."""
+        """Return all open conversations, least recently used first."""
         return list(self._conversations.values())
 
     def take_touched(self) -> list[str | bytes]:
-        """The ids of the conversations that were opened, changed or closed since the last call, and of the notes that
-        came or were stored, each once."""
+        """Return the ids of conversations that were opened, changed or closed since the last call, and of notes added
+        or stored, each once."""
         touched, self._touched = [*self._touched], {}
         return touched
 
     def lives_on(self, item: Buffered, conversation: Conversation) -> bool:
-        """Whether another conversation that goes on has a message too."""
+        """Return whether another conversation that is not abandoned has the message too."""
         return any(one is not conversation and not one.abandoned for one in self.holders(item.identity))
 
     def holders(self, identity: bytes) -> Iterator[Conversation]:
-        """Yield the conversations that have the message which the log knows by this digest."""
+        """Yield the conversations with the message that the log knows by this digest."""
         return self._index.holders(identity)
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of all messages beside their texts; approximate."""
+        """Memory of all messages besides their texts; approximate."""
         return self._index.memory_bytes
 
     @property
     def unstored_count(self) -> int:
-        """The number of notes and messages that are to be stored and are not."""
+        """Number of pending notes and messages."""
         return len(self.notes) + sum([max(0, one.wanted_end - one.stored) for one in self._conversations.values()])
 
     def is_open(self, conversation: Conversation) -> bool:
-        """Whether the conversation is still in the buffer: it may be closed while a request is using it."""
+        """Return whether the conversation is still in the buffer; it may be closed while a request uses it."""
         return self._conversations.get(conversation.id) is conversation
 
     # -- for who shares it ------------------------------------------------------------------------------------
 
     def of_id(self, conversation_id: str) -> Conversation | None:
-        """The open conversation of this id."""
+        """Return the open conversation with this id, or None."""
         return self._conversations.get(conversation_id)
 
     def holder_of(self, digest: bytes) -> Conversation | None:
-        """A conversation that has the message with this digest in its place; one that goes on before all others."""
+        """Return a conversation that has the message with this digest at its place, abandoned ones last."""
         holders = [one for one in self.holders(digest) if any(item.digest == digest for item in one.messages)]
         return max(holders, key=lambda one: (not one.abandoned, one.used_at), default=None)
 
     def rejoined(self, arrival: Arrival, digest: bytes) -> Arrival | None:
-        """Where the reply to a request goes by now, whose last message has this digest in its place; None: its
+        """Return where a request's reply goes now; `digest`: that of its last message at its place. None if its
         conversation was closed."""
         one, end = arrival.conversation, arrival.end
         if self.is_open(one) and (end > len(one) or not end or one.messages[end - 1].digest == digest):
@@ -288,7 +287,7 @@ class HotBuffer:
         return None if holder is None else msgspec.structs.replace(arrival, conversation=holder, former=None)
 
     def exchange(self, kept: HotBuffer, except_for: Collection[str]) -> None:
-        """Become another buffer, but for some conversations; those that both have stay the same objects."""
+        """Take over another buffer's state except for some conversations; those in both stay the same objects."""
         mine = self._conversations
         self._touched |= dict.fromkeys((*mine, *self.notes, *kept.notes))
         self._conversations, self._index = OrderedDict(), ConversationIndex()
@@ -301,11 +300,11 @@ class HotBuffer:
 
     @property
     def unsaved(self) -> Sequence[BufferEvent]:
-        """The events that the next `take_unsaved` tells."""
+        """The events that the next `take_unsaved` returns."""
         return self._unsaved
 
     def leave_unsaved(self, events: Sequence[BufferEvent]) -> None:
-        """Have events that were applied told by the next `take_unsaved`, before all others."""
+        """Put events that were applied before all others of the next `take_unsaved`."""
         self._unsaved = [*events, *self._unsaved]
 
     # -- journal ------------------------------------------------------------------------------------------------
@@ -316,12 +315,13 @@ class HotBuffer:
         return events
 
     def replay(self, events: Sequence[BufferEvent]) -> None:
-        """Apply the events of a journal. Events of conversations that were closed are skipped."""
+        """Apply the events of a journal; those of closed conversations are skipped."""
         for event in events:
             self._apply(event)
 
     def retelling(self) -> Callable[[], list[BufferEvent]]:
-        """Return what makes the shortest journal of the buffer as it is now; in any thread, it may take seconds."""
+        """Return a function that makes the shortest journal of the present buffer, in any thread; it may take
+        seconds."""
         notes = [events.Noted(note_id, note) for note_id, note in self.notes.items()]
         placed = [PlacedBefore(list(self._placed))] if self._placed else []
         begun: list[BufferEvent] = [*placed, *self._injected, *notes]
@@ -331,7 +331,7 @@ class HotBuffer:
     # -- private ------------------------------------------------------------------------------------------------
 
     def _found(self, history: History) -> Match:
-        """The place of a request. A client that goes on behind the beginning of an answer has rewritten its history."""
+        """Return the place of a request. A client that continues after part of an answer has rewritten its history."""
         found, messages = matching.match(self._index, history), history.messages
         parent, known = found.conversation, found.known
         if parent is None or found.runs or found.head or not 0 < known < len(messages):
@@ -354,9 +354,9 @@ class HotBuffer:
         return self._conversations[name]
 
     def _abandon(self, conversation: Conversation, position: int, *, answered: bool = False) -> None:
-        """Abandon the branch behind `position`, where the client goes on, or the model has `answered`, otherwise. Not
-        if it may be another client's: a conversation that began with the same few words and has gone on for more than
-        an answer."""
+        """Abandon the branch behind `position`, where the client continues differently, or the model has `answered`
+        differently. Skipped if it may be another client's: a conversation with the same short beginning that is longer
+        than an answer."""
         if position >= matching.SHARED_MIN or len(conversation) == position + 1:
             dropped_from = matching.answer_start(conversation, position) if answered else None
             self.record(events.Abandoned(conversation.id, dropped_from))
@@ -364,8 +364,8 @@ class HotBuffer:
     def _continue(
         self, conversation: Conversation, beginning: Message, message: Message, tokens: int, now: float
     ) -> Conversation:
-        """Put an answer and its beginning, which the request ended with, together: clients send them back as one. A
-        beginning that is in the log already is not stored again."""
+        """Join an answer with its beginning, with which the request ended, because clients send them back as one
+        message. A beginning that is in the log is not stored again."""
         start = len(conversation) - 1
         whole = matching.joined(beginning, message)
         text = message if conversation.stored > start else whole
@@ -435,7 +435,7 @@ class HotBuffer:
 
 
 def clashing(theirs: Iterable[BufferEvent], own: Iterable[BufferEvent]) -> set[str]:
-    """The conversations that both sides have gone on with, or one has closed; and those that own ones began from."""
+    """Return the conversations that both sides continued, or one side closed, and our own branches from those."""
     their_grown, their_closed, their_subjects = _subjects(theirs)
     grown, closed, subjects = _subjects(own)
     found = (their_grown & grown) | (their_closed & subjects) | (closed & their_subjects)
@@ -448,14 +448,14 @@ def clashing(theirs: Iterable[BufferEvent], own: Iterable[BufferEvent]) -> set[s
 def rebased(
     buffer: HotBuffer, kept: HotBuffer, theirs: Sequence[BufferEvent] | None, own: Sequence[BufferEvent]
 ) -> None:
-    """Bring a buffer to what is kept, and what it alone says behind that.
+    """Replace a buffer's state by the stored one, plus its own events that are not stored yet.
 
-    Its conversations stay the same objects, as requests are under way that have them.
+    Its conversations stay the same objects, because running requests hold them.
 
     Args:
-        buffer: with all events of its own; `own` are those of them that are not kept. Its unsaved ones are replaced.
-        kept: as the rows tell it.
-        theirs: the events in the rows that the buffer did not have; None: nobody knows which those were.
+        buffer: has all of its own events; `own` are those that are not stored. Its unsaved events are replaced.
+        kept: as rebuilt from the rows.
+        theirs: events in the rows that the buffer did not have; None if unknown.
     """
     subjects = _subjects(own)[2]
     if theirs is None:
@@ -478,7 +478,7 @@ def rebased(
 
 
 def _received_again(buffer: HotBuffer, one: Conversation) -> None:
-    """Add what a conversation says to the buffer, unless it has it."""
+    """Add a conversation's messages to the buffer, unless it has them."""
     items = one.messages
     start = next((i + 1 for i in range(len(items) - 1, -1, -1) if items[i].message is None), 0)
     tail = items[start:]
@@ -501,7 +501,7 @@ def _received_again(buffer: HotBuffer, one: Conversation) -> None:
 
 
 def _subjects(told: Iterable[BufferEvent]) -> tuple[set[str], set[str], set[str]]:
-    """The conversations that grow, those that are closed, and all."""
+    """Return the conversations that grow, those that are closed, and all."""
     grown, closed, subjects = set(), set(), set()
     for event in told:
         if isinstance(event, OfAll):

@@ -1,19 +1,18 @@
-"""Which conversation a request belongs to, and how much of it is known already.
+"""Matching: which conversation a request belongs to, and how much of it is known already.
 
-Rule: digests decide, nothing else: equal chained digests at one position mean equal histories up to there. A client
-that trims its own history, or rewrites its middle, is recognised by runs of content digests: equal contents in the same
-order. Contents that occur once on either side are anchors (a patience diff); of anchors that cross each other the
-longest ascending chain stays, and each grows over its equal neighbours. An answer that is given anew or in parts is
-recognised by what it says.
+Rule: only digests decide: equal chained digests at one position mean equal histories up to there. A client that trims
+its history, or rewrites its middle, is recognized by runs of content digests: equal contents in the same order.
+Contents that occur once on each side are anchors (a patience diff). Of crossing anchors the longest ascending chain is
+used, and each anchor is extended over equal neighbours. A regenerated or split answer is recognized by its text.
 
-Nothing that a conversation knows is lost on the way to a history that its client rewrote: a message that it still has
-keeps its identity in the log, its text here and its block, and what was left out of the prompt stays left out. One that
-stands pruned in the place of an earlier one (a tool result that became "[cleared]", an answer without its thoughts)
-counts as that one, and is not stored a second time.
+A rewritten history loses nothing that the conversation knows. A message that is still there keeps its identity in the
+log, its text here and its block; messages that were left out of the prompt stay out. A pruned message in the place of
+an earlier one (a tool result that became "[cleared]", an answer without its thoughts) counts as that one, and is not
+stored again.
 
-A request of some hundred messages is looked up in well under a millisecond, however many conversations there are. So no
-chained digest is computed but where branches part, nothing is searched conversation by conversation, and whatever
-messages say, the time is linear in them.
+Looking up a request of some hundred messages takes well under a millisecond, regardless of the number of conversations.
+So chained digests are computed only where branches part, conversations are never searched one by one, and time is
+linear in the messages, whatever they contain.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from memd.messages import RESULT_ROLES, ROOT_DIGEST, Message, chain
 
 
 def common_length(ours: Sequence[Hashable], theirs: Sequence[Hashable], one: int = 0, other: int = 0) -> int:
-    """The number of equal contents from `one` in ours and `other` in theirs on. Slices are compared, which is quick, of
-    doubling and then of halving length."""
+    """Return the number of equal contents from `one` in ours and `other` in theirs on. Compares slices, which is fast,
+    with doubling and then halving length."""
     end = min(len(ours) - one, len(theirs) - other)
     known, step = 0, 4
     while step:
@@ -47,7 +46,7 @@ def common_length(ours: Sequence[Hashable], theirs: Sequence[Hashable], one: int
 
 
 def aligned(history: Sequence[Hashable], conversation: Sequence[Hashable]) -> list[Run]:
-    """The runs that a history shares with a conversation, both given by their content digests; ascending in both."""
+    """Return the runs that a history and a conversation share, both given by content digests; ascending in both."""
     history, conversation = list(history), list(conversation)
     head = common_length(history, conversation)
     tail = common_length(history[head:][::-1], conversation[head:][::-1])
@@ -56,8 +55,8 @@ def aligned(history: Sequence[Hashable], conversation: Sequence[Hashable]) -> li
     anchors = _anchors(history[head : len(history) - tail], conversation[head : len(conversation) - tail], head)
     for one, other in (*anchors, (len(history), len(conversation))):
         if one < ours or other < theirs:
-            continue  # an earlier anchor has grown over it
-        # Backwards as far as the run before, then forwards.
+            continue  # an earlier anchor has been extended over it
+        # Extended backwards to the run before, then forwards.
         while one > ours and other > theirs and history[one - 1] == conversation[other - 1]:
             one, other = one - 1, other - 1
         length = common_length(history, conversation, one, other)
@@ -68,12 +67,12 @@ def aligned(history: Sequence[Hashable], conversation: Sequence[Hashable]) -> li
 
 
 def total(runs: Sequence[Run]) -> int:
-    """The number of messages in runs."""
+    """Return the number of messages in runs."""
     return sum(length for _, _, length in runs)
 
 
 def parts(runs: Sequence[Run], stays: Callable[[int, int], bool]) -> Iterator[Run]:
-    """The parts of runs whose messages stay in them, each given by its two places."""
+    """Yield the parts of runs whose messages `stays` accepts, given their two positions."""
     for one, other, length in runs:
         begun = 0
         for i in range(length + 1):
@@ -84,7 +83,7 @@ def parts(runs: Sequence[Run], stays: Callable[[int, int], bool]) -> Iterator[Ru
 
 
 def gaps(runs: Sequence[Run], history: int, conversation: int) -> list[tuple[range, range]]:
-    """The gaps between runs, in a history and in a conversation of these lengths, where either side has something."""
+    """Return the gaps between runs, in a history and a conversation of these lengths, unless empty on both sides."""
     found = []
     ours = theirs = 0
     for one, other, length in (*runs, (history, conversation, 0)):
@@ -95,7 +94,7 @@ def gaps(runs: Sequence[Run], history: int, conversation: int) -> list[tuple[ran
 
 
 def _anchors(history: Sequence[Hashable], conversation: Sequence[Hashable], start: int) -> list[tuple[int, int]]:
-    """The places of contents that both have once, counted from `start`, without those that cross: ascending pairs."""
+    """Return ascending pairs of positions, counted from `start`, of contents that occur once on each side."""
     ours, theirs = _once(history, start), _once(conversation, start)
     shared = ours.keys() & theirs.keys()
     pairs = [(ours[content], theirs[content]) for content in history if content in shared]
@@ -104,7 +103,7 @@ def _anchors(history: Sequence[Hashable], conversation: Sequence[Hashable], star
 
 
 def _once(contents: Sequence[Hashable], start: int) -> dict[Hashable, int]:
-    """The places of the contents that occur once, counted from `start`."""
+    """Return the positions, counted from `start`, of contents that occur once."""
     places = dict(zip(contents, range(start, start + len(contents)), strict=True))
     if len(places) < len(contents):
         for content, count in Counter(contents).items():
@@ -114,10 +113,10 @@ def _once(contents: Sequence[Hashable], start: int) -> dict[Hashable, int]:
 
 
 def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest chain of pairs, given in the order of the first, that ascends in the second too; of equally long ones
-    the one that ends first: a note that a client moves on with its last message crosses the answer to that."""
-    tops: list[int] = []  # the least second value with which a chain of each length ends
-    ends: list[int] = []  # the pair that it belongs to
+    """Return the longest chain of pairs, sorted by the first value, that also ascends in the second; of equal ones, the
+    one that ends first: a note that a client moves along with its last message crosses the answer to that."""
+    tops: list[int] = []  # the least second value at which a chain of each length ends
+    ends: list[int] = []  # index of that pair
     before: list[int] = []
     number = -1
     for at, (_, place) in enumerate(pairs):
@@ -134,43 +133,42 @@ def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 Holders = dict[Conversation, None]
-"""The conversations that have one message, in the order in which they came to have it."""
+"""The conversations that have one message, in the order of addition."""
 _NOBODY: Holders = {}
 
 MESSAGE_BYTES, SLOT_BYTES, CONVERSATION_BYTES = 400, 16, 1_800
-"""Memory of a message beside its text, of each place that it has, and of a conversation (measured with
-tracemalloc)."""
+"""Bytes of a message besides its text, of each place it has, and of a conversation (measured with tracemalloc)."""
 CANDIDATES_MAX = 3
-"""Conversations that are compared with a request message by message."""
+"""Limit on conversations compared with a request message by message."""
 CLEARLY_MORE = 4
-"""A conversation that shares so many times as much with a request as another leaves no doubt about which it is."""
+"""A conversation that shares so many times as much with a request as another one clearly is the right one."""
 
 
 class ConversationIndex:
-    """Chained digests and contents of all messages, each with the conversations that have it."""
+    """Chained digests and content digests of all messages, each with the conversations that have it."""
 
     def __init__(self) -> None:
         self._at, self._saying = HolderTable(), HolderTable()
-        """By the digest of a message in its place, and by that of its content."""
+        """By a message's chained digest, and by its content digest."""
         self._standing = HolderTable()
-        """By the digest under which a message was first said, where that is not its own any more."""
+        """By the digest under which a message was first said, if it has another one now."""
         self._contents: dict[Conversation, list[bytes]] = {}
         self._used: dict[Conversation, int] = {}
-        """The one used last comes last."""
+        """Ordered by last use, latest last."""
         self._uses = 0
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of all messages beside their texts, here and in their conversations; approximate."""
+        """Bytes of all messages besides their texts, here and in their conversations; approximate."""
         places = sum(map(len, self._contents.values()))
         return MESSAGE_BYTES * len(self._at) + SLOT_BYTES * places + CONVERSATION_BYTES * len(self._contents)
 
     def contents(self, conversation: Conversation) -> list[bytes]:
-        """The content digests of a conversation's messages; not to be changed."""
+        """Return the content digests of a conversation's messages; not to be changed."""
         return self._contents[conversation]
 
     def note(self, conversation: Conversation) -> None:
-        """Bring a conversation's new messages into the index, and make it the one used last."""
+        """Add a conversation's new messages to the index, and make it the most recently used."""
         self._uses += 1
         self._used.pop(conversation, None)
         self._used[conversation] = self._uses
@@ -182,19 +180,19 @@ class ConversationIndex:
         self._standing.add([item.stored_as for item in new if item.stored_as], conversation)
 
     def remove(self, conversation: Conversation) -> None:
-        """Forget a conversation."""
+        """Remove a conversation."""
         del self._used[conversation]
         self._at.remove([item.digest for item in conversation.messages], conversation)
         self._saying.remove(self._contents.pop(conversation), conversation)
         self._standing.remove([item.stored_as for item in conversation.messages], conversation)
 
     def prefixes(self, contents: Sequence[bytes], session: str | None) -> tuple[int, list[Conversation]]:
-        """The longest known beginning of a request, and the conversations that have it, most recently used first; of a
-        session only its own."""
+        """Return the length of a request's longest known beginning, and the conversations that have it, most recently
+        used first; with a session, only its own."""
         known, digest = 0, ROOT_DIGEST
         holders: Collection[Conversation] = ()
         while known < len(contents):
-            # Whoever goes on like the request shows how far they go together; there the branches may part.
+            # A conversation that continues like the request shows how far they agree; there the branches may part.
             step = chain(digest, contents[known])
             further = self._of_session(self._at.holders(step), session)
             if not further:
@@ -206,16 +204,16 @@ class ConversationIndex:
         return known, sorted(holders, key=self._used.__getitem__, reverse=True)
 
     def holders(self, identity: bytes) -> Iterator[Conversation]:
-        """Yield the conversations that have the message which the log knows by this digest."""
+        """Yield the conversations with the message that the log knows by this digest."""
         yield from self._at.holders(identity)
         yield from self._standing.holders(identity)
 
     def knows(self, contents: Sequence[bytes]) -> bool:
-        """Whether any conversation has any of these contents."""
+        """Return whether any conversation has any of these contents."""
         return any(map(self._saying.holders, contents))
 
     def likeliest(self, contents: Sequence[bytes], session: str | None) -> list[Conversation]:
-        """The few conversations that share most with a request; what many conversations say counts little."""
+        """Return the few conversations that share most with a request; contents in many conversations count little."""
         saying = [*filter(None, map(self._saying.holders, contents))]
         found, by_id = Counter(map(id, saying)), {id(holders): holders for holders in saying}
         weights: dict[Conversation, float] = {}
@@ -227,7 +225,7 @@ class ConversationIndex:
         return [one for one in best if weights[one] * CLEARLY_MORE >= weights[best[0]]]
 
     def newest(self, session: str | None, author: str | None) -> Conversation | None:
-        """The conversation used last, by a principal or by anybody (None)."""
+        """Return the conversation used last, by a principal or by anybody (None)."""
         own = (one for one in reversed(self._used) if session in (None, one.session))
         return next((one for one in own if author in (None, one.author)), None)
 
@@ -236,35 +234,35 @@ class ConversationIndex:
 
 
 class Group:
-    """Messages that the same conversations have: neighbours mostly, and an answer that thousands of them share."""
+    """Messages with the same holders: mostly neighbours, or an answer shared by thousands of conversations."""
 
     __slots__ = "count", "holders"
 
     def __init__(self, holders: Holders) -> None:
         self.holders = holders
         self.count = 0
-        """Of the messages."""
+        """Number of messages."""
 
 
 class HolderTable:
-    """The conversations that have each message. A change costs as much as the conversation is long, however many others
-    have the same messages."""
+    """The conversations that have each message. A change takes time proportional to the conversation's length, however
+    many others have the same messages."""
 
     def __init__(self) -> None:
         self._groups: dict[bytes, Group] = {}
         self._alone: dict[Conversation, Group] = {}
-        """By conversation: the messages that nobody else had when it came to have them."""
+        """By conversation, the group of messages that no other one had when they were added."""
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def holders(self, key: bytes) -> Holders:
-        """Those of one message; not to be changed."""
+        """Return the holders of one message; not to be changed."""
         group = self._groups.get(key)
         return _NOBODY if group is None else group.holders
 
     def add(self, keys: Iterable[bytes], conversation: Conversation) -> None:
-        """Note that a conversation has these messages, too."""
+        """Note that a conversation has these messages too."""
         for group, own in self._grouped(keys).items():
             if group is not None and conversation in group.holders:
                 continue
@@ -274,7 +272,7 @@ class HolderTable:
                     whole = self._alone[conversation] = Group({})
             elif len(own) == group.count:
                 whole = group
-            else:  # the others of the group have other holders from now on
+            else:  # the rest of the group has other holders from now on
                 whole = Group({**group.holders})
                 group.count -= len(own)
             whole.holders[conversation] = None
@@ -283,7 +281,7 @@ class HolderTable:
                 self._groups.update(dict.fromkeys(own, whole))
 
     def remove(self, keys: Iterable[bytes], conversation: Conversation) -> None:
-        """Forget a conversation, which has these messages and no others."""
+        """Remove a conversation, which has these messages and no others."""
         self._alone.pop(conversation, None)
         for group, own in self._grouped(keys).items():
             if group is not None:
@@ -299,34 +297,34 @@ class HolderTable:
 
 
 SHARED_MIN = 2
-"""Messages that a request must share with a conversation before it is taken for an edit of it or for its trimmed
-history. One alone proves nothing: many conversations begin with the same words."""
+"""Messages that a request must share with a conversation to count as an edit or a trimmed history of it. A single one
+proves nothing, because many conversations begin with the same words."""
 LAST_EXCHANGE = 2
-"""Messages at the end of a conversation that a trimmed history may lack or replace: a question and its answer."""
+"""Messages at a conversation's end that a trimmed history may lack or replace: a question and its answer."""
 HEAD_MAX = 4
-"""Messages that a client which drops its middle keeps at the front (Cline keeps two). They stay in the prompt for as
-long as it sends them, so where it keeps more, its history is taken for a rewritten one, whose front can leave."""
+"""Limit on the messages that a client keeps at the front when it drops its middle (Cline keeps two). They stay in the
+prompt as long as the client sends them; with more, the history counts as rewritten, and its front can leave."""
 
 
 class Match(msgspec.Struct, frozen=True):
     """The place of a request in a conversation: its message `i` is the conversation's message `offset + i`. Its first
-    `head` messages are the conversation's first: a client that trims its history may keep them."""
+    `head` messages are the conversation's first, which a client that trims its history may keep."""
 
     conversation: Conversation | None
-    """None: no conversation matches."""
+    """None if no conversation matches."""
     offset: int = 0
     known: int = 0
-    """How many of the request's messages the conversation has already, the head included."""
+    """Number of the request's messages that the conversation has already, including the head."""
     head: int = 0
     runs: tuple[Run, ...] = ()
-    """The history was rewritten: these are the messages that it has in common with the conversation, and neither
-    `offset` nor `head` says anything."""
+    """If not empty, the history was rewritten: the messages shared with the conversation; `offset` and `head` are then
+    meaningless."""
 
 
 def match(index: ConversationIndex, history: History) -> Match:
-    """Find the conversation that a request continues. A session's own conversation alone is considered, and a request
-    that shares nothing with it is appended. What a thin client sends is appended, however it begins. Neither is to what
-    another principal said last: in his prompt it would stand as his own."""
+    """Find the conversation that a request continues. With a session only its own conversation counts, and a request
+    that shares nothing with it is appended; a thin client's messages are always appended. Neither is appended to a
+    message of another principal, which would appear as the sender's own in the prompt."""
     contents, session, thin = list(history.contents), history.session, history.is_thin
     newest = index.newest(session, history.author) if thin or session is not None else None
     if thin:
@@ -340,7 +338,7 @@ def match(index: ConversationIndex, history: History) -> Match:
         return best
     compared = dict.fromkeys([*holders[:2], *index.likeliest(contents, session)])
     explained = (explain(index.contents(one), one, contents) for explain in (_trimmed, _rewritten) for one in compared)
-    # Of equals the first, an edit being the simplest.
+    # Of equals the first, because an edit is the simplest explanation.
     best = max([best, *itertools.chain.from_iterable(explained)], key=lambda one: one.known)
     if best.conversation is None and newest is not None:
         return _newest_only(newest, contents)
@@ -348,9 +346,9 @@ def match(index: ConversationIndex, history: History) -> Match:
 
 
 def kept_count(found: Match, messages: Sequence[Message]) -> int:
-    """How many of a request's messages stay where the conversation has them: all that it knows, with one exception. The
-    request's open turn must be visible, so a request that goes back behind `left_out` brings that turn along as new. (A
-    head that the client keeps stays in the prompt as long as the client sends it.)"""
+    """Return how many of a request's messages keep their place in the conversation: usually all known ones. But the
+    request's open turn must be visible, so a request that goes back behind `left_out` adds that turn as new. (A head
+    that the client keeps stays in the prompt as long as the client sends it.)"""
     if found.conversation is None:
         return 0
     visible_from = found.conversation.left_out - found.offset
@@ -361,7 +359,7 @@ def kept_count(found: Match, messages: Sequence[Message]) -> int:
 
 
 def heard_again(found: Match, messages: Sequence[Message]) -> dict[int, Message]:
-    """Return, by their positions in the conversation, those messages of a request whose text was lost."""
+    """Return the messages of a request whose text was lost, by their positions in the conversation."""
     conversation = found.conversation
     if conversation is None or not (conversation.gone or conversation.lost):
         return {}
@@ -375,10 +373,10 @@ def heard_again(found: Match, messages: Sequence[Message]) -> dict[int, Message]
 
 
 def _trimmed(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Iterator[Match]:
-    """Match a client that keeps the end of its history, or its head and its end: by the longest run that reaches the
-    conversation's end. Of the last exchange it may lack something, or have something else (an edit, or a reply that it
-    never got), but two messages in a row must agree. The kept end may begin with the words that follow the kept head,
-    so the head may be a little shorter than what both begin with."""
+    """Match a client that keeps the end of its history, or its head and its end, by the longest run that reaches the
+    conversation's end. It may lack or replace some of the last exchange (an edit, or a reply it never got), but two
+    messages in a row must agree. The kept end may begin with the words that follow the kept head, so the head may be a
+    little shorter than the shared beginning."""
     shared, end = common_length(contents, known), len(known) - LAST_EXCHANGE
     for head in (0, *range(min(shared, HEAD_MAX), max(0, shared - LAST_EXCHANGE - 1), -1)):
         behind = head + 1 if head else 0
@@ -391,15 +389,15 @@ def _trimmed(known: list[bytes], conversation: Conversation, contents: list[byte
 
 
 def _overlap(known: list[bytes], contents: list[bytes]) -> int:
-    """The length of the longest end of `known` that `contents` begins with, or 0. In linear time, by the prefix
-    function of Knuth, Morris and Pratt: where few words recur, each place begins like it."""
+    """Return the length of the longest end of `known` with which `contents` begins, or 0. Takes linear time by the
+    prefix function of Knuth, Morris and Pratt, even if few words recur everywhere."""
     if not contents or contents[0] not in known:
         return 0
     known = known[known.index(contents[0]) :]
     if known == contents[: len(known)]:
         return len(known)
-    joined = [*contents[: len(known)], b"", *known]  # nothing says b"": no match goes on beyond it
-    lengths = [0]  # for each place, of the longest run that ends there and begins the contents
+    joined = [*contents[: len(known)], b"", *known]  # no content is b"", so no match crosses it
+    lengths = [0]  # per position, the length of the longest run that ends there and begins the contents
     for content in joined[1:]:
         length = lengths[-1]
         while length and content != joined[length]:
@@ -409,17 +407,17 @@ def _overlap(known: list[bytes], contents: list[bytes]) -> int:
 
 
 def _rewritten(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Iterator[Match]:
-    """Match a client that edits, deletes or prunes within its history: by all runs that agree, wherever they are."""
+    """Match a client that edits, deletes or prunes within its history, by all runs that agree, wherever they are."""
     runs = aligned(contents, known)
     if not runs or runs[-1][0] == runs[-1][1] == 0:
-        return  # nothing but a prefix
+        return  # only a prefix
     if runs[0][:2] != (0, 0) and total(runs) < max(SHARED_MIN, (len(contents) - 1) // 2):
-        return  # another conversation in which the same was said
+        return  # another conversation with the same words
     yield Match(conversation, 0, total(runs), 0, tuple(runs))
 
 
 def _newest_only(conversation: Conversation, content_digests: Sequence[bytes]) -> Match:
-    """Match a thin client: its messages come behind the end, unless the conversation ends with them (a retry)."""
+    """Match a thin client: its messages follow the end, unless the conversation ends with them (a retry)."""
     offset = max(0, len(conversation) - len(content_digests))
     if [buffered.content_digest for buffered in conversation.messages[offset:]] == list(content_digests):
         return Match(conversation, offset, len(content_digests))
@@ -430,8 +428,8 @@ def _newest_only(conversation: Conversation, content_digests: Sequence[bytes]) -
 
 
 def answer_start(conversation: Conversation, position: int) -> int | None:
-    """Where the answer behind `position` begins that is dropped once the model has answered anew: behind the results of
-    its calls, which nobody says again. None if there is no answer, or if somebody spoke after it."""
+    """Return the start of the answer behind `position` that a regenerated one replaces: after the results of its calls,
+    which nobody repeats. None if there is no answer, or a user spoke after it."""
     tail = [None if item.message is None else item.message.role for item in conversation.messages[position:]]
     if tail[:1] != ["assistant"] or None in tail or "user" in tail:
         return None
@@ -440,8 +438,8 @@ def answer_start(conversation: Conversation, position: int) -> int | None:
 
 
 def is_sent_in_parts(conversation: Conversation, position: int, messages: Sequence[Message]) -> bool:
-    """Whether these messages, with which a client goes on at `position`, have all that the answer there says. Some
-    clients send each of an answer's calls with its result behind it, as a message of its own."""
+    """Return whether these messages, with which a client continues at `position`, contain the whole answer there. Some
+    clients send each of an answer's calls as a message of its own, followed by its result."""
     if len(conversation) != position + 1 or (answer := conversation.messages[position].message) is None:
         return False
     parts = [one for one in itertools.takewhile(lambda one: not one.opens_turn, messages) if one.role == answer.role]
@@ -451,8 +449,8 @@ def is_sent_in_parts(conversation: Conversation, position: int, messages: Sequen
 
 
 def prefill(conversation: Conversation, position: int, message: Message) -> Message | None:
-    """The beginning of an answer that a request ended with: a prefill, or an answer that is to be continued. llama.cpp
-    goes on from a last message of the assistant's; Open WebUI's and LibreChat's "continue" send it so."""
+    """Return the beginning of an answer with which a request ended: a prefill, or an answer to continue. llama.cpp
+    continues a last assistant message; Open WebUI's and LibreChat's "continue" send it that way."""
     last = conversation.messages[position - 1].message if position else None
     if last is None or last.role != "assistant" or last.tool_calls or message.role != "assistant":
         return None
@@ -460,7 +458,7 @@ def prefill(conversation: Conversation, position: int, message: Message) -> Mess
 
 
 def joined(beginning: Message, message: Message) -> Message:
-    """An answer with its beginning; some servers repeat that one themselves."""
+    """Return an answer joined with its beginning; some servers repeat the beginning themselves."""
     if message.text.startswith(beginning.text):
         return message
     said = beginning.said + message.said if beginning.said + message.said != beginning.text + message.text else UNSET
@@ -473,14 +471,14 @@ def joined(beginning: Message, message: Message) -> Message:
 def rewriting_to(
     parent: Conversation, runs: Sequence[Run], history: History, stored_as: Sequence[bytes] = ()
 ) -> Rewriting:
-    """The way from `parent` to the history of a request that has these runs in common with it. `stored_as`: see
+    """Return the rewriting from `parent` to a request's history, given their common runs. `stored_as`: see
     `Buffered`."""
     nothing = [b""] * len(history)
     tokens = history.count(history.messages, history.contents)
     items = list(map(Buffered, nothing, history.contents, tokens, history.messages, stored_as or nothing))
     places = _places(parent, runs, items)
     left_out = _left_out(parent, places, items)
-    # Without messages that come back into the prompt and have no text in the parent any more.
+    # Without messages that return to the prompt and whose text the parent has dropped.
     kept = list(parts(runs, lambda ours, place: ours < left_out or parent.messages[place].message is not None))
     added: list[Buffered] = []
     same: list[tuple[int, int]] = []
@@ -499,7 +497,7 @@ def rewriting_to(
         if parent.blocks and position >= left_out and parent.messages[place].digest in parent.blocks
     ]
     stored = next((p for p in range(len(items)) if places.get(p, len(parent)) >= parent.stored), len(items))
-    # What the model has not answered yet is in the prompt, though it may say what has left it before.
+    # Messages that the model has not answered yet are in the prompt, even if their text has left it before.
     answered = next((p for p in range(len(items) - 1, -1, -1) if is_answer(items[p].message)), 0)
     gone = [position for position in _gone(parent, places, items, left_out) if position <= answered]
     lines = {
@@ -512,7 +510,7 @@ def rewriting_to(
 
 
 def _places(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]) -> dict[int, int]:
-    """For each message of the history that the parent has, whole or unpruned, its place there; ascending."""
+    """Return the parent's position of each of the history's messages that it has, pruned or not; ascending."""
     places = {start + i: place + i for start, place, length in runs for i in range(length)}
     pruned = {
         position: place
@@ -529,9 +527,9 @@ def _places(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]
 
 
 def shortened_answer(parent: Conversation, start: int, message: Message | None) -> int | None:
-    """The place of an answer, in the turn that is under way at `start`, of which a client kept this beginning or this
-    end, or that it gave a name. It stopped the answer, cuts old ones short, or shows no prefill; it may have left out
-    the calls before it."""
+    """Return the position, within the open turn at `start`, of the answer of which a client kept only this beginning or
+    end, or to which it added a name. It may have stopped the answer, shortened old ones, or hidden a prefill, and may
+    have dropped the calls before it."""
     for place in range(start, len(parent)):
         former = parent.messages[place].message
         if former is None or message is None or former.opens_turn:
@@ -546,13 +544,13 @@ _NAMED = re.compile(r"(?:[^:\n]{1,64}:\s?)?")
 
 
 def _is_pruned(message: Message | None, former: Message | None) -> bool:
-    """Whether a message is what a client left of a former one in the same place."""
+    """Return whether a message is the client's shortened version of a former one in the same place."""
     if message is None or former is None or message.role != former.role:
         return False
     if message.attachments or [one.form for one in message.tool_calls] != [one.form for one in former.tool_calls]:
         return False
     if message.role == "assistant" and _NAMED.fullmatch(message.said.removesuffix(former.said)):
-        return True  # the client gave the answer its agent's name: LangGraph does, SillyTavern in the text
+        return True  # the client added its agent's name: LangGraph does, and SillyTavern in the text
     if len(message.said) >= len(former.said):
         return False
     if message.role in RESULT_ROLES:
@@ -561,7 +559,7 @@ def _is_pruned(message: Message | None, former: Message | None) -> bool:
 
 
 def _gone(parent: Conversation, places: dict[int, int], items: Sequence[Buffered], left_out: int) -> list[int]:
-    """The positions of messages that had left the parent's prompt one by one; a unit goes as a whole."""
+    """Return the positions of messages that had left the parent's prompt one by one; units leave as a whole."""
     found = [position for position, place in places.items() if position < left_out and place in parent.owed]
     if not parent.gone:
         return found
@@ -584,9 +582,8 @@ def _gone(parent: Conversation, places: dict[int, int], items: Sequence[Buffered
 
 
 def _left_out(parent: Conversation, places: dict[int, int], items: Sequence[Buffered]) -> int:
-    """The mark of what is out of the prompt: behind the last message that is out of the parent's. It stands before a
-    user message, as everywhere, and never behind the one that opened the turn. A history most of which the parent did
-    not have stays visible."""
+    """Return the branch's `left_out`: the user message after the last one that is out of the parent's prompt, at most
+    the one that opened the turn. 0 if the parent lacked most of the history before that."""
     if not parent.left_out:
         return 0
     out = [position for position, place in places.items() if place < parent.left_out]
