@@ -118,7 +118,7 @@ class BodyRoom:
             yield take
         finally:
             self._held[author] -= taken
-            self._held += Counter()  # keeps those who hold some
+            self._held += Counter()  # drops entries of 0
 
 
 def too_many_bodies(error: TooManyBodies, api: Api = CHAT) -> web.Response:
@@ -383,10 +383,10 @@ class WrongTokens:
     ) -> None:
         """
         Args:
-            principals: whoever may use memd.
-            later: calls a function with an argument after so many seconds, as `loop.call_later` does.
-            audited: is told of an address and its attempts, as the log is.
-            clock: seconds, evenly.
+            principals: all that may use memd.
+            later: calls a function with an argument after a delay in seconds, like `loop.call_later`.
+            audited: called with an address and its number of attempts whenever these are logged.
+            clock: monotonic seconds.
         """
         self.principals = principals
         self._later = later
@@ -422,7 +422,7 @@ class WrongTokens:
             if right and all(len(secret) < UNGUESSABLE_CHARACTERS for secret in right):
                 return self._too_many(request.remote, api)
             own = {one for _, one in own_secrets(request, principals) if len(one) >= UNGUESSABLE_CHARACTERS}
-            is_in_address = has_secret(request.raw_path, own) or any(  # a short one may be any word of a path
+            is_in_address = has_secret(request.raw_path, own) or any(  # a short secret may be any word of a path
                 principals.find(value) is not None for value in request.query.values()
             )
             return error_response(400, TOKEN_IN_ADDRESS, "invalid_request_error", api) if is_in_address else None

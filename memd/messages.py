@@ -266,8 +266,8 @@ def leading_count(messages: Sequence[Message]) -> int:
 
 
 def spoken_end(messages: Sequence[Message]) -> int:
-    """The number of messages up to the last that is no instruction. Those behind it (SillyTavern's author's note,
-    aider's reminder) stand there in each request anew: until a client sends one back in its place, it is standing."""
+    """Return the number of messages up to the last non-instruction. Later ones (SillyTavern's author's note, aider's
+    reminder) are added to each request; they count as standing until a client sends one back in its place."""
     return len(messages) - leading_count(messages[::-1])
 
 

@@ -1,1 +1,1 @@
-"""The live conversation: matching requests to it, the hot buffer, tokens and the window. Pure."""
+"""Live conversations: matching of requests, the hot buffer, token counts and the window. Pure."""

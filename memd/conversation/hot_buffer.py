@@ -266,7 +266,7 @@ class HotBuffer:
         """Return whether the conversation is still in the buffer; it may be closed while a request uses it."""
         return self._conversations.get(conversation.id) is conversation
 
-    # -- for who shares it ------------------------------------------------------------------------------------
+    # -- for sharing daemons ------------------------------------------------------------------------------------
 
     def of_id(self, conversation_id: str) -> Conversation | None:
         """Return the open conversation with this id, or None."""

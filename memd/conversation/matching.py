@@ -424,7 +424,7 @@ def _newest_only(conversation: Conversation, content_digests: Sequence[bytes]) -
     return Match(conversation, len(conversation), 0)
 
 
-# -- answers that are given anew or in parts ------------------------------------------------------------------------
+# -- regenerated and split answers ---------------------------------------------------------------------------------
 
 
 def answer_start(conversation: Conversation, position: int) -> int | None:

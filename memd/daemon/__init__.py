@@ -1,1 +1,1 @@
-"""The daemon: its parts, put together, its start and its end."""
+"""The daemon: assembly of its parts, start and shutdown."""

@@ -250,8 +250,8 @@ class _Model:
 
         options = SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = threads
-        # What a run needs stays in the arena: 13 MB, and 30 with a block planned for each length of a text. malloc, as
-        # the daemon tunes it, gives back all of it each time: 1,000 page faults and a quarter of a run.
+        # The memory of a run stays in the arena: 13 MB; 30 with a memory pattern per text length. Without the arena,
+        # malloc as the daemon tunes it returns all of it each time: 1,000 page faults, a quarter of a run's time.
         options.enable_mem_pattern = False
         for pool in ("intra_op", "inter_op"):  # idle threads leave the processor to others
             options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")

@@ -1,1 +1,1 @@
-"""The proxy: the one part of memd that clients reach, and the life of their requests."""
+"""The proxy: the part of memd that clients reach, and the life of their requests."""

@@ -338,7 +338,7 @@ class ModelRelay(msgspec.Struct, eq=False):
         stream = self.stream = self.api.new_stream(
             self.bytes_max,
             out,
-            codings=codings_of(self.answer.headers),  # although `identity` was asked for
+            codings=codings_of(self.answer.headers),  # some servers compress although `identity` was requested
             reads_late=self.keep is None,
         )
         response = prepared(self.answer, [*extra, *_unbuffered(self.answer)], body_changes=out is not None)
@@ -548,7 +548,7 @@ async def tunnel(
         protocol = answer.connection.protocol
         response = _Switched(answer)
         await response.prepare(request)
-        from_upstream: Any = _Intake(protocol)  # any: aiohttp's types know its own parser of WebSockets alone
+        from_upstream: Any = _Intake(protocol)  # Any: aiohttp's types allow only its own WebSocket parser
         from_client: Any = _Intake(request.protocol)
         protocol.set_parser(from_upstream, None)
         request.protocol.set_parser(from_client)
@@ -576,7 +576,7 @@ async def _pump(stream: StreamReader, write: Callable[[bytes], Awaitable[None]])
 
 
 async def _watch(request: web.BaseRequest) -> None:
-    while is_let_in_still(request):  # noqa: ASYNC110  # nobody tells of a token that is taken back
+    while is_let_in_still(request):  # noqa: ASYNC110  # a revoked token raises no event
         await asyncio.sleep(LOOK_SECONDS)
     raise _TunnelEnded
 

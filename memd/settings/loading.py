@@ -396,7 +396,7 @@ def _fields() -> dict[str, Any]:
         if field.name in _GROUPS:
             keys |= {f"{field.name}.{inner.name}": inner.type for inner in msgspec.structs.fields(field.type)}
         else:
-            is_path = field.name == "data_dir"  # which msgspec does not know
+            is_path = field.name == "data_dir"  # a type that msgspec does not support
             keys[field.name] = model.Text if is_path else field.type
     return keys
 
@@ -527,7 +527,7 @@ def _layers(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, o
             raise ConfigError(f"{name}: there is no such setting; {remedy} (or unset the variable)")
         key = key_of[name]
         is_text = key in REMOVED or isinstance(msgspec.inspect.type_info(_KEYS[key]), msgspec.inspect.StrType)
-        try:  # as it would stand behind a key in the file: `8080`, `auto`, `[a, b]`
+        try:  # written as in the file: `8080`, `auto`, `[a, b]`
             value = env[name] if is_text else yaml.safe_load(env[name])
         except (yaml.YAMLError, ValueError, RecursionError):
             raise ConfigError(f"{name}: {env[name][:60]!r} is not a YAML value; put text in quotes") from None

@@ -202,7 +202,7 @@ class BufferSettings(msgspec.Struct, frozen=True, kw_only=True):
     soft_tokens: Threshold = "auto"
     """Above this a compaction runs in the background after the reply; auto: 7/8 of the hard threshold."""
     hard_tokens: Threshold = "auto"
-    """Above this a compaction runs before the request is forwarded; auto: what the model's window leaves."""
+    """Above this a compaction runs before the request is forwarded; auto: derived from the model's window."""
     idle_seconds: Seconds = 300.0
     """A conversation without a request for this long is stored completely (and stays in its prompt)."""
     store_after_seconds: Seconds = 1.0

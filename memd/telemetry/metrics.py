@@ -72,7 +72,7 @@ class Count:
 
 
 class Distribution:
-    """A histogram for each value of at most one label."""
+    """Histograms, one per value of at most one label."""
 
     def __init__(self, name: str, about: str, bounds: Sequence[float], **label: Sequence[str]) -> None:
         self.name, self.about, self.bounds, self.labels = name, about, bounds, tuple(label)
