@@ -85,8 +85,7 @@ class Topics:
                 else:
                     at_rest.append(topic_id)
             except StoreError as error:
-                if topic_id not in self.refused:
-                    _tell_refused(topic_id, error)
+                self._refuse(topic_id, error)
         topic = None if used_last is None else await self.get(used_last[1])
         await loop.run_in_executor(None, self._store.note_at_rest, at_rest, state)
         return topic
@@ -227,13 +226,16 @@ class Topics:
             return
         error = opening.exception()
         self._is_opening_in_trouble = isinstance(error, StoreWriteFailed)
-        was_refused = self.refused.pop(topic_id, None) is not None
         if error is None:
             self._open[topic_id] = opening.result()
+            self.refused.pop(topic_id, None)
         elif isinstance(error, StoreError) and not self._is_opening_in_trouble:
-            self.refused[topic_id] = error
-            if not was_refused:
-                _tell_refused(topic_id, error)
+            self._refuse(topic_id, error)
+
+    def _refuse(self, topic_id: str, error: StoreError) -> None:
+        if topic_id not in self.refused:
+            log.error("a topic cannot be opened", extra={"topic": topic_id, "error": error})
+        self.refused[topic_id] = error
 
     async def _let_go(self, topic: Topic, why: str) -> bool:
         """Close a topic, unless that would lose something or somebody has used it meanwhile."""
@@ -318,7 +320,3 @@ class Topics:
 def _tell_of(language: str) -> None:
     """Log once that the bundled model does not know a language."""
     log.warning("; ".join(not_english(language)))
-
-
-def _tell_refused(topic_id: str, error: StoreError) -> None:
-    log.error("a topic cannot be opened", extra={"topic": topic_id, "error": error})

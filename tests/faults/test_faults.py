@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeDaemon
-from daemon_process import clean_environment
+from daemon_process import clean_environment, wait_until
 from faulty_daemon import ENDS, SETTINGS, Fault, OldLog, compiled, environment, fact, live
 from recording_upstream import recording_upstream
 
@@ -81,6 +81,25 @@ def test_receipts_that_cannot_be_read_stop_no_start(make_daemon: MakeDaemon, lib
             assert daemon.terminate() == 0
             said = daemon.log.read_text()
             assert f'receipts cannot be read error="{path}' in said and "Traceback" not in said
+
+
+def test_words_that_cannot_be_read_hide_no_topic_that_is_encrypted(
+    make_daemon: MakeDaemon, library: Path, tmp_path: Path
+) -> None:
+    new_key_file(tmp_path / "key")
+    with recording_upstream(window=2048) as upstream:
+        daemon = make_daemon(upstream.url, {**SETTINGS, "encryption": {"key_file": str(tmp_path / "key")}})
+        daemon.start()
+        for number in range(5):
+            daemon.chat([{"role": "user", "content": fact(number)[0]}])
+        words = daemon.data_dir / "default" / "segments" / "seg_0001.words"
+        wait_until(words.exists, lambda: repr(daemon))
+        assert daemon.terminate() == 0
+        unreadable = {"FAULT_CALL": "read", "FAULT_NTH": "1", "FAULT_TIMES": "0", "FAULT_ERRNO": str(errno.EIO)}
+        daemon.environment = environment(daemon, library) | unreadable | {"FAULT_FOLDER": str(words)}
+        daemon.start()
+        answer = daemon.chat([{"role": "user", "content": "Which code has the crane?"}])
+        assert answer.headers["X-Memory-Status"] == "injected"
 
 
 def test_an_old_log_is_filled_whatever_step_of_that_a_kill_ends(make_daemon: MakeDaemon, library: Path) -> None:
