@@ -86,7 +86,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Rewriting(msgspec.Struct, frozen=True, array_like=True):
-    """How a branch's messages derive from those of its parent."""
+    """The derivation of a branch's messages from those of its parent."""
 
     runs: list[Run]
     """Runs taken over unchanged."""

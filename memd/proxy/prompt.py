@@ -126,7 +126,7 @@ class Prompt:
         return {one: self._message(one) for one in range(position, self._arrival.end) if messages[one].message is None}
 
     def user_texts(self) -> Iterator[str]:
-        """Yield the words of the visible user messages, newest first; messages written only by programs are skipped."""
+        """Yield the words of visible user messages, newest first, without messages that only programs wrote."""
         return (message.said for message in self._newest_first() if message.opens_turn and message.said.strip())
 
     def asks_erased(self, forbidden: ForbiddenText, texts: int) -> bool:
@@ -171,7 +171,7 @@ class Prompt:
 
     @property
     def has_block(self) -> bool:
-        """True if the turn was recalled for; its block may be empty."""
+        """True once memory was recalled for the turn; its block may be empty."""
         return self.turn_digest in self.conversation.blocks
 
     def attachments(self) -> int:

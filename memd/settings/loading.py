@@ -43,7 +43,7 @@ class Setting(msgspec.Struct, frozen=True):
     """Dotted: `listen.port`. A group that is not a mapping has its own name: `listen`."""
     value: Any
     place: str
-    """Where it was given, for messages: `config.yaml, line 12`, `MEMD_LISTEN_PORT`, `the command line`."""
+    """The place where it was given, for messages: `config.yaml, line 12`, `MEMD_LISTEN_PORT`, `the command line`."""
     folder: Path = Path()
     """The folder for relative paths: the file's, else the working directory."""
     item_places: tuple[str, ...] = ()

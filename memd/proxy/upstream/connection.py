@@ -149,8 +149,8 @@ async def time_of_others(seconds: float) -> AsyncIterator[None]:
     """Limit the block's wait for others, like `asyncio.timeout`, but count only time in which they could be heard.
 
     An event loop that was blocked sees a due timer before it reads bytes that arrived meanwhile. So each step counts
-    once, however late its end is noticed. If the last step ends late, another one of half its length follows, because a
-    loop that is blocked again and again is free for less than a step in between.
+    once, however late its end is noticed. If the last step ends late, another one of half its length follows: a loop
+    that is often blocked is free for less than a step in between.
     """
     loop, step, left = asyncio.get_running_loop(), seconds / WAIT_STEPS, WAIT_STEPS
     late, shortest, end = step / 4, step / 2**HALVED_MAX, loop.time() + seconds * HELD_TIMES_MAX
