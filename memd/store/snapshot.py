@@ -1,14 +1,14 @@
-"""A topic at one point in time, in which readers search and look up entries; the transitions from one to the next
-(after opening, an append, a seal, a merge, an erasure); the order of its log; chunks that say exactly the same; and
-choices, made before chunks are searched: those that are wanted, or those of an earlier time.
+"""A topic at one point in time, for searching and looking up entries; the snapshots after opening, an append, a seal,
+a merge or an erasure; the order of its log; exact copies of a chunk; and choices: snapshots limited to wanted chunks or
+to an earlier time.
 
-Rule: a snapshot never changes its answers. A later append, seal or merge makes new views and shares the ones that it
-did not touch; the arrays of a view are never written to. Entries are read only where their columns do not tell.
+Rule: a snapshot never changes its answers. A later append, seal or merge makes new views and shares the untouched ones;
+the arrays of a view are never written to. Entries are read only if their columns do not suffice.
 
-In the snapshot of a choice other chunks do not count, so that no search of it has to look further for those that are
-wanted. It says "perhaps" where columns cannot tell (see `may_be_wanted`): who reads an entry asks the choice again.
-The log keeps every entry, so what counted at an earlier time is computed from the columns; the vectors of then are read
-from the log and scanned, so a search of the past is exact and slow. Words are as rare as they are today.
+In the snapshot of a choice only wanted chunks are live, so a search never has to skip unwanted ones. Columns may leave
+a match open (see `may_be_wanted`); after reading an entry, check it against the choice again. The log keeps every
+entry, so the live chunks of an earlier time are computed from the columns. Their vectors are read from the log and
+scanned, so a search of the past is exact and slow. It uses today's word frequencies.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from memd.store.topic import TopicLog
 
 SINCE_MAX = 256
-"""Chunks that are compared with a copy at most, the newest of those that came after it: in a segment with an index,
-their vectors are read from disk."""
+"""Limit on the chunks compared with a copy, the newest after it. In a segment with an index, their vectors are read
+from disk."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,9 +63,9 @@ class IndexView:
 
     index: SealedIndex
     dead: Bits
-    """Superseded or Deprecated, per label; of a choice all that are not wanted."""
+    """Superseded or Deprecated chunks, per label; in a choice, all unwanted ones."""
     is_scanned: bool = False
-    """Whether it is of the past, which is searched exactly: slow."""
+    """Whether it is a view of the past, which is searched exactly and slowly."""
 
     def nearest(self, queries: Floats, k: int) -> Rows:
         """Return labels that include the best `k` live ones for each query by score."""
@@ -79,7 +79,7 @@ class IndexView:
         return self.index.part(self.dead)
 
     def vectors(self, labels: Rows) -> Floats:
-        """Return the vectors of labels that count, (n, dimension), `labels` ascending; see `SealedIndex.vectors_of`."""
+        """Return the vectors of live labels, (n, dimension), `labels` ascending; see `SealedIndex.vectors_of`."""
         return self.index.vectors_of(labels, self._part)
 
 
@@ -88,7 +88,7 @@ Place = tuple[int, int]
 
 
 class Snapshot:
-    """An immutable point-in-time view of one topic; any thread may use it, for as long as it likes."""
+    """An immutable point-in-time view of one topic. Any thread may use it, without a time limit."""
 
     def __init__(
         self, topic_id: str, views: Mapping[int, SegmentView], uuid_index: UuidIndex, indexes: Sequence[IndexView]
@@ -97,9 +97,9 @@ class Snapshot:
         self.views = views
         """By segment id, oldest first."""
         self.indexes = tuple(indexes)
-        """Of the sealed segments, oldest first."""
+        """Indexes over the sealed segments, oldest first."""
         self.uuid_index = uuid_index
-        """Of the sealed segments."""
+        """Index over the sealed segments."""
         self._growing = [(view.segment, view) for view in views.values() if isinstance(view.segment, GrowingSegment)]
         self._live_count: int | None = None
 
@@ -112,13 +112,13 @@ class Snapshot:
 
     @property
     def fan_out_ms(self) -> float | None:
-        """The time to search all indexes, as their latest searches tell; None before the first."""
+        """Milliseconds to search all indexes, summed over their latest searches; None before the first."""
         known = [view.index.search_ms for view in self.indexes if view.index.search_ms is not None]
         return sum(known) if known else None
 
     @property
     def extent(self) -> LogExtent:
-        """How far the log reaches."""
+        """The last canonical_id of the log and its number of entries."""
         filled = [view.rows for view in self.views.values() if len(view.rows)]
         return LogExtent(int(filled[-1][-1]["canonical_id"]) if filled else 0, sum(map(len, filled)))
 
@@ -135,7 +135,7 @@ class Snapshot:
         return sum(len(view.rows) for view in self.views.values()) - after
 
     def live_places(self, canonical_ids: Sequence[int]) -> dict[int, Place]:
-        """Return the places of those of these entries that count."""
+        """Return the places of the live ones among these entries."""
         wanted = np.sort(np.array(canonical_ids, dtype=np.uint64))
         found: dict[int, Place] = {}
         segment_ids, lasts = self._filled
@@ -150,7 +150,7 @@ class Snapshot:
         return found
 
     def place(self, canonical_id: int) -> Place | None:
-        """Return the place of the entry with this id, whether it counts or not; None if there is none."""
+        """Return the place of the entry with this id, live or not; None if there is none."""
         segment_ids, lasts = self._filled
         position = bisect.bisect_left(lasts, canonical_id)
         if position == len(segment_ids):
@@ -167,9 +167,8 @@ class Snapshot:
             yield from ((segment_id, row) for row in reversed(range(end)))
 
     def named(self, digits: str) -> dict[bytes, bool]:
-        """Return the chunks whose uuid begins with these digits (see `entries.digits_of_id`), and of each whether they
-        are its public id. Reads no entry.
-        """
+        """Return the chunks whose uuid begins with these digits (see `entries.digits_of_id`), and for each whether the
+        digits are its public id. Reads no entry."""
         low, high = hex_range(digits)
         found = self.uuid_index.uuids_with_prefix(digits)
         for rows in (view.rows for _, view in self._growing):
@@ -179,12 +178,12 @@ class Snapshot:
         return {uuid: self.public_digits(uuid) == len(digits) for uuid in known}
 
     def public_digits(self, uuid: bytes) -> int:
-        """Return how many digits of its uuid are the public id of a chunk that the topic has."""
+        """Return the number of digits in the public id of a chunk that the topic has."""
         segment_id, row = next(self.places(uuid))
         return int(self.views[segment_id].rows[row]["public_digits"])
 
     def nearest(self, uuids: Sequence[bytes]) -> list[list[bytes]]:
-        """Return for each uuid some of the topic's, itself if it is one: no other shares a longer prefix with it."""
+        """Return for each uuid some of the topic's, itself included: no other shares a longer prefix with it."""
         found = self.uuid_index.nearest(uuids)
         for rows in (view.rows for _, view in self._growing if len(view.rows)):
             high = np.ascontiguousarray(rows["uuid_high"])
@@ -201,7 +200,7 @@ class Snapshot:
         return view.segment.read(view.rows[place[1]])
 
     def read_many(self, places: Iterable[Place]) -> dict[Place, Entry]:
-        """Read the entries at many places at once; those are absent that cannot be read so: `read` tells why."""
+        """Read the entries at many places at once. Unreadable ones are absent; `read` raises the reason."""
         found: dict[Place, Entry] = {}
         for segment_id, rows in _by_segment(places).items():
             view = self.views[segment_id]
@@ -211,17 +210,18 @@ class Snapshot:
 
     @property
     def main_language(self) -> str | None:
-        """See `main_language`; of what was appended last."""
+        """See `main_language`; judged by the chunks appended last."""
         return next((found for segment, _ in self._growing if (found := main_language(segment.columns))), None)
 
     def has_same_files(self, now: Snapshot) -> bool:
-        """Whether none of the segments was sealed or read again after an erasure since, as of a later snapshot."""
+        """Return whether every segment is still the same in a later snapshot: not sealed or rewritten by an erasure
+        since."""
         return self is now or all(
             number in now.views and now.views[number].segment is view.segment for number, view in self.views.items()
         )
 
     def is_live(self, place: Place) -> bool:
-        """Whether the entry at a place counts."""
+        """Return whether the entry at a place is live."""
         return not self.views[place[0]].dead[place[1]]
 
     @functools.cached_property
@@ -230,17 +230,17 @@ class Snapshot:
         return any(view.has_erased for view in self.views.values())
 
     def was_erased(self, uuid: bytes) -> bool:
-        """Whether the text of a chunk was erased."""
+        """Return whether the text of a chunk was erased."""
         return self.has_erased and any(self.views[number].rows[row]["is_erased"] for number, row in self.places(uuid))
 
     @functools.cached_property
     def indexed_segments(self) -> frozenset[int]:
-        """The segments whose entries an index finds, so that their vectors are not in memory by themselves."""
+        """The segments covered by an index, so that their vectors need not be in memory."""
         return frozenset(number for view in self.indexes for number in view.index.segment_ids if number in self.views)
 
     def cosines_at(self, query: Floats, places: Iterable[Place]) -> dict[Place, float]:
-        """Return the cosine of each of these entries to a unit vector, (dimension,); those are absent that were
-        embedded with another model or cannot be read."""
+        """Return the cosine of each of these entries to a unit vector, (dimension,). Entries that another model
+        embedded or that cannot be read are absent."""
         found: dict[Place, float] = {}
         for segment_id, rows in _by_segment(places).items():
             some = [(segment_id, row) for row in rows]
@@ -268,7 +268,7 @@ class Snapshot:
 
     @functools.cached_property
     def taken_out(self) -> UInts:
-        """Those of all segments but what is live again, after an undo; see `SegmentView.taken_out`."""
+        """`SegmentView.taken_out` of all segments, without digests that are live again after an undo."""
         views = self.views.values()
         gone = np.concatenate([np.empty((2, 0), np.uint64), *(view.taken_out for view in views)], axis=1)
         live = np.concatenate([np.empty(0, np.uint64), *(view.changed for view in views)])
@@ -290,11 +290,11 @@ class Snapshot:
         return before[1] if before else None, after[1] if after else None
 
     def knows(self, uuid: bytes) -> bool:
-        """Whether the topic has an entry of the chunk, live or not."""
+        """Return whether the topic has an entry of the chunk, live or not."""
         return next(self.places(uuid), None) is not None
 
     def known(self, uuids: Sequence[bytes]) -> set[bytes]:
-        """Return those of some uuids that the topic has an entry of, live or not."""
+        """Return the uuids among these that the topic has an entry of, live or not."""
         sealed = self.uuid_index.alike(uuids)
         growing = (segment.known(uuids) for segment, _ in self._growing)
         return set(filter(self.knows, sealed.union(*growing)))
@@ -336,7 +336,7 @@ class Snapshot:
             yield from ((segment.segment_id, row) for row in segment.rows_of(uuid) if row < len(view.rows))
 
     def known_texts(self, keys: UInts) -> set[int]:
-        """Return those of some `text_hash`es that entries have, live or not."""
+        """Return the `text_hash`es among these that entries have, live or not."""
         known = self.uuid_index.has_texts(keys)
         for segment, _ in self._growing:
             known |= segment.has_texts(keys)
@@ -352,8 +352,8 @@ class Snapshot:
             yield from ((segment.segment_id, row) for row in rows)
 
     def entries_from(self, source: str, status: Status) -> Iterator[Entry]:
-        """Yield the live entries of the chunks that came from `source`, or all those that took one out, oldest first.
-        Raises StoreError: an entry cannot be read."""
+        """Yield the live entries of the chunks from `source`, or all entries that deprecated one, oldest first. Raises
+        StoreError: an entry cannot be read."""
         for segment_id, view in self.views.items():
             bits = ~view.dead if status is Status.ACTIVE else view.rows["status"] == Status.DEPRECATED
             rows = np.flatnonzero(bits & may_be_wanted(view.rows, Selection(sources=(source,))))
@@ -361,17 +361,17 @@ class Snapshot:
             yield from (entry for entry in entries if entry.source == source)
 
     def has_digest(self, word: int) -> bool:
-        """Whether a message with this `digest_word` is stored; may include the append after the snapshot."""
+        """Return whether a message with this `digest_word` is stored; may include the append after the snapshot."""
         return self.uuid_index.has_digest(word) or any(segment.has_digest(word) for segment, _ in self._growing)
 
     def is_taken_out(self, word: int) -> bool:
-        """Whether no chunk of a message with this `digest_word` counts any more; of sealed segments nothing is told."""
+        """Return whether all chunks of a message with this `digest_word` are dead; False for sealed segments."""
         found = [(view.dead, row) for segment, view in self._growing for row in segment.rows_of_digest(word)]
         return bool(found) and all(row < len(dead) and dead[row] for dead, row in found)
 
     @functools.cached_property
     def _filled(self) -> tuple[list[int], UInts]:
-        """The segments that have entries, and the last canonical_id of each, ascending."""
+        """The numbers of the segments that have entries, and the last canonical_id of each, ascending."""
         filled = {number: view.rows["canonical_id"][-1] for number, view in self.views.items() if len(view.rows)}
         return list(filled), np.array(list(filled.values()), dtype=np.uint64)
 
@@ -392,7 +392,7 @@ def _by_segment(places: Iterable[Place]) -> dict[int, list[int]]:
 def first_snapshot(
     topic_id: str, segments: Mapping[int, GrowingSegment | SealedSegment], indexes: Iterable[SealedIndex]
 ) -> Snapshot:
-    """Return the snapshot of a topic just opened: what is superseded is computed over all columns at once."""
+    """Return the snapshot of a topic just opened. Superseded entries are computed over all columns at once."""
     views = _views_of(segments, {number: len(segment.rows) for number, segment in segments.items()})
     return Snapshot(topic_id, views, uuid_index_of(segments.values()), [_view_of(one, views) for one in indexes])
 
@@ -438,8 +438,8 @@ def after_indexing(
     """Return the snapshot with these indexes in place of those over the same segments.
 
     Args:
-        segments: take the place of those of their numbers, sealed or read again after an erasure, and of their indexes.
-        uuid_index: over all that are sealed; None: the same ones as before.
+        segments: replace those of the same number, because they were sealed or rewritten by an erasure.
+        uuid_index: over all sealed segments; None if these are unchanged.
     """
     views = dict(before.views)
     for number, segment in segments.items():
@@ -469,14 +469,14 @@ def _view(segment: GrowingSegment | SealedSegment, dead: Bits) -> SegmentView:
 def _views_of(
     segments: Mapping[int, GrowingSegment | SealedSegment], counts: Mapping[int, int]
 ) -> dict[int, SegmentView]:
-    """The views of so many rows of each segment; what is superseded is computed over all columns at once."""
+    """Return views of the first rows of each segment. Superseded entries are computed over all columns at once."""
     dead = superseded(np.concatenate([np.empty(0, ROW), *(segments[one].rows[:end] for one, end in counts.items())]))
     each = np.split(dead, np.cumsum(list(counts.values())))
     return {number: _view(segments[number], bits) for number, bits in zip(counts, each, strict=False)}
 
 
 def _view_of(index: SealedIndex, views: Mapping[int, SegmentView], *, is_scanned: bool = False) -> IndexView:
-    """The view of an index, which has more rows where the views of its segments are of the past."""
+    """Return the view of an index. Rows beyond the views of its segments, if these are of the past, are dead."""
     dead = np.ones(len(index), dtype=np.bool_)
     for number, start in zip(index.segment_ids, index.starts, strict=True):
         dead[start : start + len(views[number].dead)] = views[number].dead
@@ -484,7 +484,7 @@ def _view_of(index: SealedIndex, views: Mapping[int, SegmentView], *, is_scanned
 
 
 def beside(snapshot: Snapshot, place: Place, step: int) -> Place | None:
-    """Return the place of the next entry of the log (`step` 1) or of the one before (-1); None at its ends."""
+    """Return the place of the next entry of the log (`step` 1) or the previous one (-1); None at its ends."""
     segment_id, row = place[0], place[1] + step
     if 0 <= row < len(snapshot.views[segment_id].rows):
         return segment_id, row
@@ -496,7 +496,7 @@ def beside(snapshot: Snapshot, place: Place, step: int) -> Place | None:
 
 
 def next_active(snapshot: Snapshot, place: Place) -> Place | None:
-    """Return the place of the first entry behind this one that takes no chunk out; None if there is none."""
+    """Return the place of the first Active entry after this one; None if there is none."""
     for segment_id, view in snapshot.views.items():
         if segment_id >= place[0]:
             first = place[1] + 1 if segment_id == place[0] else 0
@@ -507,8 +507,8 @@ def next_active(snapshot: Snapshot, place: Place) -> Place | None:
 
 
 def asked_by(snapshot: Snapshot, uuids: Iterable[bytes], mark: bytes) -> list[Entry]:
-    """Return the group of entries that a request with this mark (`ChunkState.asked_by`) has appended, if it changed one
-    of these chunks; empty if it did not. Raises StoreError: an entry cannot be read."""
+    """Return the group of entries appended by the request with this mark (`ChunkState.asked_by`); empty if the request
+    changed none of these chunks. Raises StoreError: an entry cannot be read."""
     own = (entry for uuid in uuids for entry in snapshot.history(uuid) if entry.asked_by == mark)
     one = next(own, None)
     place = None if one is None else snapshot.place(one.canonical_id)
@@ -522,8 +522,8 @@ def asked_by(snapshot: Snapshot, uuids: Iterable[bytes], mark: bytes) -> list[En
 
 
 def id_upto(snapshot: Snapshot, moment: int) -> int:
-    """Return the canonical_id up to which the topic was stored when the clock last showed a time; an id is itself.
-    Raises StoreError: an entry cannot be read."""
+    """Return the last canonical_id stored when the clock last showed a time; an id is returned unchanged. Raises
+    StoreError: an entry cannot be read."""
     if isinstance(moment, WallTime):
         for segment_id, view in reversed(list(snapshot.views.items())):
             after = int(view.rows["canonical_id"].searchsorted(moment, "right"))
@@ -534,21 +534,22 @@ def id_upto(snapshot: Snapshot, moment: int) -> int:
 
 
 def id_before(snapshot: Snapshot, moment: int) -> int:
-    """Return the canonical_id before which all is that was stored before a time; an id is itself. See `id_upto`."""
+    """Return the canonical_id below which everything was stored before a time; an id is returned unchanged. See
+    `id_upto`."""
     return id_upto(snapshot, WallTime(moment - 1)) + 1 if isinstance(moment, WallTime) else int(moment)
 
 
 def live_copy(snapshot: Snapshot, draft: Draft) -> Entry | None:
-    """Return the newest of `live_copies`; None if there is none. A note is a copy of its author's alone: of others' he
-    need not know, nor have theirs stand for his. So is a turn of an export, which whoever imported it may take out."""
+    """Return the newest of `live_copies`; None if there is none. A note is a copy only of its author's notes: the
+    author may not see those of others. The same holds for a turn of an export, because its importer may remove it."""
     copies = live_copies(snapshot, draft)
     is_said = draft.kind != "note"
     return next((one for one in copies if one.author == draft.author or (is_said and one.digests)), None)
 
 
 def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
-    """Yield the live chunks of a chunk's kind that have exactly its text, said by the same roles, those that came last
-    first. Those of a note or document are also of its source. An entry that cannot be read does not count."""
+    """Yield the live chunks of a chunk's kind with exactly its text, said by the same roles, newest first; for a note
+    or document only those of its source. Unreadable entries are skipped."""
     is_sourced = chunk.kind != "turn"  # what was said is the same wherever it was imported from
     displayed = chunk.without_calls().displayed
     wanted = (chunk.kind, is_sourced and chunk.source, displayed)
@@ -564,9 +565,9 @@ def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
 
 
 def answered_anew(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
-    """Yield the live chunks that open with the question that a chunk opens with, asked at the same moment, each with
-    another answer: a question is stored again with an answer that was made anew, so that it is found with each. The
-    same words said at another time are another question."""
+    """Yield the live chunks that open with the same question, asked at the same moment, and have another answer. A
+    question with a regenerated answer is stored again, so that it is found with each. The same words at another time
+    are another question."""
     asked = _asked(chunk)
     if not asked or not chunk.digests:
         return
@@ -581,7 +582,7 @@ def answered_anew(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
 
 
 def _asked(chunk: ChunkState) -> str:
-    """The question of a chunk that is one with its answer, or the beginning of it; else empty."""
+    """Return the question, or its beginning, of a chunk that has a question and its answer; else empty."""
     said = chunk.stretches
     if [one.role for one, _ in said] != ["user", "assistant"] or said[0][0].continues:
         return ""
@@ -589,8 +590,8 @@ def _asked(chunk: ChunkState) -> str:
 
 
 def alike_since(snapshot: Snapshot, copy: Entry, cosine: float) -> list[Entry] | None:
-    """Return the live chunks of a copy's kind that came after it and whose vectors are this near to its, of the newest
-    `SINCE_MAX`, newest first; None if another model embedded the copy."""
+    """Return the live chunks of a copy's kind stored after it with at least this cosine to it, newest first, from the
+    newest `SINCE_MAX`; None if another model embedded the copy."""
     own = snapshot.place(copy.canonical_id)
     if own is None or (own[0] not in snapshot.indexed_segments and snapshot.views[own[0]].matrix is None):
         return None
@@ -607,7 +608,7 @@ def alike_since(snapshot: Snapshot, copy: Entry, cosine: float) -> list[Entry] |
 
 
 def _origin(snapshot: Snapshot, place: Place) -> int:
-    """The id with which the chunk of an entry began."""
+    """Return the origin_id of an entry: the canonical_id of its chunk's first entry."""
     return int(snapshot.views[place[0]].rows[place[1]]["origin_id"])
 
 
@@ -617,9 +618,9 @@ READ_AT_ONCE = 1_000
 
 
 def chosen(snapshot: Snapshot, wanted: Selection) -> Snapshot:
-    """Return the snapshot in which only wanted chunks count, for searching it.
+    """Return the snapshot in which only wanted chunks are live, for searching.
 
-    Reads columns alone, unless words, tags or authors are wanted: then the contents too of what the rest admits.
+    Reads only columns, unless words, tags or authors are wanted: then also the contents of rows that pass all else.
     """
     if wanted == EVERYTHING:
         return snapshot
@@ -633,13 +634,13 @@ def chosen(snapshot: Snapshot, wanted: Selection) -> Snapshot:
 
 
 def live_ids(snapshot: Snapshot) -> list[int]:
-    """Return the canonical_ids of the entries that count."""
+    """Return the canonical_ids of the live entries."""
     return [one for view in snapshot.views.values() for one in view.rows["canonical_id"][~view.dead].tolist()]
 
 
 def newest_by_source(snapshot: Snapshot, kind: str) -> Iterator[tuple[Entry, int]]:
-    """Yield the newest live entry of each source of a kind, with the number of its live chunks; of two sources with one
-    hash in the columns only one. Raises StoreError: an entry cannot be read."""
+    """Yield the newest live entry of each source of a kind, with its number of live chunks; only one of two sources
+    with the same hash in the columns. Raises StoreError: an entry cannot be read."""
     newest: dict[int, tuple[int, Place]] = {}
     counts: Counter[int] = Counter()
     for number, view in snapshot.views.items():
@@ -656,7 +657,8 @@ def newest_by_source(snapshot: Snapshot, kind: str) -> Iterator[tuple[Entry, int
 
 
 def with_sources(snapshot: Snapshot, wanted: Selection) -> Selection:
-    """Return a choice with each source of the topic that is below those that it names: columns know their hashes."""
+    """Return the choice with all sources of the topic that are below the named ones: columns contain only their
+    hashes."""
     if not wanted.sources:
         return wanted
     places: dict[int, Place] = {}
@@ -683,7 +685,7 @@ def _wanted_rows(snapshot: Snapshot, number: int, view: SegmentView, wanted: Sel
 
 
 class TopicAsOf:
-    """A topic as it was, for recall."""
+    """A topic in the past, for recall."""
 
     def __init__(self, log: TopicLog, canonical_id: int) -> None:
         """`canonical_id` is the last entry that counts, or a WallTime."""

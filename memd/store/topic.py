@@ -1,9 +1,9 @@
-"""The log of one topic: opened in whatever state a crash left it, appended to, merged, searched through snapshots.
+"""The log of one topic: opened after any crash, appended to, merged, and searched through snapshots.
 
 Rule: when `append` returns, the entries are durable; a failed append changes nothing. One thread appends; merging may
-run in another; readers take a snapshot and wait for neither. Opening twice in a row changes nothing the second time:
-only derived files are rebuilt, only temporary ones removed, only a torn tail of `active.bin` moved. Of sealed segments
-only the columns are read; a full segment whose columns are missing, damaged or an older memd's is sealed.
+run in another; readers take a snapshot and wait for neither. Opening is idempotent: it only rebuilds derived files,
+removes temporary ones and moves a torn tail of `active.bin` aside. Of sealed segments only the columns are read. A full
+segment is sealed again if its columns are missing, damaged or in an older memd's format.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ from memd.store.snapshot import (
 from memd.wording import unsearched
 
 DraftFilter = Callable[[Draft], Draft]
-"""Returns the draft to write in place of a draft: itself, or another one of the same chunk."""
+"""Maps a draft to the draft to write: itself, or another one of the same chunk."""
 
 
 class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts that all topics of a store share."""
+    """Settings and services shared by all topics of a store."""
 
     model: ModelId
     """The embedding model in use; its fingerprint has at most 32 ASCII characters."""
@@ -92,7 +92,7 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     files: LocalDisk = msgspec.field(default_factory=LocalDisk)
     clock: CanonicalClock = msgspec.field(default_factory=lambda: CanonicalClock())
     draft_filter: DraftFilter = lambda draft: draft
-    """Applied to every draft of every topic: there is no other way into the log."""
+    """Applied to every draft of every topic; nothing enters the log without it."""
     line_tokens: Callable[[Entry], int] | None = None
     """Counts `Entry.line_tokens`."""
 
@@ -101,48 +101,48 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one topic."""
 
     chunks: int
-    """Live ones."""
+    """Number of live chunks."""
     entries: int
     damage: tuple[str, ...]
-    """Sentences: what was found missing or damaged when the topic was opened or loaded."""
+    """Sentences about files found missing or damaged when the topic was opened or loaded."""
     segments: int
     unsealed: int
-    """Full ones whose columns are not written."""
+    """Number of full segments whose columns are not written."""
     seal_trouble: str = ""
-    """Why they could not be written, and what to do; empty: nothing has failed."""
+    """Why the columns could not be written, and what to do; empty if nothing failed."""
     indexes: int
-    """How many are searched; fewer than sealed segments if some are merged."""
+    """Number of indexes searched; below the number of sealed segments if some are merged."""
     indexes_loaded: int
     unindexed: int
-    """Entries whose words are not in the lexical index yet; of the last 500 every search reads the words itself."""
+    """Entries without words in the lexical index; every search reads the words of the last 500 itself."""
     memory_bytes: int
     fan_out_ms: float | None
 
 
 _TAIL_BYTES = 64 << 10
-"""Read from the end of a log file to find its last entry: about twenty entries."""
+"""Bytes read from the end of a log file to find its last entry; holds about twenty entries."""
 _PASSES = 2
-"""Of an erasure: during the first one a chunk may be corrected, by an entry in the file that is begun then."""
+"""Passes of an erasure. A correction during the first one may append to the file begun for it."""
 _COMPLETED_AT_ONCE = 50
-"""Rows of an old log that get their words at a time."""
+"""Number of rows of an old log that get their words in one batch."""
 
 
 class TopicLog:
     """The log of one topic. `append`, `seal` and `merge` for one thread each, all else for any.
 
-    Locks, in the order in which a thread takes them, behind those of `Store` and before those of its indexes:
+    Locks, in the order in which a thread takes them, after those of `Store` and before those of its indexes:
 
-    - `_merging` while a merged index is built, so that one merge runs at a time;
-    - `_sealing` while a segment is sealed or a damaged index is dropped: both replace segments;
-    - `_counting` while words of an old log are counted, some rows at a time;
-    - `_state` while the next snapshot is made. An append holds it through its fsync, nothing else for long.
+    - `_merging` while a merged index is built, so that one merge runs at a time; - `_sealing` while a segment is sealed
+    or a damaged index is dropped: both replace segments; - `_counting` while words of an old log are counted, one batch
+    at a time; - `_state` while the next snapshot is made. An append holds it through its fsync, otherwise it is held
+    briefly.
     """
 
     def __init__(self, shared: StoreShared, claim: Claim) -> None:
         """Use `Store.topic`."""
         layout = claim.layout
         self.claim = claim
-        """The right to write the topic; the log's stream is for this class alone."""
+        """The right to write the topic. Only this class writes the log's stream."""
         self.topic_id = layout.topic_id
         self.hot_path = layout.hot
         self._shared = shared
@@ -152,46 +152,46 @@ class TopicLog:
         self._sealing = threading.Lock()
         self._counting = threading.Lock()
         self.forbidding = threading.Lock()
-        """Held by who replaces `forbidden`, and before all others."""
+        """Held while `forbidden` is replaced; taken before all other locks."""
         self._state = threading.Lock()
         self._closed = False
         opened = open_topic(claim, shared.model)
         self.findings = opened.findings
-        """Noticed while opening and loading, oldest first: torn tails that were moved, damage, lost indexes."""
+        """Found while opening and loading, oldest first: torn tails that were moved, damage, lost indexes."""
         self.is_incomplete = bool(opened.missing)
-        """Whether a file of the log was missing when the topic was opened, so that not finding a thing says little."""
+        """Whether a file of the log was missing when the topic was opened, so that a failed lookup proves little."""
         self._active = opened.active
         self._snapshot = first_snapshot(self.topic_id, opened.segments, opened.indexes)
         self.forbidden = read_forbidden(self._files, layout)
-        """The text that is never to be stored again; replaced, never changed."""
+        """Text that must never be stored again; replaced, never mutated."""
         self._reserved: dict[bytes, str] = {}
         self._order: list[bytes] = []
-        """The uuids for which ids are reserved, ascending."""
+        """The uuids with reserved ids, ascending."""
         self.unstored: Callable[[], UnstoredText] = lambda: NOTHING_UNSTORED
-        """Asked at each search for what was said and is not in the log; set by who keeps the buffer, which is on the
-        event loop, and so is who asks."""
+        """Returns the text not in the log yet, for each search. Set by the owner of the buffer; called on the event
+        loop."""
         for segment in opened.segments.values():
             shared.clock.observe(int(segment.rows["canonical_id"].max(initial=0)))
         if count := sum(len(rows) for _, rows in self.unsearched()):
             self.findings.append(Finding("foreign", str(layout.directory), unsearched(count)))
 
     def has_lost_entries(self, journal: Journal) -> bool:
-        """Whether the log had more when the topic's journal was written; then the findings say it from now on."""
+        """Return whether the log had more entries when the journal was written; if so, add that to the findings."""
         lost = ahead_of_log(self.hot_path, journal.extent, self._snapshot.count_upto)
         self.findings += [*journal.findings, *lost]
         return bool(lost)
 
     head = 0
-    """The id of the last entry, where other daemons append to the topic too."""
+    """The id of the last entry, if other daemons append to the topic too."""
 
     def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
         """Store all drafts or none, as one group with one fsync; on return they are durable and in the next snapshot.
 
-        A draft of a chunk that this topic has keeps the chunk's public id. One that comes from another topic keeps the
-        given id unless a chunk here has it already.
+        A draft of a chunk that this topic has keeps the chunk's public id. A draft from another topic keeps the given
+        id unless a chunk here has it already.
 
         Args:
-            made_at: `head` before they were made; None: as it is now.
+            made_at: `head` before the drafts were made; None for the present one.
 
         Raises:
             StoreWriteFailed: nothing was stored (DiskFull if the disk is full).
@@ -229,14 +229,14 @@ class TopicLog:
         return entries
 
     def _check_made(self, drafts: Sequence[Draft], made_at: int) -> None:
-        """Raise MadeAnew if others have stored what the drafts should take into account."""
+        """Raise MadeAnew if others have stored entries that the drafts should take into account."""
 
     def _write(self, entries: Sequence[Entry], data: bytes) -> int:
-        """Make the records of new entries durable at the end of the active segment's file; return where they begin."""
+        """Append the records of new entries durably to the active segment's file; return their offset."""
         return self.claim.append("log", data)
 
     def reserve(self, drafts: Sequence[Draft]) -> list[Entry]:
-        """Reserve the public ids of new chunks, and return what the chunks look like until they are appended.
+        """Reserve the public ids of new chunks, and return the entries as they look until they are appended.
 
         A draft may name an id, which it gets unless another chunk has it.
         """
@@ -249,11 +249,11 @@ class TopicLog:
 
     @property
     def reserved_count(self) -> int:
-        """How many ids are reserved."""
+        """The number of reserved ids."""
         return len(self._reserved)
 
     def reserve_only(self, uuids: Set[bytes]) -> None:
-        """Let go of the ids that are reserved for other chunks than these: they are not to be appended any more."""
+        """Release the ids reserved for all chunks but these; the others will not be appended."""
         with self._state:
             self._unreserve([uuid for uuid in self._reserved if uuid not in uuids])
 
@@ -262,20 +262,20 @@ class TopicLog:
         return self._snapshot
 
     def has_digest(self, digest: bytes) -> bool:
-        """Whether the message with this digest is stored, or never to be stored again."""
+        """Return whether the message with this digest is stored, or must never be stored again."""
         return self.forbidden.has_digest(digest) or self._snapshot.has_digest(digest_word(digest))
 
     def is_taken_out(self, digest: bytes) -> bool:
-        """Whether corrections have taken the text of the message with this digest out, as far as is known."""
+        """Return whether corrections have removed the text of the message with this digest, as far as is known."""
         return self._snapshot.is_taken_out(digest_word(digest))
 
     def has_live_copy(self, draft: Draft) -> bool:
-        """Whether a live chunk of the draft's kind has exactly its text, said by the same roles; that of a note or
-        document is also of its source. Text that is never to be stored again counts as one."""
+        """Return whether a live chunk of the draft's kind has exactly its text, said by the same roles; for a note or
+        document also from its source. Text that must never be stored again counts as a copy."""
         return self.forbidden.has_text(draft.content) or live_copy(self._snapshot, draft) is not None
 
     def unsearched(self) -> list[tuple[SegmentView, Rows]]:
-        """Return the live rows that another model embedded, which no search finds; oldest segment first."""
+        """Return the live rows embedded by another model, which no search finds; oldest segment first."""
         views = [v for v in self._snapshot.views.values() if not self._shared.model.wrote(v.segment.header)]
         return [(view, np.flatnonzero(~view.dead)) for view in views]
 
@@ -288,21 +288,20 @@ class TopicLog:
         ]
 
     seal_trouble: StoreError | None = None
-    """Why a full segment could not be sealed; None: all were that were tried last."""
+    """Why a full segment could not be sealed; None if the last attempt sealed them all."""
 
     def seal_full(self) -> None:
-        """Seal all full segments; those of an older log once their words are complete, which takes seconds in which
-        appends go on. Raises StoreError: a file cannot be read or written; what is not sealed is searched all the same.
-        """
+        """Seal all full segments. Those of an older log first get their words, which takes seconds; appends continue.
+        Raises StoreError: a file cannot be read or written; unsealed segments stay searchable."""
         for number in self.unsealed():
             self._complete_growing(self._growing(number))
         with self._sealing:
             self._seal(self.unsealed())
 
     def _seal_whole(self) -> None:
-        """Seal at once what is full and has all its words, in 50 ms each, unless something else replaces segments at
-        this moment. What is left is for `seal_full`."""
-        if self._shared.line_tokens is None:  # nobody waits for a store that has no counter, and all its rows lack it
+        """Seal the full segments that have all their words, about 50 ms each, unless another thread is replacing
+        segments. `seal_full` seals the rest."""
+        if self._shared.line_tokens is None:  # without a counter, all rows lack tokens and nobody waits
             for number in self.unsealed():
                 self._complete_growing(self._growing(number))
         whole = [number for number in self.unsealed() if not self._growing(number).columns.lacking]
@@ -312,7 +311,7 @@ class TopicLog:
                 self._seal(whole)
 
     def _seal(self, numbers: Iterable[int]) -> None:
-        """Read the contents of full segments from disk from the next snapshot on. With `_sealing`."""
+        """From the next snapshot on, read the contents of these full segments from disk. Needs `_sealing`."""
         try:
             for number in numbers:
                 if isinstance(self._snapshot.views[number].segment, SealedSegment):
@@ -333,12 +332,12 @@ class TopicLog:
         return growing
 
     load_trouble: StoreError | None = None
-    """Why it could not be loaded the last time; None: it was, or nobody has asked for it."""
+    """Why the last loading failed; None if it succeeded or was never tried."""
 
     def load(self) -> None:
-        """Load all indexes, so that the next search does not wait for it. Slow the first time.
+        """Load all indexes, so that the next search need not wait for that. Slow the first time.
 
-        A damaged merged index is replaced by its segments, each by itself. Raises StoreError: neither an index nor the
+        A damaged merged index is replaced by the indexes of its segments. Raises StoreError: neither an index nor the
         log under it can be read.
         """
         try:
@@ -366,19 +365,19 @@ class TopicLog:
 
     @property
     def fingerprint(self) -> str:
-        """Of the model that embeds what is stored now."""
+        """Fingerprint of the model that embeds new chunks."""
         return self._shared.model.fingerprint
 
     @property
     def wordless(self) -> int:
-        """How many entries have no columns of words yet: of a log of an old version, or with damaged files."""
+        """Number of entries without columns of words: from an older version's log, or because files are damaged."""
         segments = (view.segment for view in self._snapshot.views.values())
         growing = sum(len(one.columns.lacking) for one in segments if isinstance(one, GrowingSegment))
         return growing + sum(len(view.index) for view in self._snapshot.indexes if view.index.columns is None)
 
     def complete_words(self) -> None:
-        """Make the columns of words that are missing. Very slow for a log of an old version; all else goes on. Raises
-        StoreError: a file cannot be read or written; all else works."""
+        """Build the missing columns of words. Very slow for an older version's log; everything else continues
+        meanwhile. Raises StoreError: a file cannot be read or written; everything else still works."""
         for view in self._snapshot.views.values():
             if isinstance(view.segment, GrowingSegment):
                 self._complete_growing(view.segment)
@@ -401,8 +400,8 @@ class TopicLog:
                             segment.columns.complete(row, entry)
 
     def _words_of(self, index: SealedIndex) -> SealedColumns | None:
-        """The columns of an index: in memory, of its own file, or joined from those of its segments, which are written
-        where that file was; None: some must be made."""
+        """Return the columns of an index: from memory, from its file, or joined from its segments' and written back if
+        the file was missing. None if a segment has none."""
         if index.columns is not None:
             return index.columns
         found, ends = self._read_words(index.segments), (index.segment_ids[0], index.segment_ids[-1])
@@ -417,7 +416,7 @@ class TopicLog:
         return found
 
     def _publish(self, index: SealedIndex, parts: Sequence[SealedColumns]) -> None:
-        with self._sealing:  # what is erased meanwhile has other segments, and these words are nobody's
+        with self._sealing:  # an erasure may have replaced the segments and made these words obsolete
             if any(view.index is index for view in self._snapshot.indexes):
                 publish_words(self.claim, index, parts)
 
@@ -426,7 +425,7 @@ class TopicLog:
         return read_words(self._files, path, segments)
 
     def counted(self, entry: Entry) -> Entry:
-        """The entry with its words and tokens, which are counted when it is stored."""
+        """Return the entry with its words and tokens, which are counted when it is stored."""
         terms = entry.terms
         if terms is UNSET or ChunkTerms.decoded(terms) is None:
             terms = encoded_terms(entry.indexed_text)
@@ -437,23 +436,23 @@ class TopicLog:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a search can begin without loading an index."""
+        """Return whether a search can begin without loading an index."""
         return all(view.index.is_loaded for view in self._snapshot.indexes)
 
     def due_merge(self) -> tuple[int, ...]:
-        """Return the segments whose indexes should be merged now: from the first one on than which the newer ones cover
-        more than a `RATIO`th of its segments."""
+        """Return the segments whose indexes should be merged now: from the oldest index on whose segments are fewer
+        than RATIO times those of all newer indexes."""
         covered = [view.index.segment_ids for view in self._snapshot.indexes]
         for at, ids in enumerate(covered):
             newer = tuple(itertools.chain.from_iterable(covered[at + 1 :]))
-            if len(ids) < RATIO * len(newer) and not self._closed:  # else whoever asks until there is none never ends
+            if len(ids) < RATIO * len(newer) and not self._closed:  # else a caller's loop never ends
                 return ids + newer
         return ()
 
     def merge(self, segment_ids: Sequence[int], give_way: Callable[[], None] = lambda: None) -> None:
         """Build and write one index over these segments, and search it from the next snapshot on. Very slow.
 
-        Appends, seals and searches go on meanwhile; `give_way` is called between batches and may wait until no query
+        Appends, seals and searches continue meanwhile; `give_way` is called between batches and may wait until no query
         needs the processor. Does nothing if one of the segments has no index.
 
         Raises:
@@ -483,7 +482,7 @@ class TopicLog:
             self.claim.remove(merged_files(self._layout, replaced))
 
     def forbid(self, forbidden: ForbiddenText) -> None:
-        """Never store this again. With `forbidding`. Raises StoreWriteFailed: it is as it was."""
+        """Never store this text again. Needs `forbidding`. Raises StoreWriteFailed: nothing changed."""
         self.claim.write(self._layout.forbidden, encode_forbidden(forbidden))
         self.forbidden = forbidden
 
@@ -495,14 +494,14 @@ class TopicLog:
         naming: Collection[bytes] = (),
         calls: Collection[bytes] = (),
     ) -> int:
-        """Erase the text and the vectors of all entries of these chunks, and of the indexes; return how many it were.
-        `naming`: the chunks that name one of the erased calls, by their `call_digest`s; they lose the name.
+        """Erase the text and vectors of all entries of these chunks, also in the indexes; return the number of entries.
+        `naming`: the chunks that name an erased call, by their `call_digest`s; they lose the name.
 
-        Slow, and done again it goes on where it ended. Appends and searches go on meanwhile, in another file where the
-        present one is rewritten.
+        Slow and resumable. Appends and searches continue meanwhile; appends go to another file while the active one is
+        rewritten.
 
         Raises:
-            StoreError: a file could not be read or written; what was erased by then is erased.
+            StoreError: a file could not be read or written; earlier steps of the erasure remain done.
         """
         count = 0
         with self._merging, self._sealing:
@@ -516,19 +515,19 @@ class TopicLog:
         return count
 
     def holding(self, uuids: Collection[bytes]) -> list[int]:
-        """Return the segments that have text of these chunks, by the columns or by the file: who puts back a file of
-        before an erasure leaves the columns of after it."""
+        """Return the segments that have text of these chunks, by the columns or by the file. They differ if a user
+        restores a log file from before an erasure."""
         views = self._snapshot.views.items()
         return [number for number, view in views if holds(view.rows, uuids, view.segment.read)]
 
     def retire(self) -> None:
-        """Close the topic for good, once nothing is being written or read of it: its folder is about to go."""
+        """Close the topic for good, after pending writes and reads: its folder is about to be removed."""
         with self._merging, self._sealing, self._state:
             self._closed = True
 
     def _wipe_leftovers(self, wiper: Wiper) -> None:
-        """Wipe temporary files, and those that interrupted writes were moved to: nobody reads either."""
-        # By another thread, perhaps at this moment; the second has a header and no text.
+        """Wipe temporary files and those that interrupted writes were moved to. No reader uses either."""
+        # Another thread may be writing these now; the second has a header and no text.
         written = {one.name + TEMPORARY_SUFFIX for one in (self._layout.hot, self._layout.active)}
         for folder in (self._layout.directory, self._layout.segments):
             left = [name for name in self._files.names(folder) if name.endswith(TEMPORARY_SUFFIX)]
@@ -565,21 +564,21 @@ class TopicLog:
         return count
 
     def _search_singly(self, merged: Sequence[SealedIndex]) -> None:
-        """Search the segments of merged indexes each by itself."""
+        """Search the segments of merged indexes separately."""
         own = [SealedIndex(self._files, self._layout, [one]) for index in merged for one in index.segments]
         for index in own:
             index.columns = self._read_words(index.segments)
         self._snapshot = after_indexing(self._snapshot, own, {})
 
     def _having(self, uuids: Collection[bytes], naming: Collection[bytes], calls: Collection[bytes]) -> list[int]:
-        """The segments that have something to erase; for the parameters see `erase`."""
+        """Return the segments with something to erase; for the parameters see `erase`."""
         snapshot = self._snapshot
         places = [place for uuid in naming for place in snapshot.places(uuid)]
         named = {number for (number, _), one in snapshot.read_many(places).items() if named_in(one, calls)}
         return sorted(named.union(self.holding(uuids)))
 
     def _rotate_of(self, numbers: Collection[int]) -> None:
-        """Rotate the file that is appended to if it is one of these segments: appends go on in another one."""
+        """Rotate the active file if it is one of these segments, so that appends go to another one."""
         with self._state:
             active = self._active
             if active is not None and active.segment_id in numbers:
@@ -588,7 +587,7 @@ class TopicLog:
                     raise StoreWriteFailed(f"{self._layout.active}: cannot be renamed; erase again, and it goes on")
 
     def stats(self) -> TopicStats:
-        """Return the figures of the topic as it is now; nothing is read from disk."""
+        """Return the topic's current figures; reads nothing from disk."""
         snapshot = self._snapshot
         indexes = [view.index for view in snapshot.indexes]
         segments = [view.segment for view in snapshot.views.values()]
@@ -607,7 +606,7 @@ class TopicLog:
         )
 
     def close(self) -> None:
-        """Let go of the topic; later appends fail."""
+        """Close the topic; later appends fail."""
         with self._state:
             self._closed = True
             self.claim.release()
@@ -621,16 +620,16 @@ class TopicLog:
         return msgspec.structs.replace(entry, terms=terms, line_tokens=UNSET if count is None else count(entry))
 
     def _unreserve(self, uuids: Iterable[bytes]) -> None:
-        """Let go of the ids of chunks that the topic has now."""
+        """Release the reserved ids of chunks that the topic has now."""
         for uuid in uuids:
             if self._reserved.pop(uuid, None) is not None:
                 del self._order[bisect_left(self._order, uuid)]
 
     def _assigned(self, drafts: Sequence[Draft], new: dict[bytes, str], others: list[bytes]) -> list[str]:
-        """The public id of each draft: a prefix of its uuid's hex digits, which never changes, and with which no other
-        chunk begins when it is assigned. An adopted chunk keeps the id it was shown under, unless that is taken. Those
-        of chunks that the topic does not have yet are added to `new`, and to `others`, which has the uuids of all that
-        wait, ascending: there may be tens of thousands."""
+        """Return the public id of each draft: a prefix of its uuid's hex digits. It never changes, and no other chunk
+        begins with it when it is assigned. An adopted chunk keeps the id it was shown under, unless that is taken. Ids
+        of new chunks are added to `new`, and their uuids to `others`: the uuids of all pending chunks, ascending,
+        perhaps tens of thousands."""
         ids, found = ChainMap({}, new, self._reserved), list[str]()
         for draft, near in zip(drafts, self._snapshot.nearest([draft.uuid for draft in drafts]), strict=True):
             uuid, shown = draft.uuid, draft.public_id
@@ -647,7 +646,7 @@ class TopicLog:
         return found
 
     def _open_active(self, model: ModelId) -> GrowingSegment:
-        """The active segment; a new one, which a model writes, after a rotation."""
+        """Return the active segment; after a rotation a new one, for this model."""
         if self._active is None:
             number = max(self._layout.next_segment_id(self._files), *(one + 1 for one in self._snapshot.views), 1)
             is_searched = model == self._shared.model
@@ -658,14 +657,14 @@ class TopicLog:
         try:
             self.claim.rotate(active.segment_id)
         except StoreWriteFailed:
-            # The entries are durable all the same. If the file still has its old name, the next append tries again.
+            # The entries are durable anyway. If the file still has its old name, the next append tries again.
             if self._files.size(self._layout.active) is not None:
                 return
         active.rotated_to(self._layout.bin(active.segment_id))
         self._active = None
 
     def _drop_merged(self, index: SealedIndex, error: StoreError) -> None:
-        """Search the segments of a damaged index each by itself."""
+        """Search the segments of a damaged index separately."""
         with self._sealing, self._state:
             if all(view.index is not index for view in self._snapshot.indexes):
                 return  # another thread dropped it, or a merge replaced it
@@ -680,12 +679,12 @@ class OpenedTopic(msgspec.Struct, kw_only=True):
     segments: dict[int, GrowingSegment | SealedSegment] = {}
     """By number, ascending; the active one included."""
     indexes: list[SealedIndex] = []
-    """Those to search: together they cover each searchable sealed segment once."""
+    """The indexes to search; together they cover each searchable sealed segment once."""
     active: GrowingSegment | None = None
-    """None until something is appended."""
+    """None until the first append."""
     findings: list[recovery.Finding] = []
     missing: list[Path] = []
-    """Full segments that are not there, or are another topic's."""
+    """Full segments that are absent, or belong to another topic."""
 
 
 def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
@@ -694,7 +693,7 @@ def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
     files, layout = claim.files, claim.layout
     recovery.remove_temporaries(files, layout.directory)
     recovery.remove_temporaries(files, layout.segments)
-    with suppress(StoreError):  # an older memd's, which had vectors and words in other files
+    with suppress(StoreError):  # files of an older memd, which stored vectors and words separately
         claim.remove(layout.segments / one for one in files.names(layout.segments) if one.endswith(".hnsw"))
         if files.is_directory(layout.lexical):
             Wiper(files).wipe_folder(layout.lexical)
@@ -722,7 +721,7 @@ def highest_id_on_disk(files: LocalDisk, layout: TopicLayout, dimension: int) ->
 
 
 def _highest_in(files: LocalDisk, path: Path, dimension: int) -> int:
-    """That of a log file: of its last entry, where its end is intact; 0 if it cannot be read."""
+    """Return the highest id in a log file: that of its last entry, if its end is intact; 0 if it cannot be read."""
     with suppress(StoreError):
         if (size := files.size(path) or 0) >= 2 * _TAIL_BYTES:
             tail = files.read_at(path, size - _TAIL_BYTES, _TAIL_BYTES)
@@ -735,7 +734,7 @@ def _highest_in(files: LocalDisk, path: Path, dimension: int) -> int:
 
 
 def _open_full(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic) -> None:
-    """Open a full segment by its derived files, or by its log if they are missing or damaged."""
+    """Open a full segment from its derived files, or from its log if they are missing or damaged."""
     files, layout, lost = claim.files, claim.layout, list[tuple[int, int]]()
     path = layout.bin(segment_id)
     try:
@@ -758,7 +757,7 @@ def _open_full(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopi
 
 
 def _is_left_out(files: LocalDisk, layout: TopicLayout, header: Header | None, path: Path, opened: OpenedTopic) -> bool:
-    """Whether a full segment is another topic's; notes it."""
+    """Return whether a full segment is another topic's, and note it."""
     try:
         check_topic(files, layout.directory, header, path)
     except ForeignFile as error:
@@ -769,7 +768,7 @@ def _is_left_out(files: LocalDisk, layout: TopicLayout, header: Header | None, p
 
 
 def _open_merged(claim: Claim, opened: OpenedTopic) -> None:
-    """Replace indexes by the merged ones that cover them; remove the merged indexes that are useless."""
+    """Replace indexes by the merged ones that cover them; remove useless merged indexes."""
     files, layout = claim.files, claim.layout
     own = {index.segment_ids[0]: index for index in opened.indexes}
     merged, useless = choose_merged(files, layout, {number: index.segments[0] for number, index in own.items()})
@@ -826,7 +825,7 @@ def _open_active(claim: Claim, model: ModelId, opened: OpenedTopic) -> None:
     if log_file.has_tail and header is not None:
         torn = [recovery.cut_torn_tail(files, path, data, log_file.whole_end)]
     if header is None or (log_file.whole_count and not model.wrote(header)):
-        # Nothing is appended after a header that does not describe it.
+        # Nothing is appended after a header of another model, or a damaged one.
         claim.rotate(segment_id)
         open_by_log(claim, model, segment_id, opened)
         opened.findings += torn
@@ -841,8 +840,8 @@ def _open_active(claim: Claim, model: ModelId, opened: OpenedTopic) -> None:
 
 
 def _fill(segment: GrowingSegment, log_file: recovery.LogFile, count: int, opened: OpenedTopic) -> None:
-    """Add the first `count` entries of a file to an empty segment; the messages of an append with a gap do not count
-    as stored."""
+    """Add the first `count` entries of a file to an empty segment. Messages of an append with a gap do not count as
+    stored."""
     is_complete = recovery.in_complete_appends(log_file)[:count]
     segment.extend(
         [
@@ -856,8 +855,8 @@ def _fill(segment: GrowingSegment, log_file: recovery.LogFile, count: int, opene
 
 
 class CanonicalClock:
-    """The clock of a store, which gives out canonical ids: strictly increasing, and microseconds since the epoch while
-    the machine's clock goes on. They fit a JavaScript number until the year 2255. Any thread may use it."""
+    """A store's source of canonical ids: strictly increasing, and microseconds since the epoch unless the machine's
+    clock goes back. They fit a JavaScript number until the year 2255. Thread-safe."""
 
     def __init__(self, now_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
         self.now_us = now_us
@@ -883,7 +882,7 @@ class CanonicalClock:
 
 
 def _has_id(others: Sequence[bytes], ids: Mapping[bytes, str], shown: str) -> bool:
-    """Whether one of these uuids, in order, has this public id."""
+    """Return whether one of these sorted uuids has this public id."""
     at = bisect_left(others, shown, key=bytes.hex)
     while at < len(others) and others[at].hex().startswith(shown):
         if ids[others[at]] == shown:
@@ -893,9 +892,9 @@ def _has_id(others: Sequence[bytes], ids: Mapping[bytes, str], shown: str) -> bo
 
 
 def _unique_prefix(uuid: bytes, others: Iterable[bytes]) -> str:
-    """The shortest prefix of a new uuid, at least PUBLIC_ID_DIGITS_MIN digits, that no other uuid begins with.
+    """Return the shortest prefix of a new uuid, at least PUBLIC_ID_DIGITS_MIN digits, that no other uuid begins with.
 
-    Of the others at least those just before and after it in hex order.
+    `others` must include the uuids just before and after it in hex order.
     """
     # Two uuids share the leading hex digits before the highest bit in which they differ.
     differing = min((int.from_bytes(uuid) ^ int.from_bytes(other) for other in others), default=1 << 128)
