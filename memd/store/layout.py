@@ -17,49 +17,49 @@ from memd.store.log.format import Header, topic_tag
 
 LOCK_NAME = "memd.lock"
 ADDRESS_NAME = "memd.url"
-"""The URL of the daemon that holds the lock, for commands; after a crash it may be stale, so whoever is there has to
+"""The URL of the daemon that holds the lock, for commands. It may be stale after a crash, so the server there has to
 prove that it has the secret."""
 SECRET_NAME = "memd.secret"  # noqa: S105  # the name of a file
-"""The secret with which the daemon that holds the lock proves itself to commands."""
+"""The secret with which the daemon that holds the lock proves its identity to commands."""
 TOKENS_NAME = "memd.tokens"  # the name of a file
-"""The tokens of `memd token`, by their SHA-256. Of this machine: neither backed up nor verified."""
+"""The tokens of `memd token`, by their SHA-256. They belong to this machine: neither backed up nor verified."""
 TOKENS_LOCK_NAME = "memd.tokens.lock"  # as above
 RECEIPTS_NAME = "memd.receipts"
 RECEIPTS_OLD_NAME = "memd.receipts.old"
 RECENT_NAME = "memd.recent"
-"""The topics that a start has to look at; see store.py."""
+"""The topics that a start has to check; see store.py."""
 GRANTS_NAME = "memd.grants"
-"""The programs that may use memory over OAuth. Not backed up: what was revoked since would come back."""
+"""The programs that may use memory over OAuth. Not backed up: a restore would bring back revoked ones."""
 MODELS_NAME = "memd.models"
-"""Embedding models that were added, and what was measured of models: derived, so neither backed up nor verified."""
+"""Added embedding models, and measurements of models: derived, so neither backed up nor verified."""
 KEY_NAME = "memd.key"
-"""Of an encrypted data directory: its key, wrapped by the master key."""
+"""The key of an encrypted data directory, wrapped by the master key."""
 TOPIC_KEY_NAME = "topic.key"
-"""Of an encrypted topic: its key, wrapped by that of the directory. Without it nothing of the topic can be read."""
+"""The key of an encrypted topic, wrapped by the directory's. Without it the topic cannot be read."""
 CONVERSION_NAME = ".memd-encrypting"
 """The folder in which topics are encrypted, decrypted or given new keys; no topic can have this name."""
 AUDIT_NAME = "memd.audit"
 FORMER_NAMES = "former_names"
-"""Beside `active.bin`: the names that the topic had before, one on each line. People write it, memd reads it."""
+"""Beside `active.bin`: the topic's former names, one on each line. People write it, memd reads it."""
 FORBIDDEN = "forbidden"
-"""Beside `active.bin`: digests of what is never to be stored again."""
+"""Beside `active.bin`: digests of text that must never be stored again."""
 BACKUPS_NAME = "memd.backups"
 """The folders of backups that were made, one on each line."""
 ERASURES_NAME = "memd.erasures"
-"""The folder of what was erased, and of what is being erased."""
+"""The folder of erasures, finished and pending."""
 DIGESTS_SUFFIX = ".digests"
-"""In that folder: of the messages of an erasure that is not done."""
+"""In the folder of erasures: digests of the messages of a pending erasure."""
 BUCKET_NAME = "memd.bucket"
-"""The id under which this data directory is backed up to a bucket, so that no other one is written over it."""
+"""The id under which this data directory is backed up to a bucket, so that no other one overwrites that backup."""
 RESTORING_NAME = ".memd-restoring"
-"""In a folder that is being restored from a bucket and is not whole yet; no topic can have this name."""
+"""In a folder whose restoration from a bucket is not complete; no topic can have this name."""
 CLUSTER_NAME = "memd.cluster"
-"""In a directory that is the copy of a cluster: which one it is."""
+"""In the copy of a cluster: the cluster's identity."""
 RETENTION_NAME = "memd.retention"
-"""Of a cluster, a book: up to when retention has looked at each topic."""
+"""A book of a cluster: the time up to which retention has checked each topic."""
 RIGHTS_BOOKS = TOKENS_NAME, GRANTS_NAME
 BOOK_NAMES = frozenset({*RIGHTS_BOOKS, "memd.erasures", RETENTION_NAME})
-"""The books that all daemons of a cluster know are topics of these names, which nobody can have."""
+"""The books that the daemons of a cluster share are topics of these names, which no user's topic can have."""
 _REPLACED = (CLUSTER_NAME, ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME, BUCKET_NAME)
 _OWN_NAMES = {
     *(
@@ -86,17 +86,17 @@ _MERGED = re.compile(r"merged_(\d{4,9})_(\d{4,9})\.(?:ivf|hnsw|meta|words)")
 
 
 def models_dir(data_dir: Path) -> Path:
-    """The folder of embedding models; it need not be there."""
+    """Return the folder of embedding models; it may be missing."""
     return data_dir / MODELS_NAME
 
 
 def erasures_dir(data_dir: Path) -> Path:
-    """The folder of erasures; it need not be there."""
+    """Return the folder of erasures; it may be missing."""
     return data_dir / ERASURES_NAME
 
 
 def followed_file(data_dir: Path) -> Path:
-    """In the copy of a cluster: which of its erasures have been followed here."""
+    """Return the file, in the copy of a cluster, that lists the cluster's erasures already followed here."""
     return erasures_dir(data_dir) / "followed"
 
 
@@ -109,7 +109,7 @@ class AuditLayout:
         self.lock = self.folder / "lock"
 
     def names(self, files: LocalDisk) -> list[str]:
-        """The names of the files of months, the oldest first."""
+        """Return the names of the monthly files, oldest first."""
         return [name for name in files.names(self.folder) if _MONTH.fullmatch(name)]
 
 
@@ -129,7 +129,7 @@ class TopicLayout:
         self.key = self.directory / TOPIC_KEY_NAME
         self.forbidden = self.directory / FORBIDDEN
         self.lexical = self.directory / "lexical"
-        """Of an older memd: a folder of words."""
+        """A folder of words from an older memd."""
 
     def bin(self, segment_id: int) -> Path:
         """Return the log of a full segment."""
@@ -157,7 +157,7 @@ class TopicLayout:
         return [self.bin(segment_id), self.words(segment_id, segment_id), self.meta(segment_id)]
 
     def merged(self, first: int, last: int) -> list[Path]:
-        """Return the files of a merged index, first what vouches for it."""
+        """Return the files of a merged index, the one that vouches for it first."""
         return [self.merged_meta(first, last), self.merged_index(first, last), self.words(first, last)]
 
     def merges(self, files: LocalDisk) -> list[tuple[int, int]]:
@@ -166,7 +166,7 @@ class TopicLayout:
         return sorted({(int(match[1]), int(match[2])) for match in found if match is not None})
 
     def indexes_over(self, files: LocalDisk, segment_ids: Collection[int]) -> list[Path]:
-        """Return the files of every vector index over one of these segments, first what vouches for it."""
+        """Return the files of every vector index over one of these segments, the vouching `.meta` first."""
         merged = [one for one in self.merges(files) if any(one[0] <= number <= one[1] for number in segment_ids)]
         paths = [path for one in merged for path in self.merged(*one)]
         for log in map(self.bin, segment_ids):  # an `.hnsw` is an older memd's
@@ -184,13 +184,13 @@ class TopicLayout:
         return [*map(self.bin, self.segment_ids(files)), *active]
 
     def next_segment_id(self, files: LocalDisk) -> int:
-        """Return the first number that no file has, though it be only an index whose segment is missing."""
+        """Return the first number that no file has, not even an index whose segment is missing."""
         found = (_SEGMENT.fullmatch(name) for name in files.names(self.segments))
         numbers = [int(match[1]) for match in found if match is not None]
         return max([0, *numbers, *(last for _, last in self.merges(files))]) + 1
 
     def missing_segment_ids(self, files: LocalDisk, active_id: int | None) -> list[int]:
-        """Return the numbers of full segments that must have been there and are not, ascending.
+        """Return the numbers of full segments that must have existed and do not, ascending.
 
         `active_id`: the number in the header of `active.bin`; None if there is none.
         """
@@ -199,7 +199,7 @@ class TopicLayout:
 
 
 def is_derived(name: str) -> bool:
-    """Whether a file of a topic, by its name, is built from the log: columns of a segment, or an index over some."""
+    """Return whether a file of a topic, by its name, is built from the log: columns of a segment, or an index."""
     return name.endswith((".meta", ".hnsw", ".ivf", ".words"))
 
 
@@ -216,10 +216,10 @@ def segments_before(files: LocalDisk, layout: TopicLayout, active: bytes | None,
 
 
 def check_topic(files: LocalDisk, directory: Path, header: Header | None, path: Path) -> None:
-    """Make sure that a file in a topic's directory belongs to the topic. One whose header is damaged may.
+    """Make sure that a file in a topic's directory belongs to the topic; a damaged header is accepted.
 
-    A directory that was renamed on purpose has a file with the names that it had before, so that its files are known.
-    Raises ForeignFile: it is another topic's.
+    A directory that was renamed on purpose has a file with its former names, so that its files are recognised. Raises
+    ForeignFile: it is another topic's.
     """
     former = directory / FORMER_NAMES
     names = files.read(former).decode("utf-8-sig", "replace").split() if files.size(former) is not None else []
@@ -236,9 +236,9 @@ def check_topic(files: LocalDisk, directory: Path, header: Header | None, path: 
 class TopicNames:
     """The names of the topics in a directory: listed once, so that no request has to list a hundred thousand.
 
-    Where a file system takes names that differ only in case for the same, as on macOS and Windows, two such topics
-    would share a folder. So no store gets both, wherever it is: it may be moved. Any thread may ask; what is missed
-    because two did at once is found in the next list.
+    On a case-insensitive file system, as on macOS and Windows, two topics whose names differ only in case would share a
+    folder. So no store gets both, on any system: it may be moved. Thread-safe; a race may leave a name out until the
+    next listing.
     """
 
     def __init__(self, files: LocalDisk, data_dir: Path) -> None:
@@ -253,11 +253,11 @@ class TopicNames:
         return len(self._names)
 
     def has(self, topic_id: str) -> bool:
-        """Whether there is a topic of just this name, with a file; also one that somebody has put there meanwhile."""
+        """Return whether there is a topic of exactly this name, with a file, also one that was put there meanwhile."""
         return topic_id not in _OWN_NAMES and has_files(self._files, self._data_dir / topic_id) and self._is(topic_id)
 
     def add(self, topic_id: str) -> bool:
-        """Note that a topic is opened; whether it is a new one, whose folder has to be made. Raises BadTopicId: a
+        """Note that a topic is opened. Return whether it is new, so that its folder must be made. Raises BadTopicId: a
         topic, or a file of memd's, has a name that differs from it only in case."""
         is_there = self._files.is_directory(self._data_dir / topic_id)
         if is_there and self._is(topic_id):
@@ -287,13 +287,13 @@ class TopicNames:
 
 
 def check_restored(files: LocalDisk, data_dir: Path) -> None:
-    """Make sure that a folder is no restoration that was interrupted. Raises StoreError: it is."""
+    """Make sure that a folder is no interrupted restoration. Raises StoreError: it is."""
     if files.size(data_dir / RESTORING_NAME) is not None:
         raise StoreError(f"{data_dir}: its restoration is not finished: run memd restore again until it ends")
 
 
 def check_no_cluster(files: LocalDisk, data_dir: Path) -> None:
-    """Make sure that a folder is no copy of a cluster, for whoever has no settings of one. Raises StoreError: it is."""
+    """Make sure that a folder is no copy of a cluster, if no cluster is configured. Raises StoreError: it is."""
     if files.size(data_dir / CLUSTER_NAME) is not None:
         raise StoreError(
             f"{data_dir}: is the copy of a cluster, which has the topics and tokens: give cluster.database (--config), "
@@ -302,35 +302,35 @@ def check_no_cluster(files: LocalDisk, data_dir: Path) -> None:
 
 
 def topic_of(name: str) -> str:
-    """Return the topic whose file or folder a path in the data directory is, written with slashes; empty: none."""
+    """Return the topic that a path in the data directory, written with slashes, belongs to; empty if none."""
     first = name.partition("/")[0]
     return first if TOPIC_ID_PATTERN.fullmatch(first) and first not in _OWN_NAMES else ""
 
 
 def topic_names_in(files: LocalDisk, data_dir: Path) -> list[str]:
-    """Return the names that can be those of topics, sorted."""
+    """Return the names that can be topics, sorted."""
     return [name for name in files.names(data_dir) if TOPIC_ID_PATTERN.fullmatch(name) and name not in _OWN_NAMES]
 
 
 def topic_ids_in(files: LocalDisk, data_dir: Path) -> list[str]:
-    """Return the topics that have a file, sorted: a full disk may have left a directory and no more."""
+    """Return the topics that have a file, sorted. A full disk may have left an empty directory."""
     return [name for name in topic_names_in(files, data_dir) if has_files(files, data_dir / name)]
 
 
 def topic_folders_in(files: LocalDisk, data_dir: Path) -> list[str]:
-    """Return the topics that have a file, and those of which only what is forbidden is left, sorted."""
+    """Return the topics that have a file or a list of forbidden text, sorted."""
     names = topic_names_in(files, data_dir)
     return [name for name in names if has_files(files, folder := data_dir / name) or FORBIDDEN in files.names(folder)]
 
 
 def has_files(files: LocalDisk, directory: Path) -> bool:
-    """Whether a topic's folder has more of memd in it than a key, what is forbidden and an empty folder of segments."""
+    """Return whether a topic's folder has memd's files besides a key, `forbidden` and an empty folder of segments."""
     names = files.names(directory)
     in_segments = files.names(directory / _SEGMENTS) if _SEGMENTS in names else []
     return any(map(_OF_TOPIC.match, names)) or any(map(_OF_SEGMENTS.match, in_segments))
 
 
 def is_memory(files: LocalDisk, data_dir: Path) -> bool:
-    """Whether a folder is a data directory, a backup of one, or what is left of one."""
+    """Return whether a folder is a data directory, a backup of one, or the remains of one."""
     own = (name in _OWN_NAMES or name.startswith(".memd-") for name in files.names(data_dir))
     return any(own) or bool(topic_ids_in(files, data_dir))

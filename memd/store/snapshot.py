@@ -214,8 +214,7 @@ class Snapshot:
         return next((found for segment, _ in self._growing if (found := main_language(segment.columns))), None)
 
     def has_same_files(self, now: Snapshot) -> bool:
-        """Return whether every segment is still the same in a later snapshot: not sealed or rewritten by an erasure
-        since."""
+        """Return whether every segment is still the same in a later snapshot: neither sealed nor rewritten."""
         return self is now or all(
             number in now.views and now.views[number].segment is view.segment for number, view in self.views.items()
         )
@@ -268,7 +267,7 @@ class Snapshot:
 
     @functools.cached_property
     def taken_out(self) -> UInts:
-        """`SegmentView.taken_out` of all segments, without digests that are live again after an undo."""
+        """`SegmentView.taken_out` of all segments, without chunks that an undo made live again."""
         views = self.views.values()
         gone = np.concatenate([np.empty((2, 0), np.uint64), *(view.taken_out for view in views)], axis=1)
         live = np.concatenate([np.empty(0, np.uint64), *(view.changed for view in views)])

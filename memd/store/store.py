@@ -1,19 +1,18 @@
 """The store: one directory and its topics, held by one daemon at a time.
 
-Rule: a topic is read from disk when it is first asked for, never before, and can be closed again; whatever was
-acknowledged is on disk. The log itself is in topic.py. In a cluster the directory is a copy: which topics there are,
-only the shared log knows.
+Rule: a topic is read from disk at its first use, never before, and can be closed again; everything acknowledged is on
+disk. The log itself is in topic.py. In a cluster the directory is a copy, and only the shared log lists all topics.
 
-A start costs what was used, not what is stored: it looks at those topics that were used since each was last known to be
-at rest. A topic that is not listed has nothing to do, and no id above the list's. The list is only a help: where it is
-missing, torn or does not fit the directory, all topics are looked at.
+The cost of a start depends on the topics used, not on those stored: it checks only topics used since each was last
+known to be at rest. An unlisted topic has no work to do, and no id above the list's. The list is only an optimisation:
+if it is missing, torn or does not fit the directory, all topics are checked.
 
-    memd recent 1 HIGHEST_ID TOPICS STATE        the topics that there were, and what "nothing to do" depends on
-    work                                         a topic that was opened since
-    +garden                                      one that was created since
+    memd recent 1 HIGHEST_ID TOPICS STATE        the number of topics, and a digest of what "no work to do" depends on
+    work                                         a topic opened since
+    +garden                                      a topic created since
 
-A topic is erased with its folder, which is put aside in one step: from then on a topic of its name is another one, and
-what is aside belongs to nobody. Then all files in it are overwritten and removed. Done again it goes on where it ended.
+A topic is erased with its folder, which is moved aside in one step; from then on a topic of its name is another one.
+Then all files in the folder are overwritten and removed. An interrupted erasure resumes.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ MakeErasures = Callable[[LocalDisk, Path], Erasures]
 
 _HEADER = re.compile(r"memd recent 1 (\d{1,19}) (\d{1,9}) ([0-9a-f]{1,64})")
 _SPARE_BYTES = 32 << 10
-"""Names of topics at rest that the file may have before it is written anew."""
+"""Bytes for topics at rest that the file may have before it is rewritten."""
 
 
 class Store:
@@ -82,7 +81,7 @@ class Store:
         kept: SharedLog | None = None,
         erasures: MakeErasures = ErasureLedger,
     ) -> None:
-        """Lock and open the directory, created if necessary; it is a copy of `kept`.
+        """Lock and open the directory, created if necessary; in a cluster it is a copy of `kept`.
 
         Raises:
             StoreLocked: another daemon holds it.
@@ -96,10 +95,10 @@ class Store:
         self.model = shared.model
         self.clock = clock = shared.clock
         self.kept = kept
-        """The log that other daemons have too, of which the directory is a copy; None: the directory is all."""
+        """The log shared with other daemons, which the directory copies; None without a cluster."""
         self._topics: dict[str, TopicLog] = {}
         self._topics_lock = threading.Lock()
-        """Of the table of open topics: taken after that of a topic's opening, and before that of the recent ones."""
+        """Guards the table of open topics. Taken after an opening's lock, before that of the recent topics."""
         self._opening: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         check_disk(files, data_dir)
         _create(files, data_dir)
@@ -134,7 +133,7 @@ class Store:
             return topic
 
     def _opening_of(self, topic_id: str) -> threading.Lock:
-        """Held while a topic is opened or closed, which may take long where others are not to wait for it."""
+        """Return the lock held while a topic is opened or closed. One per topic, because opening may take long."""
         with self._topics_lock:
             return self._opening.setdefault(topic_id, threading.Lock())
 
@@ -164,12 +163,12 @@ class Store:
         return TopicLayout(self.data_dir, topic_id).hot
 
     def has_unsealed(self, topic_id: str) -> bool:
-        """Whether the topic has a full segment without an index, judged by file names alone."""
+        """Return whether the topic has a full segment without columns, judged by file names alone."""
         layout = TopicLayout(self.data_dir, topic_id)
         return any(self.files.size(layout.meta(number)) is None for number in layout.segment_ids(self.files))
 
     def has_other_model(self, topic_id: str) -> bool:
-        """Whether another embedding model wrote a file of the topic; reads only headers."""
+        """Return whether another embedding model wrote a file of the topic; reads only headers."""
         return bool(models_in(self.files, TopicLayout(self.data_dir, topic_id)) - {self.model})
 
     def close_topic(self, topic_id: str) -> None:
@@ -186,24 +185,22 @@ class Store:
                     self._write_recent()
 
     def before_write(self) -> None:
-        """Make it durable that the open topics are used, before something is written to one of them."""
+        """Record durably that the open topics are in use, before something is written to one of them."""
         self._recent.sync()
 
     def to_look_at(self, state: str) -> list[str]:
-        """Return the topics in which there may be something to do. `state`: a digest of what that depends on, the
-        embedding model apart: where it was another one the last time, all topics are looked at."""
+        """Return the topics that may have work to do. `state`: a digest of all that this depends on, except the
+        embedding model. If either has changed since, all topics are returned."""
         with self._topics_lock:
             found = self._recent.to_look_at(self._state(state))
             if found is not None:
                 return [name for name in found if self._names.has(name)]
-            every = topic_ids_in(
-                self.files, self.data_dir
-            )  # of a cluster those that are here: others are not looked at
+            every = topic_ids_in(self.files, self.data_dir)  # in a cluster, those with a copy here
             self._recent.expect(every)
             return every
 
     def note_at_rest(self, topic_ids: Iterable[str], state: str) -> None:
-        """Note in which of the topics there is nothing to do; the next start looks at the others, and at open ones."""
+        """Note topics without work to do. The next start checks the others, and open ones."""
         with self._topics_lock:
             self._write_recent(set(topic_ids) - self._topics.keys(), self._state(state))
 
@@ -214,27 +211,27 @@ class Store:
         return hashlib.blake2b(f"{self.model}{state}".encode(), digest_size=16).hexdigest()
 
     def has_returned(self, erasure: Erasure) -> bool:
-        """Whether the text of an erasure that is done is in its topic again, which is opened."""
+        """Return whether the text of a finished erasure is in its topic again. Opens the topic."""
         topic = self.topic(erasure.topic_id)
         layout = TopicLayout(self.data_dir, erasure.topic_id)
         return bool(returned([erasure], layout, _rows_of(topic)) or topic.holding(erasure.chunk_uuids))
 
     def retire(self, topic_id: str) -> None:
-        """Close a topic for good once nothing is being written or read of it; see `TopicLog.retire`. May be slow."""
+        """Close a topic for good, after pending writes and reads; see `TopicLog.retire`. May be slow."""
         if topic := self._topics.get(topic_id):
             topic.retire()
 
     def put_topic_aside(self, erasure: Erasure, forbidden: ForbiddenText) -> Erasure:
-        """Put the folder of a topic aside that was retired; the next call of `topic` begins another one. Return the
-        erasure as it is now in the ledger. `forbidden`: what the next topic of this name is never to store, beside what
-        the folder says already. Raises StoreError: the topic is as it was, closed, or aside."""
+        """Move the folder of a retired topic aside, so that the next call of `topic` begins another one. Return the
+        erasure as now in the ledger. `forbidden`: text that the next topic of this name must never store, in addition
+        to what the folder lists. Raises StoreError: the topic is as it was, closed, or aside."""
         layout, files = TopicLayout(self.data_dir, erasure.topic_id), self.files
         aside = _aside_of(layout, erasure)
         with self._opening_of(erasure.topic_id):
             with self._topics_lock:
                 topic = self._topics.pop(erasure.topic_id, None)
             try:
-                if not self.is_aside(erasure):  # first: what is begun under this name later is not to be erased
+                if not self.is_aside(erasure):  # first: a later topic of this name must not be erased
                     erasure = msgspec.structs.replace(erasure, highest_id=self.clock.next())
                     self.ledger.write(erasure)
                 if self.kept is not None and not erasure.is_moved:
@@ -244,7 +241,7 @@ class Store:
                     topic.close()
             with self._topics_lock:
                 if not self.is_aside(erasure) and files.is_directory(layout.directory):
-                    if forbidden:  # with the folder, so that whoever is interrupted finds it there
+                    if forbidden:  # with the folder, so that a start after an interruption finds it there
                         replace_file(files, layout.forbidden, encode_forbidden(forbidden))
                     files.rename(layout.directory, aside.directory)
                     files.sync_directory(self.data_dir)
@@ -263,11 +260,11 @@ class Store:
                 return moved
 
     def has_copy(self, topic_id: str) -> bool:
-        """Whether something of the topic is in the directory."""
+        """Return whether the directory has something of the topic."""
         return self.files.is_directory(TopicLayout(self.data_dir, topic_id).directory)
 
     def drop_copy(self, topic_id: str) -> None:
-        """Close a topic that is a copy, and remove its folder, of which no text stays on the disk."""
+        """Close a topic that is a copy, and remove its folder, leaving no text on the disk."""
         assert self.kept is not None, "else it is the topic"
         with self._opening_of(topic_id):
             with self._topics_lock:
@@ -277,33 +274,34 @@ class Store:
             Wiper(self.files).wipe_folder(TopicLayout(self.data_dir, topic_id).directory)
 
     def is_aside(self, erasure: Erasure) -> bool:
-        """Whether a topic's folder was put aside: what has its name by now is another one."""
+        """Return whether a topic's folder was moved aside: a topic of its name is another one."""
         return self.files.is_directory(_aside_of(TopicLayout(self.data_dir, erasure.topic_id), erasure).directory)
 
     def wipe_aside(self, erasure: Erasure, wiper: Wiper) -> None:
-        """Overwrite and remove what was put aside, of an encrypted topic first its key: without it the rest is noise.
+        """Overwrite and remove a folder moved aside; an encrypted topic's key first, because the rest is noise without
+        it.
 
-        Slow; nobody waits for it. Raises StoreError: something is still there; done again it goes on.
+        Slow, in the background, resumable. Raises StoreError: something is left.
         """
         aside = _aside_of(TopicLayout(self.data_dir, erasure.topic_id), erasure)
         wiper.wipe(aside.key)
         wiper.wipe_folder(aside.directory)
 
     def topic_ids(self) -> list[str]:
-        """Return all topics, sorted. It takes a look at each of them: not for what answers a request."""
+        """Return all topics, sorted. It checks each of them, so it is too slow for answering requests."""
         if self.kept is not None:
             return topics_in(self.kept)
         return topic_ids_in(self.files, self.data_dir)
 
     def has_topic(self, topic_id: str) -> bool:
-        """Whether there is a topic of this name."""
+        """Return whether there is a topic of this name."""
         if self.kept is not None:
             return topic_id in self._topics or bool(self.kept.since(topic_id, {"log": 0, "hot": 0}, limit=1).rows)
         return self._names.has(topic_id)
 
     @property
     def topic_count(self) -> int:
-        """How many topics the directory has."""
+        """The number of topics in the directory."""
         return len(self._names)
 
     def close(self) -> None:
@@ -328,8 +326,8 @@ def _rows_of(topic: TopicLog) -> list[Records]:
 def _create(files: LocalDisk, data_dir: Path) -> None:
     """Create the directory and its missing parents durably.
 
-    What was there before is not memd's to sync, with one exception: before there is a lock file, an earlier start may
-    have ended between the two steps; above its parent it is no failure where that cannot be done.
+    Existing directories are not memd's to sync, with one exception: without a lock file, an earlier start may have
+    crashed between creating the directory and syncing its parent. Above its parent, a sync that fails is no error.
     """
     has_started = files.size(data_dir / LOCK_NAME) is not None
     for directory in reversed([data_dir, *data_dir.parents]):
@@ -342,21 +340,21 @@ def _create(files: LocalDisk, data_dir: Path) -> None:
 
 
 def _aside_of(layout: TopicLayout, erasure: Erasure) -> TopicLayout:
-    """Where the folder of a topic is while it is being erased."""
+    """Return the files of a topic that is being erased."""
     return TopicLayout(erasures_dir(layout.data_dir), f"{erasure.id}.topic")
 
 
 class RecentTopics:
-    """The list of topics that a start has to look at, while the store is open. For any thread."""
+    """The list of topics that a start has to check, while the store is open. Thread-safe."""
 
     def __init__(self, files: LocalDisk, data_dir: Path, topics: int) -> None:
-        """Read the list; where that fails there is none before `write`. `topics`: how many the directory has. Where it
-        has others than the list knows of, somebody has put them there or taken them away, and the list is none."""
+        """Read the list; if that fails there is none until `write`. `topics`: how many the directory has. If it has
+        others than the list counted, somebody has added or removed topics, and the list is discarded."""
         self._files, self._path = files, data_dir / RECENT_NAME
         self.highest_id, self._state = 0, ""
-        """No topic that is not listed has a higher id."""
+        """Upper bound of the ids in unlisted topics."""
         self._names: dict[str, None] = {}
-        """In the order in which they were first used."""
+        """In the order of their first use."""
         self._file: AppendFile | None = None
         self._lock = threading.Lock()
         with suppress(StoreError, ValueError):
@@ -366,7 +364,7 @@ class RecentTopics:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """The topics that are listed; None: there is no list."""
+        """The listed topics; None if there is no list."""
         return None if self._file is None else tuple(self._names)
 
     def _read(self, topics: int) -> None:
@@ -379,12 +377,12 @@ class RecentTopics:
             self._go_on()
 
     def to_look_at(self, state: str) -> tuple[str, ...] | None:
-        """The topics in which there may be something to do; None: in any."""
+        """Return the topics that may have work to do; None for all."""
         with self._lock:
             return self.names if self._state == state else None
 
     def expect(self, topic_ids: Iterable[str]) -> None:
-        """Note that these are to be looked at: they stay listed until each is known to be at rest."""
+        """Note topics to check; they stay listed until each is known to be at rest."""
         with self._lock:
             self._names.update(dict.fromkeys(topic_ids))
 
@@ -401,7 +399,7 @@ class RecentTopics:
                     self._give_up()
 
     def sync(self) -> None:
-        """Make durable what was noted: before anything is written to a topic, and not each time that one is read."""
+        """Make the notes durable: before a write to a topic, not at each read."""
         with self._lock:
             if self._file is not None:
                 try:
@@ -410,13 +408,13 @@ class RecentTopics:
                     self._give_up()
 
     def rest(self, topic_id: str) -> bool:
-        """Note that a topic is closed with nothing left to do; whether the file should be written anew."""
+        """Note that a topic is closed with nothing left to do. Return whether the file should be rewritten."""
         with self._lock:
             self._names.pop(topic_id, None)
             return self._file is not None and self._file.end > 2 * sum(map(len, self._names)) + _SPARE_BYTES
 
     def write(self, at_rest: Collection[str], *, highest_id: int, topics: int, state: str | None = None) -> None:
-        """Write the file anew, without the topics `at_rest`; where that fails there is none."""
+        """Rewrite the file without the topics `at_rest`; if that fails there is no list."""
         with self._lock:
             self.close()
             self._names = {name: None for name in self._names if name not in at_rest}
@@ -429,7 +427,7 @@ class RecentTopics:
                 self._give_up()
 
     def close(self) -> None:
-        """Close the file; what is noted opens it again."""
+        """Close the file; the next note opens it again."""
         if self._file is not None:
             self._file.close()
 
@@ -437,7 +435,7 @@ class RecentTopics:
         self._file = AppendFile(self._files, self._path, self._files.size(self._path) or 0)
 
     def _give_up(self) -> None:
-        """Rather no list than one in which a topic is missing."""
+        """Remove the list: none is better than one that lacks a topic."""
         self.close()
         self._file = None
         with suppress(StoreError):
