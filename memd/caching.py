@@ -1,8 +1,7 @@
-"""Caches that are bounded by the bytes that they hold, and say how many these are; and what is bounded by its number.
+"""Caches bounded by bytes, which report their size; a dictionary bounded by its length; lazily compiled patterns.
 
-Rule: whatever takes megabytes and is kept only to be quicker is kept here, so that `/memd/stats` can tell what memory
-is for. Patterns that few requests need are compiled when they are first used: at import they took a twentieth of a
-start.
+Rule: every cache that takes megabytes is one of these, so that `/memd/stats` can report memory use. Rarely needed
+patterns are compiled on first use, because at import they took 5% of the start.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 ENTRY_BYTES = 240
-"""Of an entry beside key and value: the tuples and the place in the table (measured with tracemalloc)."""
+"""Overhead of an entry besides key and value: tuples and table slot (measured with tracemalloc)."""
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -23,10 +22,10 @@ Arguments = ParamSpec("Arguments")
 
 
 class Latest(OrderedDict[Key, Value]):
-    """A dictionary of the values that were set last, the newest at its end. Not thread-safe."""
+    """A dictionary that keeps the most recently set values, newest last. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
-        """`most`: more are not kept."""
+        """`most`: maximum number of values."""
         super().__init__()
         self._most = most
 
@@ -47,17 +46,17 @@ class ByteCache(Generic[Key, Value]):
         self._lock = threading.Lock()
 
     def get(self, key: Key) -> Value | None:
-        """Return the value of a key; that alone is no use of it."""
+        """Return the value of a key, without marking it as used."""
         held = self._held.get(key)
         return None if held is None else held[0]
 
     def get_many(self, keys: Iterable[Key]) -> dict[Key, Value]:
-        """Return the values of those keys that have one; as `get`, no use of them."""
+        """Return the values of the cached keys, without marking them as used."""
         get = self._held.get
         return {key: held[0] for key in keys if (held := get(key)) is not None}
 
     def use(self, keys: Iterable[Key]) -> list[Value | None]:
-        """Return the values of keys, which are the last to be dropped now; there may be thousands."""
+        """Return the values of keys, possibly thousands, and mark them as most recently used."""
         with self._lock:
             get, move = self._held.get, self._held.move_to_end
             return [None if (held := get(key)) is None else move(key) or held[0] for key in keys]
@@ -69,7 +68,7 @@ class ByteCache(Generic[Key, Value]):
             self.bytes_held = 0
 
     def put(self, key: Key, value: Value, size: int) -> None:
-        """Keep the value of a key that has none; `size` is that of both in bytes, table entry included."""
+        """Add a value for a new key; `size`: bytes of key and value, table entry included."""
         with self._lock:
             if size > self.bytes_max or key in self._held:
                 return
@@ -81,10 +80,10 @@ class ByteCache(Generic[Key, Value]):
 
 
 class CachedFunction(ByteCache[tuple[object, ...], Value], Generic[Arguments, Value]):
-    """A pure function of hashable positional arguments that remembers its values. Thread-safe."""
+    """A pure function of hashable positional arguments with cached values. Thread-safe."""
 
     def __init__(self, function: Callable[Arguments, Value], bytes_max: int, size_of: Callable[[Value], int]) -> None:
-        """`size_of`: bytes that a value takes."""
+        """`size_of`: bytes of a value."""
         super().__init__(bytes_max)
         self._function = function
         self._size_of = size_of
@@ -102,12 +101,12 @@ class CachedFunction(ByteCache[tuple[object, ...], Value], Generic[Arguments, Va
 
 
 def late_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """The pattern that `re.compile` makes, but it is compiled when it is first used."""
+    """Return a pattern like `re.compile`, but compile it on first use."""
     return cast("re.Pattern[str]", _LatePattern(pattern, flags))
 
 
 class _LatePattern:
-    """Methods of the compiled pattern are looked up in it once each."""
+    """Looks up each method of the compiled pattern once, on first use."""
 
     def __init__(self, pattern: str, flags: int) -> None:
         self._written = pattern, flags

@@ -1,13 +1,13 @@
 """The demo: an ordinary chat client sends a conversation through a daemon and shows what is remembered.
 
-Rule: every figure and text on the screen was measured or received in this run; a claim that does not come true raises
-`NotShown`, whose text ends the demo. The client knows of memd only `metadata.memory_in` and the headers.
-An answer that a question expects stands in the conversation exactly once, so that it can only be known by remembering
-that place; `load_turns` checks it.
+Rule: every figure and text on the screen was measured or received in this run. A claim that does not come true raises
+`NotShown`, whose text ends the demo. The client uses only `metadata.memory_in` and the headers.
+The answer to each question occurs in the conversation exactly once, so that only remembering that place can produce it;
+`load_turns` checks this.
 
-The fake llama-server has no language model and knows only its prompt: it has scripted replies to the messages of the
-conversation; to anything else it replies with the sentence of its prompt that shares the most significant words with
-the question, or says that it does not know. It keeps every prompt, so that the demo and tests can look at them.
+The fake llama-server has no language model and knows only its prompt. It answers messages of the conversation with
+scripted replies, and anything else with the sentence of its prompt that shares most of the question's significant
+words, or says that it does not know. It keeps every prompt for the demo and for tests.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from memd.wording import counted
 
 UNKNOWN = "I don't know. Nothing in what I was shown answers that."
 SHARE_MIN = 0.4
-"""The share of a question's significant words, by weight, that an answer must contain."""
+"""Minimum share of a question's significant words, by weight, in an answer."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n")
 _DAY_LINE = re.compile(r"-- \w+ \d{4}-\d\d-\d\d --")
 _MEMORY_LINE = re.compile(r"(\[mem:[0-9a-f]+\]) ")
@@ -109,7 +109,7 @@ class FakeModel:
         question = without_memory_blocks(messages[position]["content"]).strip()
         if question in self._lines:
             return self._lines[question]
-        # In a merged prompt the memory block stands in front of the question, in the same message.
+        # In a merged prompt the memory block precedes the question in the same message.
         block = messages[position]["content"].removesuffix(question)
         return _best_answer(question, [*messages[:position], {"role": "developer", "content": block}])
 
@@ -128,10 +128,10 @@ class FakeModel:
 
 
 def _best_answer(question: str, messages: Messages) -> str:
-    """The user's sentence that shares the most telling words with the question; of equals the latest."""
+    """Return the user's sentence that shares the most significant words with the question; on a tie the latest."""
     sentences = [sentence for message in messages for sentence in _said_by_user(message)]
     words = [analyze_query(text).keys() for text, _ in sentences]
-    # A word is telling when few sentences have it.
+    # A word is significant if few sentences have it.
     having = {word: sum(word in other for other in words) for word in analyze_query(question)}
     weights = {word: math.log(1 + len(words) / (1 + number)) for word, number in having.items()}
     best, best_share = "", 0.0
@@ -143,7 +143,7 @@ def _best_answer(question: str, messages: Messages) -> str:
 
 
 def _said_by_user(message: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Sentences of a message, or of the chunks of a memory block, that the user said, each with where it stands."""
+    """Yield the user's sentences in a message or in the chunks of a memory block, each with its position."""
     role, source = message["role"], ""
     for line in message["content"].split("\n"):
         if found := _MEMORY_LINE.match(line):
@@ -158,13 +158,13 @@ def _said_by_user(message: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 EXCERPT_CHARACTERS = 260
 REFUSAL_CHARACTERS = 300
-"""Of what a model server says when it refuses a request."""
+"""Limit for the shown text of a model server's refusal."""
 ANSWER_TOKENS_MAX = 512
-"""A base model never ends. As many as memd keeps free for an answer in a window of 4,096."""
+"""Limit for an answer, because a base model never ends. memd reserves as many in a window of 4,096."""
 
 
 class NotShown(Exception):
-    """Something that the demo claims did not happen."""
+    """A claim of the demo that did not come true."""
 
 
 class ChatAnswer(NamedTuple):
@@ -173,7 +173,7 @@ class ChatAnswer(NamedTuple):
     text: str
     status: str
     recall_ms: float | None = None
-    """The time of finding and inserting the memories, by `Server-Timing`; None if there was no recall."""
+    """Milliseconds to find and insert the memories, from `Server-Timing`; None if there was no recall."""
 
 
 class ChatClient:
@@ -188,13 +188,12 @@ class ChatClient:
     async def say(
         self, text: str, *, corrections: Sequence[object] = (), headers: Mapping[str, str] | None = None
     ) -> ChatAnswer:
-        """Send the history with one more message, and append the reply to it. Raises NotShown: the model refuses the
-        request."""
+        """Send the history with one more message, and append the reply. Raises NotShown: the model refused."""
         self.messages.append({"role": "user", "content": text})
         memory_in = {"topic_id": self._topic_id, "corrections": list(corrections)}
         body: dict[str, object] = {"model": "any", "messages": self.messages, "metadata": {"memory_in": memory_in}}
         body |= {"max_tokens": ANSWER_TOKENS_MAX, "temperature": 0}
-        forever = aiohttp.ClientTimeout()  # a large model on a small machine takes its time, and Ctrl-C ends it
+        forever = aiohttp.ClientTimeout()  # a large model on a small machine is slow; Ctrl-C ends it
         async with self._session.post(self._url, json=body, headers=headers, timeout=forever) as response:
             if not response.ok:
                 said = " ".join((await response.text()).split())[:REFUSAL_CHARACTERS]
@@ -226,7 +225,7 @@ class Exchange(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Something the developer asks long after it was said."""
+    """A question that the developer asks long after the answer was said."""
 
     text: str
     expects: str
@@ -250,7 +249,7 @@ CORRECTION_REASON = "customers forgot the appointment overnight"
 
 
 def load_turns() -> list[Exchange]:
-    """The conversation, oldest turn first."""
+    """Return the conversation, oldest turn first."""
     text = bike_workshop()
     _, *exchanges = text.split("\n> ")
     turns = [Exchange(*(said.strip() for said in exchange.split("\n< "))) for exchange in exchanges]
@@ -263,20 +262,20 @@ WINDOW_TOKENS = 4096
 TOPIC = "spokebook"
 READING_SECONDS = 2.5
 RECALL_MILLISECONDS_MAX = 60_000
-"""It shows what is remembered, however busy the machine is."""
+"""Generous, so that the demo works however busy the machine is."""
 STORED_SECONDS_MAX = 60.0
 SHOWN_IN_FULL = 3
-"""Turns at the beginning that are shown; of the others only figures."""
+"""Number of first turns shown in full; the others are shown as figures."""
 PROGRESS_EVERY = 12
 LINES_SHOWN = 4
-"""Of the chunks on disk."""
+"""Number of stored chunks shown."""
 USER, MODEL, MEMORY = "bold cyan", "bold green", "magenta"
 
 
 def main(fast: bool, model: Path | None, stay: bool) -> int:
-    """Play the demo and return the exit code. `fast`: without pauses for reading. `model`: a GGUF file that is asked at
-    the end, with and without memory. `stay`: open the page and stay until Ctrl-C, also where nobody sits at a terminal.
-    Raises MemdError: the model cannot be used."""
+    """Play the demo and return the exit code. `fast`: without pauses. `model`: a GGUF file asked at the end, with and
+    without memory. `stay`: open the page and run until Ctrl-C, even without a terminal. Raises MemdError: the model
+    cannot be used."""
     logging.basicConfig(level=logging.ERROR)
     console = Console(highlight=False, width=min(Console().width, 100))
     try:
@@ -329,7 +328,7 @@ async def _play(console: Console, pause_seconds: float, model: Path | None, stay
 
 
 class _Stage(msgspec.Struct):
-    """The acts of the play, in order, and what is counted on the way."""
+    """The acts of the play, in order, and their counters."""
 
     console: Console
     new_chat: Callable[[], ChatClient]
@@ -341,13 +340,13 @@ class _Stage(msgspec.Struct):
     recall_ms: list[float] = []
 
     def act(self, title: str, subtitle: str) -> None:
-        """A new part of the play."""
+        """Print the heading of an act."""
         self.console.print()
         self.console.print(Rule(f"[bold]{title}[/]", style="blue", align="left"))
         self.console.print(f"[dim]{escape(subtitle)}[/]\n")
 
     async def long_conversation(self, turns: list[Exchange]) -> ChatClient:
-        """All turns, the whole history with each; returns the chat, still open."""
+        """Send all turns, each with the whole history; return the chat, still open."""
         self.act("A long conversation", "The client sends its whole history every time, as clients do.")
         chat = self.new_chat()
         left_before = False
@@ -380,7 +379,7 @@ class _Stage(msgspec.Struct):
         if not left_before:
             raise NotShown("no turn left the prompt although the conversation is longer than the window")
         until = asyncio.get_running_loop().time() + STORED_SECONDS_MAX
-        while not (contents := self._live_contents()):  # they are stored in the background
+        while not (contents := self._live_contents()):  # chunks are stored in the background
             if asyncio.get_running_loop().time() > until:
                 raise NotShown(f"nothing was stored within {STORED_SECONDS_MAX:.0f} s")
             await asyncio.sleep(0.05)
@@ -393,7 +392,7 @@ class _Stage(msgspec.Struct):
         return chat
 
     async def questions(self, chat: ChatClient) -> None:
-        """Facts from the first turns, asked in the same chat when those turns have long left the prompt."""
+        """Ask for facts of the first turns in the same chat, long after those turns have left the prompt."""
         self.act("Asking about the beginning", "The turns that hold the answers are no longer in the prompt.")
         for question in QUESTIONS:
             answer, shown = await self._asked(chat, question)
@@ -403,7 +402,7 @@ class _Stage(msgspec.Struct):
             self._show_answer(question, answer)
 
     async def another_chat(self) -> None:
-        """The same topic, nothing in the history: with memory and, for comparison, without."""
+        """Ask in the same topic with an empty history: with memory and, for comparison, without."""
         question = QUESTION_IN_NEW_CHAT
         self.act("A new chat, empty history", "First with X-Memory-Mode: off, then as usual.")
         without = await self.new_chat().say(question.text, headers={"X-Memory-Mode": "off"})
@@ -416,7 +415,7 @@ class _Stage(msgspec.Struct):
         await self._pause()
 
     async def correction(self) -> None:
-        """A decision changes: the caller replaces the chunk it was told from, and asks again in a new chat."""
+        """Change a decision: the caller replaces the chunk it came from, and asks again in a new chat."""
         self.act("A correction", "memd never decides what is out of date. Whoever asks can.")
         chat = self.new_chat()
         before, _ = await self._asked(chat, CHANGED)
@@ -445,7 +444,7 @@ class _Stage(msgspec.Struct):
         )
 
     def figures(self) -> None:
-        """All that was counted."""
+        """Print all counters."""
         largest = max(shown.tokens for shown in self.standin.shown)
         if largest >= WINDOW_TOKENS:
             raise NotShown(f"a prompt had {largest} tokens, more than the window")
@@ -469,7 +468,7 @@ class _Stage(msgspec.Struct):
         tell("and point your client's base URL at [bold]http://127.0.0.1:8765/v1[/].\n")
 
     async def real_model(self) -> None:
-        """A real model, asked without memory and with it: nothing is claimed, both are counted."""
+        """Ask a real model without memory and with it, and count correct answers of both."""
         questions = (*QUESTIONS, QUESTION_IN_NEW_CHAT)
         known = {"off": 0, "full": 0}
         for question in questions:
@@ -483,7 +482,7 @@ class _Stage(msgspec.Struct):
         self._show_event(f"[/] {result}", below=1)
 
     async def your_turn(self, page: str, stay: bool) -> None:
-        """Let the reader ask, at a terminal until an empty line; with `stay` without one until Ctrl-C."""
+        """Let the reader ask until an empty line, at a terminal; without one and with `stay`, run until Ctrl-C."""
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         if not is_terminal and not stay:
             return
@@ -502,7 +501,7 @@ class _Stage(msgspec.Struct):
             self._show_answer(Question("", ""), answer)
 
     async def _typed(self) -> str:
-        """A line that the reader types; waited for without a thread, which Ctrl-C could not end."""
+        """Read a line from the reader without a thread, which Ctrl-C could not interrupt."""
         self.console.print(f"    [{USER}]you[/] ", end="")
         loop, is_typed = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(sys.stdin, is_typed.set)
@@ -524,7 +523,7 @@ class _Stage(msgspec.Struct):
         return answer
 
     async def _asked(self, chat: ChatClient, question: Question) -> tuple[ChatAnswer, ShownPrompt]:
-        """Ask, and hold that the answer came out of a memory block."""
+        """Ask, and verify that the answer came from a memory block."""
         answer = await self._say(chat, question.text)
         shown = self.standin.shown[-1]
         if answer.recall_ms is not None:
@@ -540,18 +539,18 @@ class _Stage(msgspec.Struct):
         return [shown_text(line) for line in export(self.data_dir, LocalDisk(), topic_id=TOPIC, live_only=True)]
 
     def _show(self, who: str, style: str, text: str | Text) -> None:
-        """The words of somebody."""
+        """Print what somebody said."""
         row = Table.grid(padding=(0, 1))
         row.add_column(width=6, justify="right", style=style)
         row.add_row(who, text if isinstance(text, Text) else Text(text))
         self.console.print(Padding(row, (0, 0, 0, 1)))
 
     def _show_event(self, text: str, below: int = 0) -> None:
-        """Something that happened, behind a mark."""
+        """Print an event, marked."""
         self.console.print(Padding(f"[{MEMORY}]▸{text}", (0, 2, below, 2)))
 
     def _show_answer(self, question: Question, answer: ChatAnswer) -> None:
-        """A question, unless the reader typed it, the answer, and how long remembering took."""
+        """Print a question, unless the reader typed it, its answer, and the duration of the recall."""
         if question.text:
             self._show("you", USER, question.text)
         text = Text(answer.text)
@@ -562,7 +561,7 @@ class _Stage(msgspec.Struct):
         self.console.print()
 
     def _show_prompt(self, shown: ShownPrompt, sent: int, expects: str) -> None:
-        """The memory block in which the model was shown the answer."""
+        """Print the memory block that contained the answer."""
         block = next(block for block in reversed(shown.blocks) if expects in block)
         head, *parts, tail = re.split(r"\n(?=\[mem:|-- |\[/memory\])", block)
         at = next(number for number, part in enumerate(parts) if expects in part)
@@ -583,13 +582,13 @@ def _excerpt(text: str, characters: int = EXCERPT_CHARACTERS) -> str:
 
 
 def _left_out(chat: ChatClient, shown: ShownPrompt) -> int:
-    """How many of the messages that the client sent the model was not shown."""
+    """Return how many of the client's messages were left out of the prompt."""
     sent = len(chat.messages) - 1  # the reply came after
     return sent - sum("[memory]" not in message["content"] or message["role"] == "user" for message in shown.messages)
 
 
 def _command() -> str:
-    """The command of this installation, as it can be typed."""
+    """Return the command of this installation, as one can type it."""
     beside = Path(sys.executable).with_name("memd")
     if shutil.which("memd") or not beside.exists():
         return "memd"

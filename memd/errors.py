@@ -8,20 +8,20 @@ from __future__ import annotations
 
 
 class MemdError(Exception):
-    """Root of the tree; its text is meant to be shown to a person as it stands."""
+    """Root of the tree; its text is shown to people unchanged."""
 
     status, kind = 503, "unavailable"
-    """Of the answer of a route of memd's own that is refused with it: the HTTP status and the type of the error."""
+    """HTTP status and error type when one of memd's own routes refuses a request with it."""
 
 
 class WrongRequest(MemdError):
-    """The base of what whoever asks has to ask otherwise."""
+    """Base of errors that the caller can avoid with another request."""
 
     status, kind = 400, "invalid_request_error"
 
 
 class ConfigError(MemdError):
-    """A setting is unknown, of the wrong type or out of range; names the key, the line and the remedy."""
+    """A setting is unknown, of the wrong type or out of range; the text names the key, the line and the remedy."""
 
 
 class BadTopicId(WrongRequest):
@@ -33,27 +33,27 @@ class BadRequestBody(MemdError):
 
 
 class BadMemoryIn(MemdError):
-    """A `memory_in` that does not have the documented shape; the request goes on without memory."""
+    """A `memory_in` without the documented shape; the request goes on without memory."""
 
 
 class BadNote(MemdError):
-    """A note that cannot be kept; names the member and quotes nothing of it."""
+    """A note that cannot be stored; the text names the member and quotes nothing of it."""
 
 
 class BadDocument(WrongRequest):
-    """A file that cannot be read as a document; says why, and not which."""
+    """A file that cannot be read as a document; the text gives the reason but not the file."""
 
 
 class BadSource(WrongRequest):
-    """A source of documents that cannot be looked at now; names it and says what becomes of its documents."""
+    """A source of documents that cannot be read now; the text names it and says what happens to its documents."""
 
 
 class BadImport(MemdError):
-    """A file to be imported that cannot be read or is not what it should be; names the file and the line."""
+    """An import file that cannot be read or is malformed; the text names the file and the line."""
 
 
 class EmptyImport(BadImport):
-    """A conversation in which nothing was said; programs export many of those."""
+    """A conversation without messages; exports contain many of those."""
 
 
 class EmbeddingError(MemdError):
@@ -61,15 +61,15 @@ class EmbeddingError(MemdError):
 
 
 class WrongModel(EmbeddingError, ConfigError):
-    """`embedding.model` names none that there is."""
+    """`embedding.model` names no existing model."""
 
 
 class ModelLoading(EmbeddingError):
-    """The embedding model is not in memory yet, and will be soon."""
+    """The embedding model is still loading."""
 
 
 class RerankError(MemdError):
-    """The reranker did not answer, or not with an order."""
+    """The reranker did not answer, or not with a ranking."""
 
 
 class UpstreamError(MemdError):
@@ -77,57 +77,57 @@ class UpstreamError(MemdError):
 
 
 class BadQuestion(WrongRequest):
-    """A search that cannot be made as it was asked for."""
+    """A search whose parameters cannot be satisfied."""
 
 
 class NotFound(BadQuestion):
-    """The topic, chunk, entry or turn that a question names does not exist."""
+    """The topic, chunk, entry or turn named in a request does not exist."""
 
     status, kind = 404, "not_found"
 
 
 class UnknownTopic(NotFound):
-    """A question names a topic that does not exist: wrong usage, unlike a chunk that is not there."""
+    """The topic named in a request does not exist: wrong usage, unlike a missing chunk."""
 
     kind = "unknown_topic"
 
 
 class Forbidden(MemdError):
-    """A principal asks for what it has no right to; the same words whether or not the topic exists."""
+    """A principal lacks a right; the text is the same whether or not the topic exists."""
 
     status, kind = 403, "permission_error"
 
     def __init__(self, message: str, topic_id: str = "") -> None:
-        """`topic_id`: that for which the right is missing; empty: not of one alone."""
+        """`topic_id`: the topic without the right; empty if there is not exactly one."""
         super().__init__(message)
         self.topic_id = topic_id
 
 
 class ErasedForGood(MemdError):
-    """A text to be remembered, or to take the place of another, was erased with `--forbid` and is not stored again."""
+    """A text to be stored was erased with `--forbid` and is not stored again."""
 
     status, kind = 409, "erased"
 
 
 class DaemonError(MemdError):
-    """A running daemon refused what a command asked of it, or went away."""
+    """A running daemon refused a command's request, or went away."""
 
 
 class RightMissing(DaemonError):
-    """A running daemon wants a token from a command, another one, or one with more rights."""
+    """A running daemon requires a token from the command, a different one, or one with more rights."""
 
 
 class OAuthRefused(MemdError):
-    """A request of OAuth that is refused."""
+    """A refused OAuth request."""
 
     def __init__(self, code: str, message: str) -> None:
-        """`code`: what RFC 6749, 7591 or 8707 calls the reason."""
+        """`code`: the error code of RFC 6749, 7591 or 8707."""
         super().__init__(message)
         self.code = code
 
 
 class AddressUnusable(MemdError):
-    """The daemon cannot listen on an address: others have it, or it is none of this machine."""
+    """The daemon cannot listen on an address: it is in use, or not an address of this machine."""
 
 
 class StoreError(MemdError):
@@ -135,11 +135,11 @@ class StoreError(MemdError):
 
 
 Refused = dict[str, StoreError]
-"""Topics that cannot be read, each with the reason."""
+"""Topics that cannot be read, with their errors."""
 
 
 class ErasedMeanwhile(StoreError):
-    """The text of an entry was erased since the snapshot was taken that it is looked for in: it is not there."""
+    """The text of an entry was erased after the snapshot was taken."""
 
 
 class StoreLocked(StoreError):
@@ -147,11 +147,11 @@ class StoreLocked(StoreError):
 
 
 class WrongKey(StoreError):
-    """The key of an encrypted data directory is missing, damaged or another one; nothing was written."""
+    """The key of an encrypted data directory is missing, damaged or wrong; nothing was written."""
 
 
 class StoreWriteFailed(StoreError):
-    """An append or a file replacement did not become durable; the caller keeps what it wanted to write."""
+    """An append or a file replacement did not become durable; the caller keeps the data."""
 
 
 class ReadOnlyDisk(StoreWriteFailed):
@@ -163,10 +163,10 @@ class DiskFull(StoreWriteFailed):
 
 
 class FileReplaced(StoreWriteFailed):
-    """The path that is appended to names another file now, which is not memd's to change, or none."""
+    """The path being appended to now names no file, or one that memd did not create and must not change."""
 
     def __init__(self, path: str) -> None:
-        """`path` of the file."""
+        """`path`: of the file."""
         super().__init__(
             f"{path}: is another file than before, or gone: something else replaced it; nothing more is appended, "
             "restart memd"
@@ -174,53 +174,53 @@ class FileReplaced(StoreWriteFailed):
 
 
 class Fenced(StoreWriteFailed):
-    """The topic is another one's to write by now: whoever has it stores what is said in it from then on."""
+    """Another daemon has become the topic's writer, and stores its messages from now on."""
 
 
 class InDoubt(StoreWriteFailed):
-    """The store was asked to keep something, and its answer was lost; it says so itself once it can be reached."""
+    """A write to the store whose answer was lost; the store reports the outcome once it is reachable again."""
 
 
 class Behind(StoreWriteFailed):
-    """Another daemon has appended to the topic at this moment."""
+    """Another daemon appended to the topic at the same time."""
 
 
 class MadeAnew(StoreWriteFailed):
-    """Another daemon has stored something that concerns the same since this was made: it has to be made again."""
+    """Another daemon has stored a conflicting change since this one was prepared: it must be prepared again."""
 
 
 class Rewritten(StoreError):
-    """The rows of a shared topic were rewritten, or removed: the copy of them here is dropped and read anew."""
+    """The rows of a shared topic were rewritten or removed: the local copy is dropped and read again."""
 
 
 class MoveRefused(StoreError):
-    """A topic that is not moved, because something would be lost; others may be."""
+    """A topic that is not moved because data would be lost; other topics may be."""
 
 
 class CorruptFile(StoreError):
-    """A file's bytes do not match their checksums where an interrupted write cannot be the reason."""
+    """A file's bytes do not match their checksums, and an interrupted write cannot be the cause."""
 
 
 class ShortLogFile(CorruptFile):
     """A full segment has fewer bytes than when it was sealed."""
 
     def __init__(self, message: str, gap: tuple[int, int]) -> None:
-        """`gap`: (start, end) of the bytes that it lacks."""
+        """`gap`: (start, end) of the missing bytes."""
         super().__init__(message)
         self.gap = gap
 
 
 class ForeignFile(StoreError):
-    """A file that this version must not touch: not memd's, of a newer format, or of another vector dimension."""
+    """A file that this version must not touch: not memd's, of a newer format, or with another vector dimension."""
 
 
 class BucketError(StoreError):
-    """The bucket of the backup could not be read or written; nothing on the disk is affected."""
+    """The backup's bucket could not be read or written; nothing on disk is affected."""
 
 
 class NotOurBucket(BucketError):
-    """There is another backup at the bucket's prefix, or another daemon writes there: nothing was written."""
+    """The bucket's prefix has another backup, or another daemon writes there; nothing was written."""
 
 
 class ObjectMissing(BucketError):
-    """An object that another one names is not in the bucket, or a round between two that are there."""
+    """An object that another one refers to is missing from the bucket, or a round between two existing ones."""

@@ -1,7 +1,7 @@
-"""Notes: what somebody puts down to be remembered, without a chat.
+"""Notes: text that somebody stores directly, without a chat.
 
-Rule: pure. A note that cannot be kept as it was meant is refused; the message names its member and quotes nothing of
-it, because it may be logged.
+Rule: pure. A note that cannot be stored as it was meant is refused. The error names the member and does not quote its
+value, because it may be logged.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from memd.messages import with_line_feeds
 from memd.selection import since
 
 CHARACTERS_MAX = 1_000_000
-"""Of a note's content: a book. It is cut into chunks like everything else."""
+"""Limit for a note's content, the length of a book. It is cut into chunks like any other text."""
 NOTES_MAX = 100
-"""In one request."""
+"""Limit for one request."""
 TITLE_CHARACTERS_MAX = 200
 SOURCE_CHARACTERS_MAX = 1_000
 TAGS_MAX = 32
 TAG_CHARACTERS_MAX = 64
-_SURROGATE = re.compile("[\ud800-\udfff]")  # in no Unicode text
+_SURROGATE = re.compile("[\ud800-\udfff]")  # never part of valid Unicode text
 _LATEST_US = 4_102_444_800_000_000
 """The year 2100."""
 AHEAD_US_MAX = 24 * 3600 * 1_000_000
-"""Nothing can have been said later than this from now: clocks and time zones differ by less."""
+"""The furthest that `said_at` may lie ahead of now: clocks and time zones differ by less."""
 _MICROSECONDS_MIN = 100_000_000_000_000
-"""A smaller number is of seconds or milliseconds, and would be taken for a day of 1970."""
+"""The smallest number read as microseconds; a smaller one is in seconds or milliseconds, and would mean 1970."""
 
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A note, checked."""
+    """A validated note."""
 
     content: str
     title: str = ""
     tags: tuple[str, ...] = ()
     said_at: int | UnsetType = UNSET
-    """Microseconds since the epoch; UNSET: when it is taken."""
+    """Microseconds since the epoch; UNSET: the time at which it is received."""
     source: str | None = None
     author: str = ""
-    """The principal who wrote it; empty: the owner. No client says it."""
+    """The principal who wrote it; empty for the owner. Never taken from the client."""
 
 
 class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,8 +58,8 @@ class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     source: Annotated[str | None, Meta(description="Where it comes from: a URL, a path, a name.")] = None
 
     def checked(self, field: str = "") -> Note:
-        """The note; `field`: what its members are called in front of their names (`notes[2].`). Raises BadNote: it
-        cannot be kept."""
+        """Return the validated note. `field`: prefix of member names in errors (`notes[2].`). Raises BadNote: it cannot
+        be stored."""
         _check_content(self.content, f"{field}content")
         tags = tuple(dict.fromkeys(_line(tag, TAG_CHARACTERS_MAX, f"{field}tags") for tag in self.tags or ()))
         if len(tags) > TAGS_MAX:
@@ -76,15 +76,15 @@ class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def checked_notes(given: tuple[GivenNote, ...], field: str = "notes") -> tuple[Note, ...]:
-    """The notes of one request. Raises BadNote: one cannot be kept, or there are too many."""
+    """Return the validated notes of one request. Raises BadNote: one cannot be stored, or there are too many."""
     if len(given) > NOTES_MAX:
         raise BadNote(f"{field} has {len(given)} notes; send {NOTES_MAX} at most in one request")
     return tuple(note.checked(f"{field}[{position}].") for position, note in enumerate(given))
 
 
 def check_not_ahead(note: Note, now_us: int, field: str = "") -> None:
-    """Refuse a note that is said to be from the future; `field`: as in `GivenNote.checked`. Raises BadNote: it is from
-    more than a day ahead of `now_us`, microseconds since the epoch."""
+    """Refuse a note from the future. `field`: as in `GivenNote.checked`. Raises BadNote: `said_at` is more than a day
+    after `now_us`, in microseconds since the epoch."""
     if note.said_at is not UNSET and note.said_at > now_us + AHEAD_US_MAX:
         raise BadNote(f"{field}said_at is more than a day ahead; leave it out for now")
 

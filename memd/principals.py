@@ -1,9 +1,9 @@
-"""Principals: who may do what with which topics, by which token each is known, and who makes room where it is full.
+"""Principals: who may do what in which topics, how tokens identify them, and fair eviction when a store is full.
 
-Rule: pure, and closed by default: what no right and no pattern allows is refused. A token is known by its SHA-256
-alone, so that neither the settings nor a memory dump of the table shows one. Whether a topic exists is never asked
-here: a refusal cannot tell. Of whoever has the most in a full place the oldest goes, again and again, until the rest
-fits: so one may have all the room as long as nobody else wants it, and never throws out those who have less.
+Rule: pure, and denies by default: access needs a right and a matching topic pattern. Tokens are known by their SHA-256
+only, so that neither the settings nor a memory dump reveals one. Nothing here checks that a topic exists, so a refusal
+cannot reveal it. Eviction repeatedly removes the oldest item of the principal who holds the most: one may use all free
+room, but never displaces principals who hold less.
 """
 
 from __future__ import annotations
@@ -22,57 +22,57 @@ from memd.errors import Forbidden
 Right = Literal["read", "write", "correct", "admin"]
 RIGHTS: tuple[Right, ...] = get_args(Right)
 _DO = {**{right: right for right in RIGHTS}, "admin": "administer (admin)"}
-"""In a sentence: it has no right to …"""
+"""Completes the sentence "it has no right to …"."""
 TOKEN_HEADER = "X-Memory-Token"  # noqa: S105  # a header's name
-SECRET_PREFIX = "memd_"  # noqa: S105  # what all begin with
-"""Of each secret that `memd token` makes, so that people and scanners of secrets know one."""
+SECRET_PREFIX = "memd_"  # noqa: S105  # the prefix of every secret
+"""Prefix of the secrets that `memd token` makes, so that people and secret scanners recognize them."""
 EVERY_TOPIC = "*"
 OWNER_NAME = "owner"
-"""No token's name: it stands for `auth.token`, and for everybody where there is no token at all."""
+"""Reserved: no token may have this name. Means `auth.token`, or anyone if no token is configured."""
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Somebody who shows a token: a name, rights, and the topics in which they hold."""
+    """The holder of a token: a name, rights, and the topics in which the rights hold."""
 
     name: str
     topics: tuple[str, ...]
-    """Patterns of topic names, in which `*` stands for any characters, also none."""
+    """Patterns of topic names; `*` matches any characters, or none."""
     rights: frozenset[Right]
     via: str = ""
-    """Whence it asks, where memd asks itself in its name."""
+    """Origin of the request if memd itself asks in the principal's name."""
 
     def may(self, right: Right, topic_id: str) -> bool:
-        """Whether it has the right in this topic, be there such a topic or not."""
+        """Return whether it has the right in this topic, which need not exist."""
         return right in self.rights and _is_among(topic_id, self.topics)
 
     def check(self, right: Right, topic_id: str) -> None:
-        """Make sure of the right in a topic. Raises Forbidden: it has none there, be there such a topic or not."""
+        """Check the right in a topic, which need not exist. Raises Forbidden: it lacks the right there."""
         if not self.may(right, topic_id):
             message = f"the token {self.name!r} has no right to {_DO[right]} in the topic {topic_id[:140]!r}"
             where = f", only in {', '.join(self.topics)}" if right in self.rights else ""
             raise Forbidden(message + where, topic_id)
 
     def check_somewhere(self, right: Right) -> None:
-        """Make sure of the right in some topics. Raises Forbidden: it has none anywhere."""
+        """Check the right in any topic. Raises Forbidden: it has the right nowhere."""
         if right not in self.rights:
             may = ", ".join(_DO[one] for one in sorted(self.rights))
             raise Forbidden(f"the token {self.name!r} has no right to {_DO[right]}; it may {may}")
 
     def check_everywhere(self, right: Right) -> None:
-        """Make sure of the right in every topic. Raises Forbidden: it has none, or in some topics only."""
+        """Check the right in every topic. Raises Forbidden: it lacks the right, or has it only in some."""
         self.check_somewhere(right)
         if not self.may_everywhere(right):
             needed = f"this needs the right to {_DO[right]} in every topic"
             raise Forbidden(f"{needed}; the token {self.name!r} has it in some")
 
     def may_everywhere(self, right: Right) -> bool:
-        """Whether it has the right in every topic, which what concerns the whole daemon asks for."""
+        """Return whether it has the right in every topic, as required for actions on the whole daemon."""
         return right in self.rights and EVERY_TOPIC in self.topics
 
     def narrowed(self, rights: Iterable[Right], topics: tuple[str, ...]) -> Principal:
-        """The same one with at most these rights, in at most the topics of these patterns; none: in all of its own.
+        """Return a copy with at most these rights, limited to topics of these patterns; no patterns: all of its topics.
 
-        Where two patterns overlap and neither has all names of the other, neither stays: such topics are left out.
+        If two patterns overlap and neither contains the other, both are dropped, so topics in the overlap are lost.
         """
         own, left = self.topics, self.rights & frozenset(rights)
         if topics:
@@ -81,7 +81,7 @@ class Principal(msgspec.Struct, frozen=True):
 
     @property
     def author(self) -> str:
-        """The name under which entries, receipts and events have it; empty for the owner, who is not named there."""
+        """The name recorded in entries, receipts and events; empty for the owner."""
         return "" if self.name == OWNER_NAME else self.name
 
 
@@ -89,10 +89,10 @@ OWNER = Principal(OWNER_NAME, (EVERY_TOPIC,), frozenset(RIGHTS))
 
 
 class Principals:
-    """The principals by the SHA-256 of their tokens; can be exchanged while requests are answered.
+    """The principals by the SHA-256 of their tokens; can be replaced while requests are served.
 
-    One that knows no token is open: everybody is the owner. Once it has had tokens it never becomes open again: a list
-    that got lost must not open what was closed.
+    Without any token it is open: everyone is the owner. Once it has had tokens it never becomes open again, so that a
+    lost list does not grant access.
     """
 
     def __init__(self, known: Mapping[bytes, Principal] | None = None) -> None:
@@ -101,42 +101,42 @@ class Principals:
         self.is_open = not self._known
 
     def exchange(self, known: Mapping[bytes, Principal]) -> None:
-        """Know these from now on, and no others; the next request of a token that is gone is refused."""
+        """Replace all principals; the next request with a removed token is refused."""
         self._known = dict(known)
         self.is_open = self.is_open and not known
 
     @property
     def names(self) -> list[str]:
-        """The names of those who have a token besides the owner, sorted."""
+        """Sorted names of the principals who have a token, without the owner."""
         return sorted(one.name for one in self._known.values() if one != OWNER)
 
     def lend(self, secret: str, principal: Principal) -> None:
-        """Take a secret of memd's own for this principal from now on, whatever is exchanged meanwhile."""
+        """Accept one of memd's own secrets for this principal; `exchange` does not remove it."""
         self._lent[digest_of(secret)] = principal
 
     def known(self, digest: str) -> Principal | None:
-        """The principal whose token has this SHA-256, in hexadecimal digits; None if nobody's has.
+        """Return the principal whose token has this SHA-256, in hexadecimal digits; None if there is none.
 
-        Where no token is needed, none can be looked up, and so none counts as taken back.
+        If no token is required, every digest means the owner, so that no token counts as revoked.
         """
         return OWNER if self.is_open else self._known.get(bytes.fromhex(digest))
 
     def find(self, secret: str) -> Principal | None:
-        """The principal whose token this is; None if it is nobody's.
+        """Return the principal with this token; None if there is none.
 
-        The time it takes tells about the digest, of which nobody can choose a part, and nothing about the secret.
+        Its timing depends on the digest, which nobody can choose, and reveals nothing about the secret.
         """
         digest = digest_of(secret)
         return self._known.get(digest) or self._lent.get(digest)
 
 
 def digest_of(secret: str) -> bytes:
-    """SHA-256 of a token as it is shown in a header."""
+    """Return the SHA-256 of a token as sent in a header."""
     return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
 
 
 def overlapping(patterns: Iterable[str]) -> tuple[str, str] | None:
-    """The first two of these patterns that some topic's name would match both; None if there are none."""
+    """Return the first two of these patterns that can match the same name; None if there are none."""
     seen: list[str] = []
     for pattern in patterns:
         for other in seen:
@@ -152,9 +152,8 @@ def _is_among(topic_id: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _fits(topic_id: str, pattern: str) -> bool:
-    """Whether a name fits a pattern; in time that grows with both lengths alone, as clients choose names and a person
-    who lets a program in chooses patterns. A regular expression would try every way to share the name among the stars.
-    """
+    """Return whether a name fits a pattern, in time that grows only with both lengths, because both may come from
+    strangers. A regular expression would try every way to split the name among the stars."""
     first, *parts = pattern.split("*")
     if not parts:
         return topic_id == pattern
@@ -162,7 +161,7 @@ def _fits(topic_id: str, pattern: str) -> bool:
     place, end = len(first), len(topic_id) - len(last)
     if place > end or "/" in topic_id or not (topic_id.startswith(first) and topic_id.endswith(last)):
         return False
-    for part in parts:  # where one stands first leaves most to the others
+    for part in parts:  # the leftmost match leaves most room for the other parts
         found = topic_id.find(part, place, end)
         if found < 0:
             return False
@@ -185,31 +184,31 @@ Thing = TypeVar("Thing")
 
 
 class Held(NamedTuple):
-    """One thing in the place."""
+    """One stored item, by owner and size."""
 
     author: str
-    """The principal whose it is, as in `Principal.author`: empty for the owner."""
+    """Its owner, as in `Principal.author`."""
     size: int = 1
 
 
 class Leaving(NamedTuple):
-    """One thing that has to go."""
+    """One item to evict."""
 
     place: int
-    """Its position among what is held."""
+    """Its position among the stored items."""
     author: str
     had: int
-    """How much its principal had before, in the unit of `Held.size`."""
+    """Total of its owner before the eviction, in the unit of `Held.size`."""
 
     def why(self, room: int, things: str) -> str:
-        """The reason, for people; `things`: the plural of what is held."""
+        """Return the reason, for people; `things`: the plural noun of the items."""
         whose = self.author or OWNER_NAME
         return f"there is room for {room:,} {things}, and {whose} had the most of them: {self.had:,}"
 
 
 def surplus(held: Iterable[tuple[str, int]], room: int) -> list[Leaving]:
-    """Return what has to go so that the rest fits into the room, in the order in which it goes. `held`: as `Held` has
-    it, oldest first. `room`: in the unit of `Held.size`."""
+    """Return the items to evict so that the rest fits, in eviction order. `held`: fields of `Held`, oldest first.
+    `room`: in the unit of `Held.size`."""
     places, had = defaultdict[str, deque[tuple[int, int]]](deque), defaultdict[str, int](int)
     for place, (author, size) in enumerate(held):
         places[author].append((place, size))
@@ -232,7 +231,7 @@ def surplus(held: Iterable[tuple[str, int]], room: int) -> list[Leaving]:
 
 
 def by_turns(things: Iterable[tuple[str, Thing]]) -> Sequence[Thing]:
-    """Return things, each with its principal's `author`, so that the principals take turns; of each in their order."""
+    """Interleave things, given with their `author`, so that principals take turns; each keeps its order."""
     waiting = defaultdict[str, deque[Thing]](deque)
     for author, thing in things:
         waiting[author].append(thing)

@@ -1,7 +1,7 @@
-"""A caller's choice of chunks, by time, speaker, author, kind, source and words; and the times that callers name.
+"""A caller's selection of chunks, by time, speaker, author, kind, source and words; and the parsing of times.
 
-Rule: pure but for the time zone of this machine, which a time without one is in. A choice never falls back to
-everything: what cannot be read is refused.
+Rule: pure, except that a time without a zone is in this machine's zone. Unreadable input is refused; it never selects
+everything.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from memd.entries import KINDS, Entry, Moment, WallTime
 
 _ID = re.compile(r"[0-9]{1,19}")
 _TIME_ID = re.compile(r"[0-9]{16,19}")
-"""A canonical_id that stands for a time. Shorter numbers are dates (20261120), or a mistake: seconds, a year."""
+"""A canonical_id given as a time. Shorter numbers are dates (20261120) or mistakes (seconds, a year)."""
 _DATE = re.compile(r"[0-9-]+")
 
 
 class Since(Moment):
-    """The beginning of what is asked for: of a date its first moment."""
+    """The start of a period; a date means its first moment."""
 
 
 class Until(Moment):
-    """The end of it: of a date its last one."""
+    """The end of a period; a date means its last moment."""
 
 
 class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The chunks that a caller wants; an empty field admits all."""
+    """The chunks that a caller selects; an empty field admits all."""
 
     since: int | None = None
-    """Microseconds since the epoch from which on they were said, and before which."""
+    """Start (inclusive) and end (exclusive) of the time said, in microseconds since the epoch."""
     until: int | None = None
     roles: tuple[str, ...] = ()
-    """Who speaks in them: one of these at least."""
+    """Speakers, of whom the chunk has at least one."""
     kinds: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
-    """From one of these, or below it: see `is_within`."""
+    """Sources; a chunk is from one of them or from below it, see `is_within`."""
     tags: tuple[str, ...] = ()
-    """One of these at least."""
+    """Tags, of which the chunk has at least one."""
     contains: str = ""
-    """Their text has this, in any case."""
+    """Substring of the chunk's text, ignoring case."""
     authors: tuple[str, ...] = ()
-    """Whose they are: one of these principals'; the empty one stands for what has no author."""
+    """Principals, one of whom is the chunk's author; the empty name selects chunks without an author."""
 
     def __post_init__(self) -> None:
         if self.since is not None and self.until is not None and self.since >= self.until:
@@ -55,11 +55,11 @@ class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def reads_entries(self) -> bool:
-        """Whether columns cannot tell which chunks are wanted, but their entries must be read."""
+        """True if columns do not suffice to select, so that entries must be read."""
         return bool(self.contains or self.tags or self.authors)
 
     def admits_entry(self, entry: Entry) -> bool:
-        """Whether the chunk of this entry is wanted."""
+        """Return whether the entry's chunk is selected."""
         if self == EVERYTHING:
             return True
         tags = () if entry.tags is UNSET else entry.tags
@@ -76,7 +76,7 @@ class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
         text: str,
         author: str = "",
     ) -> bool:
-        """Whether a chunk with these is wanted."""
+        """Return whether a chunk with these values is selected."""
         return (
             (self.since is None or self.since <= said)
             and (self.until is None or said < self.until)
@@ -93,24 +93,24 @@ EVERYTHING = Selection()
 
 
 def is_within(source: str | None, name: str) -> bool:
-    """Whether a source is the one of this name or below it: a folder has files, a program (`chatgpt`) conversations."""
+    """Return whether a source has this name or lies below it, as a file in a folder or a conversation of a program."""
     name = name.rstrip("/")
     return source is not None and (source == name or source.startswith((f"{name}/", f"{name}:")))
 
 
 def moment(text: str) -> Moment:
-    """Return the canonical_id or the time that a text stands for. `text`: a canonical_id, or an ISO 8601 date (its end
-    is meant) or time, in this machine's time zone if it names none. Raises ValueError: it is neither."""
+    """Return the canonical_id or time that a text means. `text`: a canonical_id, or an ISO 8601 date (its end) or time,
+    in this machine's time zone if it has none. Raises ValueError: it is neither."""
     return Moment(text) if _ID.fullmatch(text) else _time(text, days=1)
 
 
 def since(text: str) -> Since:
-    """The same of a time that something was said at, and of a date the beginning."""
+    """Like `moment`, but a time in `said_at`, and a date means its beginning."""
     return Since(text if _TIME_ID.fullmatch(text) else _time(text))
 
 
 def until(text: str) -> Until:
-    """The same, and of a date the end."""
+    """Like `since`, but a date means its end."""
     return Until(text if _TIME_ID.fullmatch(text) else _time(text, days=1))
 
 

@@ -1,6 +1,6 @@
-"""Numbers and what they count, as people write them.
+"""Numbers, counts and recurring sentences as people read them.
 
-Rule: only for what people read; nothing is parsed back from it.
+Rule: only for people; no program parses these texts.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def sized(bytes_: int) -> str:
 
 
 def day_and_time(microseconds: int) -> str:
-    """A time since the epoch in the time zone of this machine: `2026-11-23 14:05`."""
+    """Format a time, in microseconds since the epoch, in this machine's time zone: `2026-11-23 14:05`."""
     return datetime.fromtimestamp(microseconds / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def outdated(keys: Sequence[str]) -> str:
-    """Say that a daemon does not know these settings as they stand in the file, and what to do."""
+    """Say that a daemon still runs with older values of these settings, and what to do."""
     return f"the running daemon has former settings, without the change of {', '.join(keys)}; start it again"
 
 
 def unread_topics(refused: Mapping[str, Exception]) -> str | None:
-    """Name the topics that could not be read, and say why one of them could not; None: there are none."""
+    """Name the unreadable topics, with the reason for one of them; None if there are none."""
     if not refused:
         return None
     [first, *others] = refused
@@ -49,7 +49,7 @@ def unread_topics(refused: Mapping[str, Exception]) -> str | None:
 
 
 def unsearched(chunks: int) -> str:
-    """Say that so many chunks were embedded with another model, and what to do."""
+    """Say how many chunks were embedded with another model, and what to do."""
     was, are = ("was", "is") if chunks == 1 else ("were", "are")
     return (
         f"{counted(chunks, 'chunk')} {was} embedded with another model and {are} not searched by meaning; "
@@ -64,7 +64,7 @@ NOTHING_STORED = (
 
 
 def waiting_note(messages: int) -> str:
-    """Say that so many messages are not in the log yet; empty if all are."""
+    """Say how many messages are not in the log yet; empty if none."""
     if not messages:
         return ""
     are, wait = ("is", "waits") if messages == 1 else ("are", "wait")
@@ -76,7 +76,7 @@ def waiting_note(messages: int) -> str:
 
 
 def pip_install(*what: str) -> str:
-    """The command that installs something where this memd runs, whichever `pip` a terminal would take:
+    """Return the command that installs packages into the environment of this memd, whichever `pip` is on the PATH:
     `…/.venv/bin/python -m pip install 'memd-proxy[mcp]'`. An environment without pip was made by uv."""
     if find_spec("pip") is None:
         return shlex.join(["uv", "pip", "install", *what, "--python", sys.executable])
@@ -84,7 +84,7 @@ def pip_install(*what: str) -> str:
 
 
 def meant(name: str, known: Collection[str], otherwise: str = "") -> str:
-    """Ask whether the nearest of the known names was meant; `otherwise` where none is near."""
+    """Ask whether the nearest known name was meant; `otherwise` if none is near."""
     near = get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else otherwise
 
@@ -95,29 +95,29 @@ def no_topic(name: str) -> str:
 
 
 def erased_for_good(topic_id: str) -> str:
-    """Say that a text is not stored because of an erasure, and how it can be."""
+    """Say that a text is not stored because it was erased with `--forbid`, and how to allow it again."""
     return (
         f"this was erased from topic {topic_id!r} for good (memd erase --forbid). To let it be stored again, stop memd "
         f"and remove the file {topic_id}/forbidden in its data directory (docs/erasure.md)"
     )
 
 
-# Control characters but for line breaks and tabs, and what turns the direction of writing.
+# Control characters except line breaks and tabs, and characters that change the writing direction.
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def for_terminal(text: str) -> str:
-    """Untrusted text with every character that a terminal would obey spelled out as its code."""
+    """Return untrusted text with the characters that control a terminal replaced by their codes."""
     return _ACTS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def name_for_terminal(name: str) -> str:
-    """An untrusted name, on one line: what it says in a second one would stand there as memd's own words."""
+    """Return an untrusted name on one line, because a second line would look like memd's own words."""
     return for_terminal(name).replace("\n", "\\x0a")
 
 
 def beginning(text: str, characters: int) -> str:
-    """As many characters of a text, on one line: `We moved the …`."""
+    """Return the beginning of a text, on one line: `We moved the …`."""
     line = " ".join(text.split())
     return line if len(line) <= characters else f"{line[: characters - 2].rstrip()} …"
 
@@ -128,13 +128,13 @@ def tallied(counts: Mapping[str, int]) -> str:
 
 
 def memory_words(status: str, shown: int, *, is_kept: bool, http_status: int | None) -> list[str]:
-    """Say what memory did in a turn, the most important first: `["2 memories", "kept"]`.
+    """Say what memory did in a turn, most important first: `["2 memories", "kept"]`.
 
     Args:
-        status: as in `X-Memory-Status`.
-        shown: the number of chunks in the prompt.
-        is_kept: whether what was said is stored, or waits for it in the journal.
-        http_status: of the answer; None: there was none.
+        status: the value of `X-Memory-Status`.
+        shown: number of chunks in the prompt.
+        is_kept: True if the messages are stored or in the journal.
+        http_status: status of the answer; None: there was no answer.
     """
     words = ["no answer" if http_status is None else f"HTTP {http_status}"] if http_status != 200 else []
     words += [status.replace(":", ": ")] if status not in ("none", "injected") else []
@@ -144,7 +144,7 @@ def memory_words(status: str, shown: int, *, is_kept: bool, http_status: int | N
 
 
 def not_english(language: str) -> tuple[str, str]:
-    """Say that the bundled model does not know a language in which most of what is stored is, and what to do."""
+    """Say that the bundled model does not know the language of most stored text, and what to do."""
     words = (
         f"most of what was said last is in {language}, and the bundled model knows English: by meaning it finds little"
     )
@@ -152,5 +152,5 @@ def not_english(language: str) -> tuple[str, str]:
 
 
 def instructing_words(signs: Sequence[str]) -> str:
-    """Return the label of a chunk that looks like an instruction to a model, by its signs; empty without any."""
+    """Return the label of a chunk that looks like an instruction to a model, by its signs; empty without signs."""
     return f"looks like an instruction to a model ({', '.join(signs)})" if signs else ""
