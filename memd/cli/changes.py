@@ -1,7 +1,7 @@
-"""`memd correct`, `undo` and `erase`: what is to change in the memory.
+"""`memd correct`, `undo` and `erase`: changes to the memory.
 
-Rule: the daemon appends and erases; these commands only show its answers. Before an erasure they show what would go,
-and ask.
+Rule: the daemon appends and erases; these commands only print its answers. Before an erasure they show what would be
+erased, and ask.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from memd.settings.model import Config
 from memd.wording import beginning, counted, day_and_time, for_terminal, name_for_terminal
 
 TEXT_CHARACTERS = 100
-"""Of a corrected chunk that are shown, so that it is seen which it was."""
+"""Characters of a corrected chunk that are printed, so that the user recognizes it."""
 CHUNK_DIGITS = range(4, 13)
-"""A decimal number of so many digits is a chunk's id, any other one an entry's, which is a time in microseconds."""
+"""A decimal number with so many digits is a chunk's id; any other number is an entry's, a time in microseconds."""
 _DONE = {
     "Helpful": "counts for more",
     "Unhelpful": "counts for less",
     "Update": "is no longer shown",
     "replacement": "is shown in its place",
 }
-"""The outcome of an entry; an undo's depends on the chunk."""
+"""Outcome by kind of entry; that of an undo depends on the chunk."""
 UNDOES = "undo takes a chunk's id (9ada), or the number behind `entry` in `memd log`"
 ONE_FLAG = "give one of --helpful, --unhelpful, --update TEXT and --deprecate"
 
@@ -110,7 +110,7 @@ def _chunk(daemon: RunningDaemon, chunk_id: str, topic: str | None = None) -> Ch
 
 
 def _tell_appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone: LogEvent | None = None) -> None:
-    """Print the outcome of each appended entry: one group, so nothing lies between them in the topic's log."""
+    """Print the outcome of each appended entry. They form one group, so that they are adjacent in the topic's log."""
     if not answer.applied:
         return
     page = daemon.ask(reads.log_page, topic=[topic], before=max(answer.applied) + 1, limit=len(answer.applied))
@@ -127,7 +127,7 @@ def _tell_appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone:
 
 IDS_TOLD = 100
 SECONDS_MAX = 3_600.0
-"""How long an erasure may take: a large topic is overwritten at the speed of its disk."""
+"""Limit for an erasure: a large topic is overwritten at the speed of its disk."""
 OVERWRITTEN = (
     "Its files were overwritten and removed. A disk that writes elsewhere than it read (an SSD, a file system with "
     "snapshots or copy on write) may keep old blocks until it needs them."
@@ -156,7 +156,7 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic_id: 
     with daemon_for(config) as daemon:
         if not resume and not as_json:
             plan = daemon.ask(writes.erase, body=body | {"dry_run": True}, seconds=SECONDS_MAX)
-            whole_topic = topic_id if not before and not is_of_chunks else None  # also without a chunk, or unreadable
+            whole_topic = topic_id if not before and not is_of_chunks else None  # even if empty or unreadable
             click.echo("\n".join(_planned(plan, whole_topic)))
             if retention and not config.retention:
                 click.echo("The settings keep everything: they have no `retention`.")
@@ -183,7 +183,7 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic_id: 
 
 
 def _planned(answer: ErasureAnswer, whole_topic: str | None) -> list[str]:
-    """`whole_topic`: the topic that goes with its folder, whatever is in it."""
+    """`whole_topic`: the topic erased with its folder and all its content; None if only chunks are erased."""
     lines = []
     if not whole_topic and not any(plan.chunks or plan.unnamed for plan in answer.plans):
         lines.append("There is nothing to erase.")
@@ -197,7 +197,7 @@ def _planned(answer: ErasureAnswer, whole_topic: str | None) -> list[str]:
         lines.append(f"topic {plan.topic_id}{', with its folder' if plan.kind == 'topic' else ''}: {size}{said}")
         lines += [f"  {for_terminal(words)}" for words in plan.first_words]
         lines += [f"  ids: {' '.join(plan.ids[:IDS_TOLD])}"] if plan.ids else []
-        told = len(plan.ids[:IDS_TOLD]) or len(plan.first_words)  # of a topic that one may not read nothing
+        told = len(plan.ids[:IDS_TOLD]) or len(plan.first_words)  # a topic that the caller may not read shows nothing
         if told and (more := plan.chunks - told) > 0:
             how = "--dry-run --json" if plan.ids else f"memd export --topic {plan.topic_id} --live"
             lines.append(f"  and {more:,} more, which `{how}` has")

@@ -1,14 +1,13 @@
 """`memd stats`, `verify`, `export`, `backup`, `restore`, `encrypt`, `reembed`, `model`, `move`: the files of a memory.
 
-Rule: the first four change nothing in it, but for a note of where a backup is, and work beside a running daemon, as
-`model add` does; `stats` asks it only for what it alone knows. `restore` writes into an empty folder alone; the others
-take the lock, so no daemon runs meanwhile.
-Interrupted, each is simply run again. Of a cluster a copy of all it has is read: that of one daemon is never read as if
-it were all there is. No flag takes a key, which others could read off the list of processes: it comes from a file, the
-environment or standard input. `model add` is the only command that fetches something because it was asked to; all that
-is fetched is compared with what is known of it. `move` reads both sides again and says what stayed behind; tokens and
-grants are added to those that are there, never in their place: a secret that is to hold on one side alone is taken back
-on the other.
+Rule: the first four only read, except for noting where a backup is, and work beside a running daemon, as `model add`
+does; `stats` asks it only for figures that no file has. `restore` writes only into an empty folder. The others take the
+lock, so that no daemon runs meanwhile.
+After an interruption each can be run again. In a cluster all of its data is copied and read; one daemon's copy never
+counts as complete. No flag takes a key, because other users could read it in the process list: it comes from a file,
+the environment or standard input. Only `model add` downloads on request, and checks downloads against known values.
+`move` reads both sides again and reports what stayed behind. It adds tokens and grants to the existing ones and
+replaces none: to keep a secret on one side only, revoke it on the other.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
 
     Example: memd export --topic work --output work.jsonl
     """
-    # A new or regular file is there only when it is complete; /dev/null or a pipe is written as it is.
+    # A new or regular file appears only when complete; /dev/null or a pipe is written directly.
     atomic = output != "-" and (not Path(output).exists() or Path(output).is_file())
     if atomic and Path(output).exists() and not force:
         raise BadQuestion(f"{output}: is there already; name another file, or replace it with --force")
@@ -116,7 +115,7 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
             command_act(config, "export", topic, "" if output == "-" else output) as done,
             click.open_file(output, "wb", atomic=atomic) as file,
         ):
-            if form is not None:  # no more is held than one topic
+            if form is not None:  # one topic at a time is kept in memory
                 entries = partial(exported_entries, folder, files, live_only=True)
 
                 def said() -> Iterator[Told]:
@@ -138,7 +137,7 @@ def export(config: Config, topic: str | None, live: bool, form: str | None, outp
         if note:
             flags.say(note)
     except BrokenPipeError:
-        # The reader has seen enough (`memd export | head`). Python would complain once more when it closes stdout.
+        # The reader has read enough (`memd export | head`). Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         name = "stdout" if output == "-" else output
@@ -228,13 +227,13 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
 
 @contextmanager
 def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple[Path, LocalDisk]]:
-    """Yield a folder with the files of all topics, or at least of one, and its disk. Raises StoreError: the folder of
-    the settings is the copy of a cluster that they do not name, or the cluster cannot be read."""
+    """Yield a folder with the files of all topics, or at least of one, and its disk. Raises StoreError: the settings'
+    folder is a copy of a cluster that they do not name, or the cluster cannot be read."""
     if not config.cluster.is_on:
         layout.check_no_cluster(files := disk_of(config), config.data_dir)
         yield config.data_dir, files
         return
-    from memd.store.shared.moving import into_folder  # it takes a moment
+    from memd.store.shared.moving import into_folder  # slow to import
 
     with closing(shared_log(config)) as kept, tempfile.TemporaryDirectory(prefix="memd-") as folder:
         kept.connect()
@@ -247,8 +246,8 @@ def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple
 
 
 def waiting_messages(data_dir: Path, files: LocalDisk, topic_id: str | None = None) -> int:
-    """How many messages of all topics, or of one, are in a journal and not in the log. Raises StoreError: a journal
-    cannot be read."""
+    """Count the messages of all topics, or of one, that are in a journal and not in the log. Raises StoreError: a
+    journal cannot be read."""
     named = layout.topic_ids_in(files, data_dir) if topic_id is None else [topic_id]
     return sum(waiting_in(TopicLayout(data_dir, name).hot, files) for name in named)
 
@@ -262,12 +261,12 @@ _NOT_A_CACHE = "a cluster is encrypted from its first start on, or never: `memd 
 
 
 class StateByDefault(flags.CommandGroup):
-    """A group that says its state where no command of it is named."""
+    """A group that runs `state` if no command is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See `click.Command.parse_args`."""
         is_named = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
-        is_completed = ctx.resilient_parsing  # the commands are what is asked for then
+        is_completed = ctx.resilient_parsing  # completion needs the list of commands
         return super().parse_args(ctx, args if is_named or is_completed else ["state", *args])
 
 
@@ -565,8 +564,8 @@ def move(
 
 
 def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) -> tuple[Names, Names, int]:
-    """Copy the tokens; the grants too where no program has registered yet, as its id holds only there. Returns the
-    names of tokens that are new there and of those whose name or secret another one has there, and how many grants."""
+    """Copy the tokens, and the grants unless the target has another key, under which ids of programs do not hold.
+    Returns the names of new tokens, the names of those left out, and the number of new grants."""
     shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenList(LocalDisk(), folder)
     tokens, left = _copy_tokens(own, shared) if is_into_cluster else _copy_tokens(shared, own)
     there, here = SharedGrants(SharedBook(kept_there, "grants")), GrantFile(LocalDisk(), folder / layout.GRANTS_NAME)
@@ -584,7 +583,7 @@ def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) 
 
 
 def _copy_tokens(source: TokenList, target: TokenList) -> tuple[Names, Names]:
-    """Copy tokens; return the names of those that are new, and of those that cannot be there beside another one."""
+    """Copy tokens; return the names of new ones, and of those left out for another one with their name or secret."""
     wanted, new, left = source.read(), list[KeptToken](), list[KeptToken]()
 
     def joined(kept: tuple[KeptToken, ...]) -> tuple[KeptToken, ...]:
@@ -602,22 +601,22 @@ TOPICS_NAMED = 5
 
 
 class StoredFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of the files and of the daemon."""
+    """Figures from the files and from the daemon."""
 
     data_dir: str
     topics: list[TopicDiskUsage]
     daemon_url: str | None
-    """None: no daemon holds this folder."""
+    """None if no daemon holds this folder."""
     daemon: status.DaemonStats | None
-    """The answer of `/memd/stats`; None if no daemon holds this folder, or it wants another `auth.token`."""
+    """Answer of `/memd/stats`; None if no daemon holds this folder, or it needs another `auth.token`."""
     waiting_messages: int
-    """Messages that were said and are not in the log yet, only in its journal."""
+    """Messages that are in the journal but not in the log yet."""
     unsearched_chunks: int
-    """Live chunks that another model than `embedding.model` embedded; 0 if that model is not on this machine."""
+    """Live chunks embedded by another model than `embedding.model`; 0 if that model is not on this machine."""
     is_cache: bool
-    """Whether it is a daemon's cache of a cluster, whose topics need not be in it."""
+    """True if the folder is a daemon's cache of a cluster, which may lack topics."""
     troubles: list[Trouble]
-    """Those that the daemon's health tells; without a daemon that of the disk."""
+    """Troubles from the daemon's health; without a daemon only those of the disk."""
 
 
 @click.command()
@@ -631,7 +630,7 @@ def stats(config: Config, as_json: bool) -> int:
     data_dir, files = config.data_dir, disk_of(config)
     daemon = RunningDaemon.find(data_dir, config.auth.token)
     health, told = {} if daemon is None else daemon.health(), None
-    if daemon is not None and health:  # else it wants another auth.token; what is on disk is shown all the same
+    if daemon is not None and health:  # otherwise it needs another auth.token; the figures of the disk are shown anyway
         told = daemon.ask(status.stats)
         troubles = msgspec.convert(health.get("troubles", []), list[Trouble])
     else:
@@ -646,7 +645,7 @@ def stats(config: Config, as_json: bool) -> int:
             present = load_embedder(config.embedding, models_dir=beside, fetch=False, stored=stored).fingerprint
             unsearched_chunks = sum(topic.chunks_of_others(present) for topic in topics)
         except EmbeddingError:
-            pass  # it is not on this machine
+            pass  # the model is not on this machine
     figures = StoredFigures(
         data_dir=str(data_dir),
         topics=topics,
@@ -703,8 +702,8 @@ def _lines(figures: StoredFigures) -> Lines:
 
 
 def overview(config_path: Path | None, data_dir: str | None) -> str:
-    """Say whether a daemon runs on the data directory of the settings, what is remembered there and what to do next.
-    Raises ConfigError: a setting is wrong."""
+    """Say whether a daemon runs on the settings' data directory, what it remembers and what to do next. Raises
+    ConfigError: a setting is wrong."""
     config = flags.config_of(config_path, {"data_dir": data_dir})
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     remembered, is_empty = _remembered(config)
@@ -736,7 +735,7 @@ def overview(config_path: Path | None, data_dir: str | None) -> str:
 
 
 def _remembered(config: Config) -> tuple[list[str], bool]:
-    """The contents of the data directory, in lines, and whether that is nothing at all."""
+    """Return the contents of the data directory in lines, and whether it is empty."""
     try:
         files = disk_of(config)
         topics = sorted((one for one in disk_usage(config.data_dir, files) if one.chunks), key=lambda one: -one.chunks)

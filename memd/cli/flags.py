@@ -1,8 +1,8 @@
-"""The flags, settings and output that commands share, and the note of the data directories that a user has.
+"""Flags, settings and output shared by commands, and the list of the user's data directories.
 
-Rule: nothing here does a command's work. By default a memory is in the working folder, so that another folder has
-another one: a note for people, in `memd/memories` below `$XDG_STATE_HOME` (`~/.local/state`), has their paths, the
-latest first. No command reads a memory because it stands there, and where it cannot be read or written nothing is said.
+Rule: nothing here does a command's work. By default a memory is in the working folder, so another folder has another
+one. Therefore `memd/memories` below `$XDG_STATE_HOME` (`~/.local/state`) lists their paths for people, latest first. No
+command opens a memory because it is listed, and an unreadable or unwritable list is ignored silently.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Command = Callable[..., int]
 
 
 def say(text: str) -> None:
-    """Say something beside the result, on stderr, as all that memd says by itself."""
+    """Print a message on stderr, apart from the result."""
     click.echo(f"memd: {for_terminal(text)}", err=True)
 
 
 class Number(click.IntRange):
-    """A whole number within bounds, said in words where it is none."""
+    """A whole number within bounds, with memd's own error message."""
 
     name = "number"
 
@@ -51,7 +51,7 @@ class Number(click.IntRange):
 
 
 class Place(click.Path):
-    """The path of a file or folder; of one that is none it is said what to name."""
+    """The path of a file or folder; the error for a missing one says what to name."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -74,7 +74,7 @@ FOLDER = Place(file_okay=False, path_type=Path)
 
 
 class OneOf(click.Choice[str]):
-    """One of a few words; of another one the nearest is guessed. `others`: said where none is near."""
+    """One of a few words; the error suggests the nearest one. `others`: the suggestion if none is near."""
 
     def __init__(self, choices: Sequence[str], others: str = "") -> None:
         super().__init__(choices)
@@ -87,26 +87,26 @@ class OneOf(click.Choice[str]):
 
 
 def name_of(parameter: click.Parameter) -> str:
-    """The name that people give a parameter of a command: its flag, or what stands for it in the help (QUESTION)."""
+    """Return the name that people see for a parameter: its flag, or its placeholder in the help (QUESTION)."""
     if isinstance(parameter, click.Option):
         return parameter.opts[0]
     return parameter.human_readable_name.strip("[].")
 
 
 class CommandGroup(click.Group):
-    """A group that guesses a misspelt command, and whose help has the first sentence of each, uncut."""
+    """A group that suggests the nearest command for a misspelt one, and whose help shows first sentences uncut."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is named. Raises BadQuestion: there is none of this name."""
+        """Return the named command. Raises BadQuestion: it does not exist."""
         if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
             lists = f"`{ctx.command_path} --help` lists them"
             raise BadQuestion(f"there is no command {args[0]!r}; {meant(args[0], self.list_commands(ctx), lists)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands in the help."""
+        """Write the list of commands into the help."""
         listed = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
             helps = ((name, command.help or "") for name, command in listed.items() if command is not None)
@@ -114,7 +114,7 @@ class CommandGroup(click.Group):
 
 
 def settings_flags(command: Command) -> Command:
-    """Add the flags of every command that works on a data directory."""
+    """Add the flags that every command on a data directory takes."""
     config = click.option(
         "--config",
         "config_path",
@@ -128,7 +128,7 @@ def settings_flags(command: Command) -> Command:
 
 
 def upstream_flag(help_: str) -> Callable[[Command], Command]:
-    """Add the flag that names model servers, each time one."""
+    """Add the repeatable flag that names a model server."""
     return click.option("--upstream", metavar="URL", multiple=True, help=help_)
 
 
@@ -138,7 +138,7 @@ def model_flag(help_: str) -> Callable[[Command], Command]:
 
 
 def servers_of(upstream: Sequence[str]) -> dict[str, object]:
-    """Return the setting that stands for the model servers of the command line; none if there are none."""
+    """Return the setting for the model servers of the command line; empty if there are none."""
     if len(upstream) > 1:
         return {"upstream.urls": list(upstream)}
     return {"upstream.url": upstream[0]} if upstream else {}
@@ -147,8 +147,8 @@ def servers_of(upstream: Sequence[str]) -> dict[str, object]:
 def with_settings(
     load: Callable[[Path | None, dict[str, Any]], Config] | None = None, *, takes_key: bool = False
 ) -> Callable[[Callable[..., int]], Command]:
-    """Add the flags of a command that works on a data directory; it gets the settings that they name, as `config`.
-    `load`: returns them; None: `config_of_existing`. `takes_key`: add `key_flag` too."""
+    """Make a command on a data directory from a function; it adds the flags and passes the settings as `config`.
+    `load`: returns the settings; None: `config_of_existing`. `takes_key`: add `key_flag` too."""
 
     def with_flags(command: Callable[..., int]) -> Command:
         @functools.wraps(command)
@@ -162,14 +162,14 @@ def with_settings(
 
 
 def key_flag(command: Command) -> Command:
-    """Add the flag that takes the master key of encryption from standard input; no flag takes it itself."""
+    """Add the flag that reads the encryption master key from standard input; no flag takes the key itself."""
     return click.option(
         "--key-stdin", is_flag=True, help="Read the key of the encrypted data directory from standard input: one line."
     )(command)
 
 
 def key_of(key_stdin: bool) -> str | None:
-    """Return the next line of standard input, if it holds a key; None: it does not. Raises ConfigError: it has none."""
+    """Return the next line of standard input if `key_stdin`, otherwise None. Raises ConfigError: there is no line."""
     if not key_stdin:
         return None
     if not (line := sys.stdin.readline().strip()):
@@ -178,7 +178,7 @@ def key_of(key_stdin: bool) -> str | None:
 
 
 def tell_not_overwritten(names: Sequence[str], why: str) -> None:
-    """Say which old files may still be on the disk, if there are any."""
+    """Say which old files may still be on the disk; nothing if none."""
     if names:
         click.echo(f"{counted(len(names), 'old file')} could not be overwritten, because {why}:")
         for name in names[:FILES_TOLD]:
@@ -188,8 +188,8 @@ def tell_not_overwritten(names: Sequence[str], why: str) -> None:
 
 
 def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = False) -> Config:
-    """Return the settings, overridden by the flags that were given (None: a flag was not given). Settings of earlier
-    versions are told of: each in a line, or of several that there are some. Raises ConfigError: a setting is wrong."""
+    """Return the settings, overridden by the given flags (None: not given). Reports settings of earlier versions: one
+    line each, or one line for several unless `tells_each`. Raises ConfigError: a setting is wrong."""
     flags = {key: value for key, value in given.items() if value is not None}
     told: list[str] = []
     config = load_config(path, os.environ, flags, tell=told.append)
@@ -202,22 +202,22 @@ def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = Fa
 
 
 def config_of_existing(path: Path | None, given: dict[str, Any]) -> Config:
-    """Return the settings, as `config_of`, for a command that works on a memory that is there already. Raises
-    ConfigError: a setting is wrong, or see `check_memory`."""
+    """Return the settings, as `config_of`, for a command on an existing memory. Raises ConfigError: a setting is wrong,
+    or see `check_memory`."""
     config = config_of(path, given)
-    if not config.cluster.is_on:  # a cache may be lost
+    if not config.cluster.is_on:  # a cache may be missing
         check_memory(config.data_dir, memory_elsewhere(config))
     return config
 
 
 def check_memory(folder: Path, elsewhere: str = "") -> None:
-    """Raise ConfigError unless a folder is there and has something of memd in it, or nothing: an empty one is an empty
-    memory. `elsewhere`: where else there is a memory."""
+    """Raise ConfigError unless a folder exists and has files of memd or is empty, as an empty memory is. `elsewhere`:
+    says where else a memory is."""
     from memd.store.disk import LocalDisk
-    from memd.store.layout import is_memory  # with it comes numpy, which --help does without
+    from memd.store.layout import is_memory  # imports numpy, which --help does not need
 
     is_folder = folder.is_dir()
-    is_empty = is_folder and all(one.name.startswith(".") for one in folder.iterdir())  # but for .gitkeep
+    is_empty = is_folder and all(one.name.startswith(".") for one in folder.iterdir())  # ignores .gitkeep
     if not (is_empty or is_memory(LocalDisk(), folder)):
         what = "is no memory: it has nothing of memd in it" if is_folder else "there is no such folder"
         raise ConfigError(
@@ -228,8 +228,8 @@ def check_memory(folder: Path, elsewhere: str = "") -> None:
 
 
 def config_to_begin(path: Path | None, given: dict[str, Any]) -> Config:
-    """Return the settings, as `config_of`, for a command that begins a memory where there is none. Raises ConfigError:
-    a setting is wrong, or a memd runs on another folder's memory, and nobody said which one is meant."""
+    """Return the settings, as `config_of`, for a command that may create a memory. Raises ConfigError: a setting is
+    wrong, or a memd runs on another folder's memory and the user did not name one."""
     config = config_of(path, given)
     path, places = places_of_settings(path, os.environ, {})
     is_told = path is not None or "data_dir" in places or given["data_dir"] is not None or config.cluster.is_on
@@ -242,9 +242,9 @@ def config_to_begin(path: Path | None, given: dict[str, Any]) -> Config:
 
 
 def refuse_cluster(config: Config, instead: str) -> None:
-    """Make sure that a data directory has its topics itself. `instead`: what to do where it does not. Raises
-    StoreError: it is the cache of a cluster."""
-    from memd.store.layout import CLUSTER_NAME  # with it comes numpy, which --help does without
+    """Make sure that a data directory holds its topics itself. `instead`: advice if it does not. Raises StoreError: it
+    is the cache of a cluster."""
+    from memd.store.layout import CLUSTER_NAME  # imports numpy, which --help does not need
 
     if config.cluster.is_on or (config.data_dir / CLUSTER_NAME).exists():
         raise StoreError(f"{config.data_dir}: is the cache of a cluster, which keeps its topics elsewhere; {instead}")
@@ -253,11 +253,11 @@ def refuse_cluster(config: Config, instead: str) -> None:
 KEPT_MAX = 20
 NAMED_MAX = 3
 _CANNOT_BE_READ = (OSError, ValueError, RuntimeError)
-"""Of the note: on the disk, as text, as the user has no home."""
+"""Errors of the list: on the disk, in its text, or because the user has no home."""
 
 
 def note_memory(config: Config) -> None:
-    """Note that a daemon has this data directory, and say where else something is remembered if nothing is in it."""
+    """Add a daemon's data directory to the list; if it is empty, say where else something is remembered."""
     data_dir = config.data_dir
     if elsewhere := memory_elsewhere(config):
         say(elsewhere)
@@ -270,8 +270,8 @@ def note_memory(config: Config) -> None:
 
 
 def memory_elsewhere(config: Config) -> str:
-    """Where else something is remembered, or a memd runs, if the working folder's memory has nothing yet and no memd
-    that runs on it, and nobody named another."""
+    """Say where else something is remembered or a memd runs; empty unless the user named no memory, and the working
+    folder's is empty and without a memd."""
     data_dir = config.data_dir
     if config.cluster.is_on or data_dir != Config().data_dir.absolute() or _has_topics(data_dir) or _is_held(data_dir):
         return ""
@@ -285,8 +285,8 @@ def memory_elsewhere(config: Config) -> str:
 
 
 def _noted(is_meant: Callable[[Path], bool]) -> Iterator[Path]:
-    """The noted memories that are meant, the latest first; no backups, which are only looked into."""
-    from memd.store.tools.backup import MARKER_NAME  # with it comes numpy, which --help does without
+    """Yield the listed memories that match, latest first, without backups, which are only inspected."""
+    from memd.store.tools.backup import MARKER_NAME  # imports numpy, which --help does not need
 
     with suppress(*_CANNOT_BE_READ):
         yield from (one for one in _note()[1] if is_meant(one) and not (one / MARKER_NAME).exists())
@@ -311,7 +311,7 @@ def _is_held(folder: Path) -> bool:
 
 
 def _note() -> tuple[Path, list[Path]]:
-    """The place of the note, and the data directories in it; raises `_CANNOT_BE_READ`."""
+    """Return the path of the list and the data directories in it; raises `_CANNOT_BE_READ`."""
     state = os.environ.get("XDG_STATE_HOME", "")
     path = (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "memd" / "memories"
     return path, [Path(line) for line in path.read_text().splitlines()] if path.exists() else []

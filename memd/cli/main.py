@@ -1,9 +1,9 @@
-"""The `memd` command: a group that imports a command's module when the command is asked for.
+"""The `memd` command: a group that imports a command's module on first use.
 
-Rule: a command reads its flags, calls what does the work and turns the outcome into an exit code: 0 fine, 1 a finding
-or failure, 2 wrong usage or settings. What goes wrong, click's own errors too, is one line on stderr that says what to
-do; any other exception is a bug and keeps its traceback. The list below is all that `memd --help` needs: the modules of
-the commands take up to a second to import.
+Rule: a command reads its flags, calls the code that does the work and turns the outcome into an exit code: 0 fine, 1 a
+finding or failure, 2 wrong usage or settings. Errors, including click's, are one line on stderr with a remedy; any
+other exception is a bug and keeps its traceback. `memd --help` needs only the list below, because importing the
+commands' modules takes up to a second.
 """
 
 from __future__ import annotations
@@ -73,11 +73,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "demo": ("serve", "Play a long conversation and show what is remembered."),
     },
 }
-"""The commands as the help lists them; by name: the module below `memd.cli` that has it, and the first sentence of its
-help."""
+"""The commands in the order of the help. By name: its module below `memd.cli`, and the first sentence of its help."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 FORMER = {"decrypt": "data_dir", "import": "sources", "key": "data_dir", "rekey": "data_dir"}
-"""Commands that go on working, but are another's by now: their modules, by name. No list has them."""
+"""Former commands that still work and are now part of another one: modules by name. No help lists them."""
 
 SHELLS = ("bash", "zsh", "fish")
 OTHERS_CALL_IT = {
@@ -99,17 +98,17 @@ OTHERS_CALL_IT = {
     "status": "`memd check`",
     "stop": "Ctrl-C where `memd serve` runs, or SIGTERM,",
 }
-"""Commands of other programs, and the way to the same here; by its spelling another one may be nearer (`forget`:
-correct)."""
+"""Names of commands in other programs, and memd's command for each, where the nearest spelling would be wrong
+(`forget`: correct)."""
 
 
 class AllCommands(CommandGroup):
-    """Imports commands when they are asked for; they return their exit code and may raise `MemdError`."""
+    """Imports commands on first use; they return their exit code and may raise `MemdError`."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the command that is named, say in one line what went wrong, and leave with its exit code."""
-        show_what_it_can(sys.stdout)  # the help, too, may have what a terminal cannot show
-        os.umask(0o077)  # whatever a command writes is its user's alone
+        """Run the named command, print an error as one line, and exit with its exit code."""
+        show_what_it_can(sys.stdout)  # the help may also have characters that the terminal cannot show
+        os.umask(0o077)  # files written by a command are private to its user
         try:
             code = super().main(*args, **extra | {"standalone_mode": False})
         except click.exceptions.NoArgsIsHelpError as error:
@@ -127,21 +126,21 @@ class AllCommands(CommandGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """See CommandGroup; it knows the names that other programs have for a command, too."""
+        """See CommandGroup; also knows other programs' names of commands."""
         if args[0] in OTHERS_CALL_IT and not ctx.resilient_parsing:
             raise BadQuestion(f"there is no command {args[0]!r}; {OTHERS_CALL_IT[args[0]]} does that here")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context | None = None) -> list[str]:
-        """The names of all commands."""
+        """Return the names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
-        """The command of this name, imported now."""
+        """Import and return the command of this name."""
         name = FORMER.get(cmd_name) or COMMANDS.get(cmd_name, ("", ""))[0]
         if not name:
             return None
-        gc.disable()  # what is imported stays: to look through it takes a tenth of a second
+        gc.disable()  # imported objects stay: scanning them takes 0.1 s
         module = importlib.import_module(f"memd.cli.{name}")
         gc.enable()
         command = getattr(module, "import_" if cmd_name == "import" else cmd_name)
@@ -149,14 +148,14 @@ class AllCommands(CommandGroup):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands in the help, without importing one."""
+        """Write the list of commands into the help, without importing them."""
         for title, group in GROUPS.items():
             with formatter.section(title):
                 listed = [(name.ljust(max(map(len, COMMANDS))), summary) for name, (_, summary) in group.items()]
                 formatter.write_dl(listed)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands and flags that complete a word, without importing a command."""
+        """Return the commands and flags that complete a word, without importing a command."""
         commands = [
             CompletionItem(name, help=summary) for name, (_, summary) in COMMANDS.items() if name.startswith(incomplete)
         ]
@@ -164,7 +163,7 @@ class AllCommands(CommandGroup):
 
 
 def _problem(error: Exception) -> tuple[str, int]:
-    """An error in words, with what to do about it, and the exit code."""
+    """Return an error in words, with a remedy, and the exit code."""
     if isinstance(error, MemdError):
         is_missing = isinstance(error, NotFound) and not isinstance(error, UnknownTopic)
         wrong_usage = isinstance(error, ConfigError | BadTopicId | BadQuestion) and not is_missing
@@ -172,7 +171,7 @@ def _problem(error: Exception) -> tuple[str, int]:
     if isinstance(error, click.ClickException):
         return _usage_problem(error), error.exit_code
     if error.__cause__ is None:
-        click.echo(err=True)  # ends the line of the question
+        click.echo(err=True)  # ends the line of the prompt
     if isinstance(error.__context__, EOFError) and not sys.stdin.isatty():
         return "nobody is here to answer, so this was not done; --yes does it without asking", FOUND_SOMETHING
     told = str(error.__cause__ or "")
@@ -180,7 +179,7 @@ def _problem(error: Exception) -> tuple[str, int]:
 
 
 def _usage_problem(error: click.ClickException) -> str:
-    """Click's own error about a command line in memd's words, with what to do about it."""
+    """Return click's error about a command line in memd's words, with a remedy."""
     said = re.sub("^Option '(.*?)'", r"\1", error.message.rstrip("."))
     if isinstance(error, click.BadOptionUsage):
         flag, wants = error.option_name, "requires" in said
@@ -193,7 +192,7 @@ def _usage_problem(error: click.ClickException) -> str:
         if other := _takes(context, error.option_name):
             return f"there is no option {error.option_name} here; `{other} {error.option_name}` takes it"
         known = [flag.lstrip("-") for parameter in command.params for flag in parameter.opts]
-        near = meant(error.option_name.lstrip("-"), known)  # two dashes make any two options alike
+        near = meant(error.option_name.lstrip("-"), known)  # the two dashes would make any two options similar
         return f"there is no option {error.option_name}; {near.replace('mean ', 'mean --') or shows_how}"
     if isinstance(error, click.BadParameter) and error.param is not None:
         name = name_of(error.param)
@@ -209,7 +208,7 @@ def _usage_problem(error: click.ClickException) -> str:
 
 
 def _takes(context: click.Context, flag: str) -> str:
-    """Another command of the same group below `memd` that has a flag; empty: none has."""
+    """Return another command of the same group below `memd` that takes a flag; empty if none does."""
     group = context.parent
     if group is None or group.parent is None or not isinstance(group.command, click.Group):
         return ""
@@ -259,7 +258,7 @@ _LIKENESSES = str.maketrans(dict(zip("█░▸▪–—“”‘’", "#.>*--\"
 
 
 def show_what_it_can(stream: TextIO) -> None:
-    """Let a stream show a character that its encoding lacks as one that looks like it, or as `?`."""
+    """Replace characters that a stream's encoding lacks by similar ones, or by `?`."""
     codecs.register_error("likeness", _likeness)
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="likeness")

@@ -1,9 +1,8 @@
-"""Commands that show the answer of an operation of memd: path, parameters and answer come from its declaration.
+"""Commands that print the answer of an operation; path, parameters and answer type come from its declaration.
 
-Rule: a command adds how an answer looks and never what it is; the running daemon answers, or one inside the command.
-What others wrote is shown and never obeyed by the terminal. No cell of a table is cut, as an id that is cut can be
-neither copied nor told from another: columns with `no_wrap` keep their width, the others break their text; where even
-that does not fit, each row becomes a few lines of its own.
+Rule: a command adds only the layout of an answer; the running daemon answers, or one inside the command. Untrusted text
+cannot control the terminal. No table cell is cut, because a cut id can be neither copied nor told from another: columns
+with `no_wrap` keep their width, the others wrap, and if even that does not fit, each row becomes several lines.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ if TYPE_CHECKING:
 
 Lines = list[RenderableType]
 LEAST = 16
-"""A column is made narrower down to its longest word, and down to this where that is longer: a turn's id has 16."""
+"""A column shrinks to its longest word, or to this if that word is longer: a turn's id has 16 characters."""
 INDENT = 2
 SHOWN_AFTER_SECONDS = 1.0
 WIDE = 100_000
-"""Columns: nothing is broken."""
+"""Width in columns at which no line breaks."""
 
 
 def print_lines(lines: Sequence[RenderableType]) -> None:
-    """Print to a terminal in its width; elsewhere without breaking lines, and without spaces at their ends."""
+    """Print to a terminal in its width; to anything else without line breaks and trailing spaces."""
     if sys.stdout.isatty():
         console = Console(highlight=False, markup=False)
         console.print(*(fitting(line, console) for line in lines), sep="\n")
@@ -60,8 +59,8 @@ def print_lines(lines: Sequence[RenderableType]) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal after a second, nothing elsewhere; yields what takes how much is done and there is."""
-    from rich.progress import Progress  # it takes a moment
+    """Show a progress bar on a terminal after a second, nothing elsewhere; yields a function of done and total."""
+    from rich.progress import Progress  # slow to import
 
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
@@ -80,18 +79,18 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def time_of(microseconds: int) -> str:
-    """Return a time in this machine's time zone, to the second."""
+    """Format a time in this machine's time zone, to the second."""
     return datetime.fromtimestamp(microseconds / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def indented(text: str, style: str = "", below: int = 0) -> RenderableType:
-    """A text of others, moved to the right, with so many empty lines below it."""
+    """Return untrusted text, indented, followed by `below` empty lines."""
     return Padding(Text(for_terminal(text), style), (0, 0, below, INDENT), expand=False)
 
 
 def marks_of(chunk: FoundChunk | LogEvent) -> list[tuple[str, str]]:
-    """The marks beside a chunk's id, each behind two spaces and with its style: where it is from, whose it is, and
-    whether it looks like an instruction to a model."""
+    """Return the marks beside a chunk's id with their styles, each after two spaces: its origin, its author, and a
+    warning if it looks like an instruction to a model."""
     place = [f"page {chunk.page}"] if chunk.page else [f"sheet {chunk.sheet}"] if chunk.sheet else []
     words = [
         "" if chunk.kind == "turn" else chunk.kind,
@@ -106,7 +105,7 @@ def marks_of(chunk: FoundChunk | LogEvent) -> list[tuple[str, str]]:
 
 
 def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = (), **more: Any) -> Table:
-    """Return a table without rows; the columns of `whole` keep their width."""
+    """Return a table without rows; columns in `whole` keep their width."""
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", **more)
     for name in columns:
         made.add_column(name, justify="right" if name in right else "left", no_wrap=name in whole)
@@ -114,14 +113,14 @@ def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = (
 
 
 def fitting(line: RenderableType, console: Console) -> RenderableType:
-    """Return what is printed on the console in place of a line: the line, unless it is a table that is too wide."""
+    """Return the line as printed on the console; a table that is too wide is narrowed, or becomes records."""
     if not isinstance(line, Table):
         return line
     wide = console.options.update_width(WIDE)
     too_wide = Measurement.get(console, wide, line).maximum - console.width
     if too_wide <= 0:
         return line
-    columns: list[tuple[Column, int, int]] = []  # the natural width of each, and how much it can give
+    columns: list[tuple[Column, int, int]] = []  # each with its natural width and how much it can shrink
     for column in line.columns:
         parts = (column.header, column.footer, *column.cells)
         header, *cells = (Measurement.get(console, wide, cell) for cell in parts)
@@ -138,7 +137,7 @@ def fitting(line: RenderableType, console: Console) -> RenderableType:
 
 
 def _as_records(table: Table) -> RenderableType:
-    """The table with its rows one below the other: the first cell that says something, then the others by name."""
+    """Return the rows as records: the first cell that is not empty, then the others with their names."""
     names = [str(column.header) for column in table.columns]
     rows = list(zip(*(column.cells for column in table.columns), strict=True))
     if table.show_footer:
@@ -157,11 +156,11 @@ json_flag = click.option("--json", "as_json", is_flag=True, help="Everything as 
 
 
 class RouteAnswer(msgspec.Struct, Generic[Answer], frozen=True):
-    """The answer of an operation, and how it was asked for."""
+    """The answer of an operation, and its request."""
 
     answer: Answer
     given: dict[str, Any]
-    """The parameters that were given, by their names in the route."""
+    """The given parameters, by their names in the route."""
     daemon: RunningDaemon
     config: Config
 
@@ -169,14 +168,14 @@ class RouteAnswer(msgspec.Struct, Generic[Answer], frozen=True):
 def shows(
     operation: Callable[..., Any], *, nothing: str = "", listing: Callable[..., Any] | None = None, **arguments: str
 ) -> Callable[[Callable[..., tuple[Lines, int]]], Command]:
-    """Make a command of a function that takes the answer of an operation that reads, and its own options, and returns
-    the lines for people and the exit code.
+    """Make a command from a function that takes the answer of a reading operation and its own options, and returns the
+    lines for people and the exit code.
 
     Args:
-        operation: the handler that declares it.
-        nothing: said where there are no lines, with exit code 1.
-        listing: the handler that answers where no argument is given, but one of its own parameters.
-        arguments: by the names of parameters that are no options their metavars; `id` is the part of the path.
+        operation: the handler with the declaration.
+        nothing: printed if there are no lines, with exit code 1.
+        listing: the handler that answers if no argument is given, or only one of its own parameters.
+        arguments: metavars, by name, of parameters that are arguments, not options; `id` is the part of the path.
     """
     query = route_of(operation).query
 
@@ -216,12 +215,12 @@ def show(answer: object, lines: Lines, *, as_json: bool) -> None:
 
 
 def parameters_of(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
-    """The fields of a query or body, by the names that clients give."""
+    """Return the fields of a query or body, by the names that clients use."""
     return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
 
 def asked_with(query: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a query among the options, those that were given."""
+    """Return the given options that are parameters of a query."""
     known = parameters_of(query)
     return {name: value for name, value in given.items() if name in known and value not in (None, (), False)}
 
@@ -229,11 +228,11 @@ def asked_with(query: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[st
 def options_of(
     kind: type[msgspec.Struct], *, leave_out: Collection[str] = (), only: Collection[str] = (), **flags: str
 ) -> Callable[[Command], Command]:
-    """Add an option for each field of a query or body, with its description, its bounds and its default.
+    """Add an option for each field of a query or body, with its description, bounds and default.
 
     Args:
-        only: the fields that get one; none: all but those of `leave_out`.
-        flags: the flags of those that are not called as their field.
+        only: the fields that get an option; empty: all except `leave_out`.
+        flags: flags that differ from their field's name.
     """
     names = [name for name in parameters_of(kind) if name not in leave_out and (not only or name in only)]
 

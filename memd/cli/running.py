@@ -1,10 +1,10 @@
-"""The daemon of a command: the running one, or one inside the command, and the audit's lines of commands without one.
+"""The daemon that a command asks: the running one, or one inside the command; and the audit of commands that need none.
 
-Rule: nobody but the daemon that holds the data directory is told anything. Its lock is looked at first; then whoever
-listens at the address in `memd.url`, which has to be one of this machine's, proves that it has the directory
-(admin/tokens.py); only then is it shown the token. No proxy and no redirection is followed on the way. A daemon inside
-a command is an ordinary one, in a thread, on a free port of this machine: commands need only one way to ask. A command
-that reads or changes the files itself does nothing unless the audit has the line that begins it.
+Rule: a command reveals nothing to a process that does not hold the data directory. It checks the lock first. Then the
+listener at the address in `memd.url`, which must be on this machine, has to prove that it has the directory
+(admin/tokens.py); only then it receives the token. Proxies and redirects are not followed. A daemon inside a command is
+an ordinary one, in a thread, on a free local port, so that commands ask in only one way. A command that reads or
+changes files itself does nothing before the audit has its first line.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ OK, BAD_REQUEST, WANTS_TOKEN = 200, 400, 401
 THE_RIGHT_ONE = "give its auth.token, or one of `memd token add`, as MEMD_AUTH_TOKEN or in the settings (--config)"
 GLANCE_SECONDS_MAX = 5.0
 START_SECONDS_MAX = 5.0
-"""How long a command waits for a daemon that holds the folder and does not answer yet, or not any more."""
+"""Time that a command waits for a daemon that holds the folder and does not answer, because it starts or ends."""
 START_GLANCES_SECONDS = 0.1
 
 
 class RunningDaemon:
-    """The daemon that holds a data directory, asked over its own routes. Get one from `find`."""
+    """The daemon that holds a data directory, over its own routes. Use `find` to get one."""
 
     def __init__(self, url: str, token: str, command_token: str = "") -> None:
-        """`command_token`: what a request shows where there is no token; nothing if it is empty too."""
+        """`command_token`: sent if there is no token; empty: no token is sent."""
         self.url = url
         self._token = token
         self._command_token = command_token
 
     @property
     def refusal(self) -> str:
-        """Why a daemon that wants a token refuses this client, as said of the daemon."""
+        """The reason, with the daemon as its subject, why a request without the right token was refused."""
         return "does not know this token" if self._token else "wants a token"
 
     def ask(
@@ -71,17 +71,17 @@ class RunningDaemon:
         seconds: float = ANSWER_SECONDS_MAX,
         **query: Any,
     ) -> Answer:
-        """See `admin.routing.AskedDaemon`; the answer may take so many seconds."""
+        """See `admin.routing.AskedDaemon`. `seconds`: timeout."""
         route = route_of(operation)
         path = route.path.replace("{id}", urllib.parse.quote(id_, safe=""))
         if given := list(as_given(query).items()):
-            path += f"?{urllib.parse.urlencode(given, errors='surrogateescape')}"  # as the terminal gave it
+            path += f"?{urllib.parse.urlencode(given, errors='surrogateescape')}"  # bytes as the terminal gave them
         answer: Answer = msgspec.json.decode(self.answer(path, body, seconds), type=route.answer)
         return answer
 
     def answer(self, path: str, body: object = None, seconds: float = ANSWER_SECONDS_MAX) -> bytes:
-        """Return the body of the answer to a GET, or to a POST of a body. Raises BadQuestion: the request is wrong;
-        DaemonError: it refused, or does not answer."""
+        """Return the body of the answer to a GET, or to a POST if there is a body. Raises BadQuestion: the request is
+        wrong; DaemonError: the daemon refused, or does not answer."""
         token, content = self._token or self._command_token, None if body is None else encoded(body)
         headers = {TOKEN_HEADER: token} if token else {}
         headers |= {} if body is None else {"Content-Type": "application/json"}
@@ -107,9 +107,9 @@ class RunningDaemon:
 
     @classmethod
     def find(cls, data_dir: Path, token: str) -> RunningDaemon | None:
-        """Return the daemon that holds `data_dir`, or None."""
+        """Return the daemon that holds `data_dir`; None if there is none or it cannot prove it."""
         if not LocalDisk().is_locked(data_dir / LOCK_NAME):
-            return None  # left behind by one that was killed, or by whoever made the folder
+            return None  # files left by a killed daemon, or made by whoever made the folder
         try:
             url, secret = ((data_dir / name).read_text() for name in (ADDRESS_NAME, SECRET_NAME))
         except (OSError, ValueError):
@@ -122,11 +122,11 @@ class RunningDaemon:
         return cls(url, token, command_token(secret)) if proves else None
 
     def health(self) -> dict[str, Any]:
-        """Return its health: `version`, `data_dir` and more; empty if no memd answers there."""
+        """Return its health: `version`, `data_dir` and more; empty if no memd answers."""
         return self._glance("/memd/health", dict[str, Any]) or {}
 
     def _glance(self, path: str, kind: type[Answer]) -> Answer | None:
-        """The answer to a request; None if no memd answers there."""
+        """Return the answer to a request; None if no memd answers."""
         try:
             return msgspec.json.decode(self.answer(path, seconds=GLANCE_SECONDS_MAX), type=kind)
         except (ValueError, msgspec.MsgspecError, BadQuestion, DaemonError):
@@ -134,14 +134,14 @@ class RunningDaemon:
 
     @property
     def model_url(self) -> str:
-        """Where programs on this machine find the model that this daemon passes requests on to; empty: it does not tell
-        this client."""
+        """Address at which programs on this machine reach the model through this daemon; empty if this client may not
+        know it."""
         own, told = urllib.parse.urlsplit(self.url), self.health().get("model_url", "")
         return f"{own.scheme}://{own.netloc.rpartition(':')[0]}:{urllib.parse.urlsplit(told).port}" if told else ""
 
 
 def _error(body: bytes) -> tuple[str, str]:
-    """The message and the type of an error; empty where it is none."""
+    """Return the message and the type of an error; empty if the body is not an error."""
     try:
         error = msgspec.json.decode(body, type=dict[str, dict[str, Any]]).get("error", {})
     except msgspec.MsgspecError:
@@ -150,8 +150,7 @@ def _error(body: bytes) -> tuple[str, str]:
 
 
 def _with_flags(message: str) -> str:
-    """An error with the flags and arguments of this command in place of the route's parameters: those that it begins
-    with or has in backquotes."""
+    """Replace route parameters in errors, at its beginning or in backquotes, by this command's flags and arguments."""
     context = click.get_current_context(silent=True)
     parameters = [] if context is None else context.command.params
     names = {one.name: name_of(one) for one in parameters}
@@ -159,7 +158,7 @@ def _with_flags(message: str) -> str:
 
 
 def unchecked_tls() -> ssl.SSLContext:
-    """TLS to a daemon on this machine. Its certificate has the name that others use; it proves itself otherwise."""
+    """Return a TLS context that checks no certificate: it has the public name, and the daemon gives another proof."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -168,7 +167,7 @@ def unchecked_tls() -> ssl.SSLContext:
 
 @contextmanager
 def telling_who_serves(config: Config) -> Iterator[None]:
-    """Where a start fails in the block because another memd has the data directory, say which one and where it is."""
+    """If a start fails in the block because another memd has the data directory, say which one and where it is."""
     try:
         yield
     except (errors.AddressUnusable, StoreLocked):
@@ -184,9 +183,9 @@ def telling_who_serves(config: Config) -> Iterator[None]:
 
 @contextmanager
 def daemon_for(config: Config) -> Iterator[RunningDaemon]:
-    """Yield the daemon that holds `config.data_dir`, or else one that runs while the block does. One that is being
-    started, or ended, is waited for. Raises StoreLocked: a daemon holds the folder and does not answer; MemdError: none
-    can be started."""
+    """Yield the daemon that holds `config.data_dir`, or one that runs only during the block. Waits for one that is
+    starting or ending. Raises StoreLocked: a daemon holds the folder and does not answer; MemdError: none can be
+    started."""
     note_memory(config)
     with ExitStack() as until_then:
         daemon: RunningDaemon | None = None
@@ -204,8 +203,8 @@ def daemon_for(config: Config) -> Iterator[RunningDaemon]:
 
 
 def awaited(config: Config) -> tuple[RunningDaemon | None, bool]:
-    """Return the daemon that holds the data directory, or None, and whether somebody holds it. One that is being
-    started, or ended, is waited for: nobody listens then at its address, if there is one."""
+    """Return the daemon that holds the data directory, or None, and whether the directory is locked. Waits for a daemon
+    that is starting or ending and does not listen."""
     until = time.monotonic() + START_SECONDS_MAX
     while (is_held := LocalDisk().is_locked(config.data_dir / LOCK_NAME)) and time.monotonic() <= until:
         with suppress(OSError, ValueError):
@@ -217,7 +216,7 @@ def awaited(config: Config) -> tuple[RunningDaemon | None, bool]:
 
 
 def _is_on_this_machine(url: str) -> bool:
-    """Whether a URL has an IP address of this machine: what is sent there never leaves it."""
+    """Return whether a URL has an IP address of this machine, so that requests never leave it."""
     try:
         parts = urllib.parse.urlsplit(url)
         host = ipaddress.ip_address(parts.hostname or "")
@@ -231,13 +230,13 @@ def _is_on_this_machine(url: str) -> bool:
 
 
 class CommandAct:
-    """The extent of what a command does, filled in while it does it."""
+    """Counts of an act, filled in while the command runs."""
 
     count = 0
 
 
 def command_name() -> str:
-    """The command that runs in this thread, as `memd export`."""
+    """Return the command that runs in this thread, as `memd export`."""
     context = click.get_current_context(silent=True)
     root = "" if context is None else context.find_root().command_path
     return "memd" if context is None else f"memd{context.command_path.removeprefix(root)}"
@@ -245,9 +244,8 @@ def command_name() -> str:
 
 @contextmanager
 def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = "") -> Iterator[CommandAct]:
-    """Let the audit have the lines of an act: one before the block runs and one after it. `topic`: None: all of them;
-    empty: it is about none. `detail`: the folder or file that it writes. Raises StoreError: the first line cannot be
-    written; the block did not run."""
+    """Write an audit line before and after the block. `topic`: None: all; empty: no topic. `detail`: the folder or file
+    that the act writes. Raises StoreError: the first line cannot be written; the block did not run."""
     done, folder = CommandAct(), config.data_dir
     book = AuditBook(LocalDisk(), folder, config.audit.keep_months)
     begins = config.audit.record == "auto" and (kind == "token" or bool(config.auth.tokens))
@@ -275,8 +273,8 @@ def command_act(config: Config, kind: ActKind, topic: str | None, detail: str = 
 
 
 def note_restored(config: Config, folder: Path, source: str, files: int, *, is_copy: bool) -> None:
-    """Let the audit of a folder, if it has one, have a line of its restoration. `is_copy`: it is from `memd backup`,
-    which copies the audit before the line that ends it. Raises StoreError: it cannot be written."""
+    """Record a restoration in the folder's audit, if it has one. `is_copy`: restored from `memd backup`, which copies
+    the audit before its own last line. Raises StoreError: it cannot be written."""
     book = AuditBook(LocalDisk(), folder, config.audit.keep_months)
     if not book.is_kept(config.audit.record):
         return
@@ -290,15 +288,15 @@ def note_restored(config: Config, folder: Path, source: str, files: int, *, is_c
 
 @contextmanager
 def embedded_daemon(config: Config, command: str) -> Iterator[tuple[str, str]]:
-    """Run a daemon for a command while the block runs, and yield the URL of its own routes and the token of commands.
-    Raises StoreLocked: a daemon is running on the folder; MemdError: it cannot be started."""
-    from memd.ingest.redaction import Redactor  # with the daemon it takes a second
+    """Run a daemon during the block; yield the URL of its own routes and the command token. Raises StoreLocked: a
+    daemon runs on the folder; MemdError: it cannot be started."""
+    from memd.ingest.redaction import Redactor  # importing it takes a second, like the daemon
 
-    ingest = msgspec.structs.replace(config.ingest, reindex_seconds=0)  # a command looks at sources if it is for that
+    ingest = msgspec.structs.replace(config.ingest, reindex_seconds=0)  # only commands for sources look at them
     listen = ListenSettings(host="127.0.0.1", port=0)
-    auth = msgspec.structs.replace(config.auth, token="")  # a command's own may be anybody's
+    auth = msgspec.structs.replace(config.auth, token="")  # the command's token may be any principal's
     config = msgspec.structs.replace(config, listen=listen, admin=AdminSettings(), auth=auth, ingest=ingest)
-    # Warnings about the folder do not belong into a command's output.
+    # Warnings about the folder do not belong in a command's output.
     configure_logging(msgspec.structs.replace(config.log, level="error"), Redactor.of(config.ingest).text)
     from anyio.from_thread import start_blocking_portal
 
@@ -309,5 +307,5 @@ def embedded_daemon(config: Config, command: str) -> Iterator[tuple[str, str]]:
         daemon = serving.__enter__()
         try:
             yield daemon.own_url, command_token(daemon.token_watch.secret)
-        finally:  # whatever went wrong in the block is none of the daemon's business
+        finally:  # the daemon ends normally after any error in the block
             serving.__exit__(None, None, None)

@@ -1,7 +1,7 @@
-"""`memd serve`, `demo`, `mcp` and `config`: the daemon, its tools, and the settings to begin with.
+"""`memd serve`, `demo`, `mcp` and `config`: the daemon, its tools, and the initial settings.
 
-Rule: flags are checked before the daemon is imported, which takes a second. Standard output of `memd mcp` belongs to
-the protocol. What `memd config` prints is the file of all settings, word for word.
+Rule: flags are checked before the daemon is imported, which takes a second. Only the protocol writes to the standard
+output of `memd mcp`. `memd config` prints the file of all settings verbatim.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SETTINGS_OF = {
 }
 _PORT = flags.Number(0, 65_535)
 SWITCH_SECONDS = 0.001
-"""A thread that computes lets the event loop go on after so long, and not after Python's 5 ms: beside a request of
-25 MB with 300,000 tool calls other requests take 5 ms and not 13 (bench/NOTES.md, 2026-11-27)."""
+"""A computing thread yields to the event loop after so long, instead of Python's 5 ms. Beside a request of 25 MB with
+300,000 tool calls other requests then take 5 ms instead of 13 (bench/NOTES.md, 2026-11-27)."""
 
 
 @click.command()
@@ -56,12 +56,12 @@ def serve(
     """
     if model is not None and upstream:
         raise BadQuestion("--model starts its own upstream; give either --model or --upstream")
-    # Reads the authorities that the system trusts, twice, which takes 50 ms of another core.
+    # Reads the system's certificate authorities twice, which takes 50 ms on another core.
     Thread(target=import_module, args=("aiohttp.connector",)).start()
     named = {_SETTINGS_OF[flag]: value for flag, value in chosen.items()}
     given = {**named, **flags.servers_of(upstream), "encryption.key": flags.key_of(key_stdin)}
     config = flags.config_of(config_path, given, tells_each=True)
-    gc.disable()  # what is imported stays: to look through it on the way takes a tenth of the start
+    gc.disable()  # imported objects stay: scanning them takes a tenth of the start
     from memd.daemon.app import serve as serve_until_stopped
 
     gc.freeze()
@@ -111,7 +111,7 @@ def mcp(config: Config) -> int:
     Example: claude mcp add memory -- memd mcp
     """
     try:
-        from memd.admin.mcp_tools import server_for  # takes a second
+        from memd.admin.mcp_tools import server_for  # takes a second to import
     except ModuleNotFoundError:
         raise BadQuestion(f"memd mcp needs the extra: {pip_install('memd-proxy[mcp]')}") from None
     with daemon_for(config) as daemon:
