@@ -1,8 +1,8 @@
-"""The text of a topic's buffer that is not in the log yet, cut into chunks before it is embedded.
+"""Pending text: a topic's buffer as far as it is not in the log, cut into chunks before it is embedded.
 
-Rule: a chunk that is shown while it is pending is the one that is stored: same text, same uuid, same public id. So
-whatever is stored of a conversation is cut here, part by part (`compaction.part_starts`), and cut once. The parts are
-listed on the event loop, which owns the buffer; the cutting is done in threads.
+Rule: a chunk that is shown while pending is stored unchanged: same text, same uuid, same public id. So all text of a
+conversation is cut here, part by part (`compaction.part_starts`), and only once. The event loop, which owns the
+buffer, lists the parts; threads cut them.
 """
 
 from __future__ import annotations
@@ -37,96 +37,96 @@ _NOTES = "notes", ""
 
 
 _CHUNK_BYTES = 1_900
-"""Of a pending chunk beside its text and its columns, its terms included (measured with tracemalloc)."""
+"""Memory of a pending chunk with its terms, without its text and columns (measured with tracemalloc)."""
 _LONG_CHARACTERS = 200_000
-"""A part with more takes seconds, and is cut in the background alone: searches neither cut it nor wait for it."""
+"""Longer parts take seconds and are cut only in the background: searches neither cut them nor wait for them."""
 _OTHER_THREAD_SECONDS = 0.03
-"""A search waits so long for another thread that cuts a short part, which takes a few milliseconds of a core."""
+"""Longest wait of a search for another thread that cuts a short part, which takes a few milliseconds of CPU time."""
 BATCH_CHARACTERS = 8_000
-"""Text that is embedded and appended at once: about a second's work."""
+"""Text embedded and appended in one batch: about a second's work."""
 _CHARACTERS_MIN = 50
-"""A shorter text takes the embedding model as long as one of so many."""
+"""Shorter texts take the embedding model as long as one of this length."""
 _IDS_LEFT_MAX = 256
-"""Ids that are reserved for what is not to be stored any more, 200 bytes each."""
+"""Most reserved ids of chunks that will not be stored any more, 200 bytes each."""
 _REST_SECONDS = 0.001
-"""Between two times that the lock is taken: without a rest it is taken again before whoever waits for it wakes."""
+"""Pause between two acquisitions of the lock: without it no other thread would get the lock in between."""
 _SPARE_PARTS = 64
-"""Parts that are kept although nobody asks for them now: a fork or a retry may."""
+"""Cut parts kept although they are not pending: a fork or a retry may need them."""
 
 
 class Part(msgspec.Struct, frozen=True, dict=True):
-    """Consecutive messages that are cut together."""
+    """Consecutive messages that are cut together, or a note."""
 
     messages: tuple[tuple[bytes, Message | None], ...]
-    """Each with its digest."""
+    """Digests and messages; None for a message without text, or that another conversation stores."""
     end: int
-    """The position behind them in their conversation."""
+    """Position after the last message in the conversation."""
     instructions: bool = False
-    """It is an instruction that has left the prompt."""
+    """True if the part is an instruction that has left the prompt."""
     note: tuple[bytes, Note] | None = None
-    """It is a note, with its id, and has no messages."""
+    """Id and note, if the part is a note; it has no messages then."""
 
     @property
     def begin(self) -> int:
-        """The position of the first of them in their conversation."""
+        """Position of the first message in the conversation."""
         return self.end - len(self.messages)
 
     @cached_property
     def characters(self) -> int:
-        """Of all its texts."""
+        """Total length of its texts."""
         texts = (message.text for _, message in self.messages if message is not None)
         return sum(map(len, texts if self.note is None else (self.note[1].content,)))
 
     @property
     def is_long(self) -> bool:
-        """Whether cutting it takes longer than a search has time."""
+        """True if cutting takes longer than a search may."""
         return self.characters > _LONG_CHARACTERS
 
     @cached_property
     def key(self) -> tuple[bytes, ...]:
-        """The digests of all that it has: where a history was rewritten, the first and last do not tell the others."""
+        """All its digests: after a rewrite of the history, the first and last do not identify those between."""
         if self.note is not None:
             return (self.note[0],)
         return tuple(digest if message is not None else b"" for digest, message in self.messages)
 
     @cached_property
     def said(self) -> frozenset[bytes]:
-        """The digests of those of its messages that have a text here."""
+        """Digests of its messages other than None."""
         return frozenset(digest for digest, message in self.messages if message is not None)
 
 
 Parts = tuple[Part, ...]
-"""They follow each other in a conversation."""
+"""Consecutive parts of a conversation."""
 
 
 class CutPart(msgspec.Struct, frozen=True):
-    """A part in chunks."""
+    """A part cut into chunks."""
 
     part: Part
     chunks: tuple[PendingChunk, ...]
     digests: tuple[bytes, ...]
-    """Of all messages that are remembered with it, those included whose text the log has already."""
+    """Digests of all its stored messages, including those whose text the log already has."""
     drafts: tuple[Draft, ...] = ()
-    """Of the chunks, and in their midst what the log has and may be stored again nevertheless: that is known only when
-    all that was said before is stored."""
+    """Drafts of the chunks in order, with copies of logged text that may be stored again; that is decided once all
+    earlier text is stored."""
     done: set[bytes] = msgspec.field(default_factory=set)
-    """The uuids of those drafts that a former batch has seen to."""
+    """Uuids of the drafts that earlier batches appended."""
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Chunks that are embedded and appended at once: those of some parts, of a long one as many as a step takes."""
+    """Chunks embedded and appended together: those of several parts, or as many of a long part as a step takes."""
 
     drafts: list[Draft]
     complete: int
-    """So many of the parts, from the first on, have no chunk left then."""
+    """Number of leading parts that have no chunk left after this batch."""
     is_last: bool
-    """All of them have none left."""
+    """True if no part has a chunk left after this batch."""
     digests: dict[bytes, None]
-    """Of the messages and notes that the log has whole then."""
+    """Digests of the messages and notes that are completely in the log after this batch."""
     cut: list[CutPart]
 
     def done(self) -> None:
-        """Note that it was appended, as far as the log did not have it."""
+        """Mark the batch's drafts as appended."""
         appended = {draft.uuid for draft in self.drafts}
         for part in self.cut:
             part.done.update(appended.intersection(draft.uuid for draft in part.drafts))
@@ -139,9 +139,9 @@ def each_part(
     closing: bool = False,
     is_elsewhere: Callable[[Buffered], bool] = lambda _: False,
 ) -> Iterator[Part]:
-    """Yield the parts from `stored` on that are complete. What has left the prompt is complete, whatever follows: it
-    must be found at once. `begin`: where a part begins: those before it are left out. `closing`: what is left behind
-    them is a part too, although it may go on. `is_elsewhere`: whether another conversation sees to a message."""
+    """Yield the complete parts from `stored` on. Messages that have left the prompt are complete whatever follows: they
+    must be found at once. `begin`: start of the first part to yield, instead of `stored`. `closing`: yield an
+    incomplete last part, too. `is_elsewhere`: tells if another conversation stores a message."""
     start = conversation.stored if begin is None else begin
     items = conversation.messages[start : conversation.wanted_end]
     behind = conversation.messages[start + len(items) : start + len(items) + 1]
@@ -156,18 +156,18 @@ def each_part(
 
 
 def owed_parts(conversation: Conversation) -> list[Part]:
-    """The instructions that left the prompt, each on its own: its neighbours were stored without it."""
+    """Return a part for each instruction that left the prompt; its neighbours were stored without it."""
     items = (conversation.messages[position] for position in sorted(conversation.owed))
     return [Part(((item.identity, item.message),), 0, instructions=True) for item in items]
 
 
 def note_part(note_id: bytes, note: Note) -> Part:
-    """A note that is not in the log."""
+    """Return the part of a note that is not in the log."""
     return Part((), 0, note=(note_id, note))
 
 
 def unstored_messages(buffer: HotBuffer) -> int:
-    """How many messages and notes are to be stored and are not, each once whatever branches have it."""
+    """Count the messages and notes yet to be stored; a message in several branches counts once."""
     found = set(buffer.notes)
     for one in buffer.conversations():
         owed = (one.messages[position] for position in one.owed)
@@ -177,14 +177,14 @@ def unstored_messages(buffer: HotBuffer) -> int:
 
 
 def has_changed(conversation: Conversation, begun: int, batch: Sequence[Part]) -> bool:
-    """Whether a text has come into these parts, which begin at `stored`, or before them, since they were listed."""
+    """Return True if the messages of these parts, which begin at `begun`, or earlier ones changed since the listing."""
     listed = [message for part in batch for _, message in part.messages]
     now = [item.message for item in conversation.messages[begun : begun + len(listed)]]
     return conversation.stored < begun or listed != now
 
 
 def repeated(log: TopicLog, conversation: Conversation, stored: range) -> list[int]:
-    """The positions among those stored that the log knows by no digest: all of their batch was in it already."""
+    """Return the stored positions without a digest in the log: the log already had the text of their whole batch."""
     return [
         position
         for position in stored
@@ -194,11 +194,11 @@ def repeated(log: TopicLog, conversation: Conversation, stored: range) -> list[i
 
 
 def newly_said(log: TopicLog, messages: Sequence[Buffered]) -> set[bytes]:
-    """The digests of those of a conversation's messages that its client says, and does not only send again.
+    """Return the digests of messages that are new, not just sent again by the client.
 
-    They stand behind the last one that the log knows: what is before that one was said before it, and where the log
-    knows it by no digest, it had the text already (`repeated`). And of all that one request brought they are the last
-    turn: what stands before that is history, under new digests where the client has changed its beginning.
+    New messages follow the last one whose digest is in the log: earlier ones without a digest there repeat a text that
+    the log already has (`repeated`). Of the messages that one request brought, only the last turn is new: the rest is
+    history, with new digests if the client has changed its beginning.
     """
     new, asked, told = set[bytes](), set[int | UnsetType](), set[int | UnsetType]()
     for item in reversed(messages):
@@ -216,46 +216,44 @@ def newly_said(log: TopicLog, messages: Sequence[Buffered]) -> set[bytes]:
 
 
 class PartCutter:
-    """Cuts the parts of one topic, and has the chunks of those that wait in the columns that questions look into.
-    Thread-safe.
+    """Cuts the parts of one topic, and keeps the pending chunks in a searchable segment. Thread-safe.
 
-    Nothing here looks at all of them where a few change: there may be tens of thousands.
+    Rule: a change of a few parts costs no pass over all of them; there may be tens of thousands.
     """
 
     def __init__(self, log: TopicLog, cutter: Cutter) -> None:
         self._log = log
         self._cutter = cutter
         self._begun: dict[Key, threading.Event] = {}
-        """The short parts that threads cut just now."""
+        """Short parts that are being cut, with an event set at the end."""
         self._long_lock = threading.Lock()
-        """Held while a long part is cut, beside which short ones are."""
+        """Held while a long part is cut; short ones are cut concurrently."""
         self._listing: deque[tuple[Sequence[Part], Sequence[Part]]] = deque()
-        """Parts that wait no more and parts that wait from now on: the event loop says so and waits for no lock."""
+        """Queued changes: parts no longer pending, and newly pending ones. The event loop appends without a lock."""
         self._table_lock = threading.Lock()
-        """Held while what follows is changed, for 10 ms at most: every search wants it."""
+        """Guards the attributes below. Held for 10 ms at most: every search needs it."""
         self._known: dict[Key, CutPart] = {}
         self._chunks = self._characters = 0
-        """Of those."""
+        """Totals of `_known`."""
         self._having: dict[bytes, dict[Key, None]] = {}
-        """By the digest of a message: the parts that have it, or came from it."""
+        """Keys of the cut parts by the digest of a message that they contain or came from."""
         self._listed: dict[Key, int] = {}
-        """The parts that wait, and how many branches have each."""
+        """Pending parts, with the number of branches that have each."""
         self._uncut: dict[Key, Part] = {}
-        """Of those that wait the ones that are not cut."""
+        """Pending parts that have not been cut yet."""
         self._spare: OrderedDict[Key, None] = OrderedDict()
-        """Parts that were cut and do not wait."""
+        """Cut parts that are not pending."""
         self._stale: set[Key] = set()
-        """Of these the ones of which something is stored: kept for what a prompt has shown of them, and cut anew where
-        they are asked for."""
+        """Spare parts that are partly stored: kept because a prompt may have shown them, and cut anew on request."""
         table = table_of(log.fingerprint)
         self._segment = PendingSegment() if table is None else PendingSegment(table.dimension, table.vectors)
-        """The chunks of all that wait and are cut."""
+        """Chunks of all pending parts that are cut."""
         self._coming: dict[Key, tuple[PendingChunk, ...]] = {}
-        """Of parts that wait and come into it just now: the chunks that are in it."""
+        """Chunks already in the segment, of pending parts that are entering it in batches."""
         self._knows_shown = False
-        """All that waited at the start was cut: what was shown before it is known by its text since."""
+        """True once the parts pending at the start were cut: chunks shown before it are found by their text then."""
         self._stored_meanwhile: dict[int, set[bytes]] = {}
-        """For each part that is being cut, by anything: the digests of what is appended meanwhile."""
+        """For each cutting in progress, by its set's id: digests appended meanwhile."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -267,16 +265,15 @@ class PartCutter:
         return own + (self._segment.memory_bytes if self._chunks else 0)
 
     def note_waiting(self, gone: Sequence[Part], new: Sequence[Part]) -> None:
-        """Note that some parts of a buffer wait no more and others from now on; of a part that several branches have,
-        each says so."""
+        """Queue parts that are no longer pending, and newly pending ones. A part of several branches is queued once for
+        each."""
         self._listing.append((gone, new))
 
     def waiting(self, but: Collection[bytes] = (), until: float | None = None) -> tuple[PendingView, bool]:
-        """The chunks of the parts that wait, and whether all are cut that have others than these messages; for `until`
-        see `cut`.
+        """Return the pending chunks, and True if all pending parts are cut, except those with no messages other than
+        `but`. For `until` see `cut`.
 
-        What was said last comes first: after a start hundreds of conversations may wait, and there may be no time for
-        all of them.
+        The latest parts are cut first: after a start hundreds of conversations may be pending, too many for one search.
         """
         with self._table_lock:
             self._take_listing()
@@ -286,14 +283,14 @@ class PartCutter:
             return self._segment.view(), len(cut) == len(lacking)
 
     def cut_waiting(self, step: Callable[[], None] = lambda: None, *, notes_alone: bool = False) -> None:
-        """Cut those that wait; for `step` see `cut`."""
+        """Cut the pending parts; for `step` see `cut`."""
         with self._table_lock:
             self._take_listing()
             lacking = [part for part in self._uncut.values() if part.note is not None or not notes_alone]
         self.cut(lacking, step=step)
 
     def part_with(self, uuid: bytes) -> Part | None:
-        """The part that waits and has the chunk with this uuid; None if it is not pending. Slow; called in a thread."""
+        """Return the pending part with this chunk; None if the chunk is not pending. Slow; called in a thread."""
         looks = (self.waiting(until=until)[0].find(uuid) for until in (0.0, None))
         if (chunk := next(filter(None, looks), None)) is None:
             return None
@@ -308,22 +305,20 @@ class PartCutter:
     def cut(
         self, parts: Iterable[Part], until: float | None = None, step: Callable[[], None] = lambda: None
     ) -> list[CutPart]:
-        """The parts in chunks. Slow where they were not cut before: 0.2 to 0.4 s per megabyte, and as much again to
-        find their words. `until`: a `time.monotonic()` after which no part is begun: those that were not cut by then
-        are left out, and long ones that were not cut before. `step`: called between two pieces of a long part; it may
-        wait, or raise what ends the cutting."""
+        """Cut parts into chunks, or return them as cut before. Cutting takes 0.2 to 0.4 s per megabyte, and finding the
+        words as much again. `until`: a `time.monotonic()` after which no cutting begins. Parts not cut by then are left
+        out, and so are uncut long ones. `step`: called between pieces of a long part; it may wait, or raise to stop."""
         cut = [self._cut(part, until, step) for part in parts]
         return [part for part in cut if part is not None]
 
     def cut_as_shown(
         self, part: Part, is_shown: Callable[[bytes], bool], step: Callable[[], None] = lambda: None
     ) -> list[CutPart]:
-        """A part in chunks, as it is to be stored. `is_shown`: whether a prompt has shown the chunk with this uuid.
+        """Cut a part the way it is stored. `is_shown`: tells if a prompt has shown the chunk with a uuid.
 
-        Where two branches share the beginning of a part and go on differently, each cuts its own. What a prompt has
-        shown of one of them is stored as it was shown, whichever branch is stored first: the longest shown of its
-        beginning, or of it with what follows in a branch, and the rest of it. Of what an attempt has stored in part the
-        rest is stored, whatever else was shown.
+        Branches that share the beginning of a part cut it differently. Chunks that a prompt has shown are stored as
+        shown, whichever branch is stored first: this takes the longest shown part with the same beginning, and cuts the
+        rest of this one. A part that an earlier attempt stored partly takes precedence over any other shown part.
         """
         if part.note is not None or part.instructions or not part.said:
             return self.cut([part], step=step)
@@ -341,8 +336,8 @@ class PartCutter:
         return [*(shown[key] for key in kept), *self.cut(rest, step=step)]
 
     def note_stored(self, drafts: Sequence[Draft | Entry]) -> None:
-        """Drop the parts of which these, which were just appended to the log, are a part or a branch's: what is left
-        of them is cut anew. Called in the writer thread, before anybody is told of the append."""
+        """Drop the parts that share messages with these just appended drafts; their rest is cut anew. Called in the
+        writer thread, before the append is announced."""
         stored = {digest for draft in drafts for digest in draft.completed}
         for meanwhile in self._stored_meanwhile.copy().values():
             meanwhile |= stored
@@ -355,25 +350,25 @@ class PartCutter:
                     self._stale.add(key)
 
     def drop(self, digests: Collection[bytes]) -> None:
-        """Drop the parts that came from these messages, or name one of these calls (`call_digest`); what is left of
-        them is cut anew."""
+        """Drop the parts that came from these messages, or name one of these calls (`call_digest`); their rest is cut
+        anew."""
         naming = [
             key for key, cut in self._known.copy().items() if any(named_in(one.draft, digests) for one in cut.chunks)
         ]
         self._forget([*naming, *(key for digest in digests for key in self._with(digest))])
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
-        """The public ids of the pending chunks that came from a message, as it was cut last."""
+        """Return the public ids of the pending chunks of a message, from its latest cutting."""
         cut = (part for key in reversed(self._with(digest)) if (part := self._known.get(key)) is not None)
         found = ([one.entry.public_id for one in part.chunks if digest in one.draft.digests] for part in cut)
         return tuple(next(filter(None, found), ()))
 
     def _with(self, digest: bytes) -> list[Key]:
-        """The keys of the parts with this message, in the order in which they were cut."""
+        """Return the keys of the parts with this message, in the order of cutting."""
         return [*self._having.get(digest, {}).copy()]
 
     def _take_listing(self) -> None:
-        """Take over the parts that `note_waiting` noted; with the lock."""
+        """Apply the changes queued by `note_waiting`. Requires the lock."""
         while self._listing:
             gone, new = self._listing.popleft()
             for part in new:
@@ -390,7 +385,7 @@ class PartCutter:
                     self._segment = self._segment.release(self._coming.pop(part.key, ()))
 
     def _wait(self, part: Part, *, is_listed: bool) -> None:
-        """Have a part wait, as it is now: text of it may have been erased since it was listed or cut."""
+        """Make a part pending in its present form: some of its text may have been erased since it was listed or cut."""
         cut = self._known.get(part.key)
         if cut is not None and (
             cut.part.messages != part.messages
@@ -408,19 +403,19 @@ class PartCutter:
             self._spare.pop(part.key, None)
 
     def _set_aside(self, key: Key) -> None:
-        """Keep a part that does not wait a little longer: a fork or a retry may."""
+        """Make a part spare, and drop the oldest spare part if there are too many."""
         self._spare[key] = None
         if len(self._spare) > _SPARE_PARTS:
             self._drop(next(iter(self._spare)))
 
     def _keep(self, part: Part, cut: CutPart) -> None:
-        """Take over what was cut. If it waits, its chunks come into the segment some at a time, so that whoever wants
-        the lock waits for some of them and not for all."""
+        """Record a cut part. Chunks of a pending part enter the segment in small batches, so that no search waits long
+        for the lock."""
         while not self._keep_more(part, cut):
             time.sleep(_REST_SECONDS)
 
     def _keep_more(self, part: Part, cut: CutPart) -> bool:
-        """Take over more of what was cut; True if there is no more to do."""
+        """Record the next batch of a cut part; return True when all is done."""
         key = part.key
         with self._table_lock:
             self._take_listing()
@@ -448,7 +443,7 @@ class PartCutter:
             return True
 
     def _renew_segment(self) -> None:
-        """Make the segment anew if most of its rows are nobody's, some rows at a time."""
+        """Rebuild the segment, some rows at a time, if most of its rows are dead."""
         with self._table_lock:
             old = new = self._segment
             steps = old.renewals() if old.is_mostly_dead else iter(())
@@ -463,7 +458,7 @@ class PartCutter:
             time.sleep(_REST_SECONDS)
 
     def _let_ids_go(self) -> None:
-        """Let go of ids that are reserved for chunks which no part has any more: of answers that were made anew."""
+        """Release ids reserved for chunks of no part, such as chunks of answers that were regenerated."""
         with self._table_lock:
             self._take_listing()
             is_known = not (self._uncut or self._stored_meanwhile)  # whose ids are those of which part
@@ -478,7 +473,7 @@ class PartCutter:
                 self._drop(key)
 
     def _drop(self, key: Key) -> None:
-        """Drop the chunks of a part; if it waits still, it is cut anew when it is asked for. With the lock."""
+        """Drop the chunks of a part; if it is still pending, it is cut anew on request. Requires the lock."""
         if (cut := self._known.pop(key, None)) is None:
             return
         self._count(cut, -1)
@@ -507,13 +502,13 @@ class PartCutter:
             with self._long_lock:
                 return self._fresh(part.key) or self._cut_anew(part, step)
         if (begun := self._begun.get(part.key)) is not None:
-            # Not for long: it may be a thread that all others go before, and on a busy machine it has no core.
+            # Not for long: it may be the thread with the lowest priority, which gets no core on a busy machine.
             begun.wait(None if until is None else _OTHER_THREAD_SECONDS)
             if (known := self._fresh(part.key)) is not None:
                 return known
         ended = self._begun[part.key] = threading.Event()
         try:
-            # Without the step: a search that waits for a short one is not to wait for other requests, too.
+            # Without the step: a search that waits for a short part must not wait for other requests, too.
             return self._cut_anew(part, lambda: None)
         finally:
             self._begun.pop(part.key, None)
@@ -535,7 +530,7 @@ class PartCutter:
         return cut
 
     def drafts_of(self, note_id: bytes, note: Note, step: Callable[[], None] = lambda: None) -> list[Draft]:
-        """A note in chunks, also those that the log has. For `step` see `cut`."""
+        """Cut a note into chunks, including those in the log. For `step` see `cut`."""
         return self._cutter.in_steps(step).cut_note(self._log.topic_id, note_id, note)
 
     def next_batch(
@@ -545,11 +540,11 @@ class PartCutter:
         named: Collection[bytes] = (),
         step: Callable[[], None] = lambda: None,
     ) -> Batch:
-        """The next chunks of these parts that are to be stored, at least one if there is one.
+        """Return the next chunks of these parts to be stored, at least one if any is left.
 
-        A part that has more than a step's takes further batches. What is said behind it does not wait for those: of the
-        short parts there, each batch has as many chunks again. What is stored of a part stays as it was cut, too
-        (`is_shown`). `named`: the uuids of chunks that go before all others; then none of the others are in the batch.
+        A part with more text than BATCH_CHARACTERS takes several batches. Short parts after it do not wait: each batch
+        has as much text of theirs again. Chunks that are shown or stored keep their cutting (`is_shown`). `named`:
+        uuids of chunks that are stored first; the batch contains no others then.
         """
         self._renew_segment()
         self._let_ids_go()
@@ -586,7 +581,7 @@ class PartCutter:
         return Batch(batch, complete, complete == len(parts), digests, cut)
 
     def _is_lacking(self, part: Part) -> bool:
-        """Whether the log does not have all of a part that is to be stored."""
+        """Return True if a message or note of the part is not completely in the log."""
         if part.note is not None:
             return not self._log.has_digest(part.note[0])
         stored_kind = partial(compaction.is_stored_kind, instructions=part.instructions)
@@ -605,8 +600,8 @@ class PartCutter:
         return CutPart(part, self._pending(new, step), tuple(digests), drafts)
 
     def _new_note(self, part: Part, note_id: bytes, note: Note, step: Callable[[], None]) -> CutPart:
-        """A note in the chunks that are to be stored. What an interrupted attempt has stored of it may be corrected
-        since, and is not stored again."""
+        """Cut a note into the chunks to be stored. Chunks that an interrupted attempt stored are left out: they may
+        have been corrected since."""
         knows, has_copy = self._log.snapshot().knows, self._log.has_live_copy
         cut = () if self._log.has_digest(note_id) else self.drafts_of(note_id, note, step)
         drafts = [draft for draft in cut if not knows(draft.uuid) and (draft.digests or not has_copy(draft))]
@@ -622,8 +617,8 @@ class PartCutter:
 
 
 def _as_shown(draft: Draft, waiting: PendingView, is_shown: Callable[[bytes], bool]) -> Draft:
-    """The draft; where a prompt has shown a chunk of another conversation that says the same and waits, under the uuid
-    of that one: what several conversations say at once is stored once."""
+    """Return the draft, under the uuid of a pending chunk with the same text from another conversation if a prompt has
+    shown that one: a text from several conversations at once is stored once."""
     if draft.kind != "turn" or is_shown(draft.uuid):
         return draft
     said = draft.roles, draft.displayed, draft.author
@@ -633,23 +628,23 @@ def _as_shown(draft: Draft, waiting: PendingView, is_shown: Callable[[bytes], bo
 
 
 class ListedParts:
-    """All parts of a buffer that wait to be stored. A request asks for all of them, so only those of conversations that
-    have changed are listed anew, and behind the last of them where one has grown: listing takes 20 µs a turn."""
+    """All pending parts of a buffer. Every request needs all of them, and listing takes 20 µs per turn. So only changed
+    conversations are listed anew, and a conversation that has grown only from its last part on."""
 
     def __init__(self, buffer: HotBuffer, told: Callable[[Sequence[Part], Sequence[Part]], None]) -> None:
         """`told`: see `PartCutter.note_waiting`."""
         self._buffer = buffer
         self._told = told
         self._said: dict[str, tuple[int, tuple[int, bool], list[Part]]] = {}
-        """By conversation: `changes`, length and whether an answer was awaited at that time, and the parts."""
+        """By conversation, as of its listing: `changes`, (length, is an answer awaited), parts."""
         self._alone: dict[str | bytes, list[Part]] = {}
-        """The instructions that each conversation owes, and each note."""
+        """Owed instructions by conversation, and notes by id."""
         self.characters = 0
-        """Of the texts of all, as of the last `refresh`; what several branches have counts for each."""
+        """Total length of the texts as of the last `refresh`; shared parts count once for each branch."""
         self._touched: list[str | bytes] = [*buffer.notes, *(one.id for one in buffer.conversations())]
 
     def refresh(self) -> bool:
-        """Bring them up to date; whether any part waits."""
+        """Update the list; return True if any part is pending."""
         touched, self._touched = self._touched + self._buffer.take_touched(), []
         for name in dict.fromkeys(touched):  # the one used last comes last
             if isinstance(name, bytes):
@@ -665,7 +660,7 @@ class ListedParts:
         return bool(self._said or self._alone)
 
     def of(self, conversation: Conversation) -> Sequence[Part]:
-        """Its parts as of now, without those owed."""
+        """Return a conversation's pending parts as of now, without owed instructions."""
         changes, end, parts = self._said.get(conversation.id, (-1, (0, False), []))
         now = len(conversation), conversation.awaiting > 0
         if changes == conversation.changes:  # without what was stored since
@@ -687,8 +682,8 @@ class ListedParts:
         return parts
 
     def before(self, conversation: Conversation, upto: int) -> Iterator[Part]:
-        """Those of its parts that end at or before a position; and where that is the end, what is behind them, although
-        it may go on."""
+        """Yield a conversation's parts that end at or before a position. If that is the end, an incomplete last part is
+        yielded, too."""
         end = conversation.stored
         for part in self.of(conversation):
             if part.end > upto:
@@ -704,7 +699,7 @@ class ListedParts:
             self._alone[whose] = parts
 
     def _tell(self, before: Sequence[Part], now: Sequence[Part]) -> None:
-        """Say which of them were not among those before, and the other way round."""
+        """Report which parts are gone, and which are new."""
         old, new = ({part.key: part for part in some} for some in (before, now))
         gone = [part for key, part in old.items() if new.get(key) != part]
         come = [part for key, part in new.items() if old.get(key) != part]
@@ -714,7 +709,7 @@ class ListedParts:
 
 
 class BufferedText(UnstoredText):
-    """All that a buffer has and the log has not, as it is now; see `UnstoredText`."""
+    """The text of a buffer that is not in the log, as of now; see `UnstoredText`."""
 
     def __init__(self, cutter: PartCutter, *, is_any: bool) -> None:
         self._cutter = cutter
