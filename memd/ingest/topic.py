@@ -1,13 +1,12 @@
-"""One open topic: its log, hot buffer and journal; also one that several daemons have.
+"""One open topic: its log, hot buffer and journal; also a topic shared by several daemons.
 
-Rule: only the event loop touches the buffer; log and journal are written in `writer` alone. A record of the journal
-that this version cannot read costs that record, and secrets that the settings name by now are left out. Prompts have
-all that clients send; the journal does not have the text of messages that are never to be stored again.
+Rule: only the event loop touches the buffer; only the `writer` thread writes log and journal. An unreadable record of
+the journal is skipped; secrets that the settings now name are redacted. Prompts have everything that clients send; the
+journal does not have the text of forbidden messages.
 
-In a cluster buffer and log follow the shared log, and what is said here goes there. Before a request looks at it, what
-others have appended is taken in. What is said is in the shared log before the answer begins; where nobody can be
-asked it waits in the journal here, and goes there when somebody answers. In doubt the rows are looked at: an event that
-is among them is in.
+In a cluster, buffer and log follow the shared log. Each request first reads the events that other daemons have
+appended. New messages are in the shared log before the answer begins. While the database is unreachable they wait in
+the local journal. If an append's outcome is unknown, the rows tell it: an event found among them was appended.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ log = logging.getLogger("memd")
 Result = TypeVar("Result")
 
 Ended = Mapping[str, News]
-"""By topic; without rows."""
+"""News by topic, without rows."""
 CHUNK_IDS_MAX = 4_096
-"""Messages whose chunks' ids are kept in memory: those of some long tool loops."""
+"""Messages whose chunk ids are kept in memory: enough for several long tool loops."""
 
 
 class Inquiry(NamedTuple):
-    """A look at the shared log: where these topics end."""
+    """A query to the shared log for the ends of topics."""
 
     topics: set[str]
     answer: asyncio.Future[Ended]
@@ -74,7 +73,7 @@ class Topic:
     """One topic while the daemon runs."""
 
     trouble_since = 0
-    """When `write_trouble` began, in microseconds since the epoch."""
+    """Start of `write_trouble`, in microseconds since the epoch."""
 
     def __init__(
         self,
@@ -85,38 +84,38 @@ class Topic:
         cutter: Cutter,
         before_write: Callable[[], None],
     ) -> None:
-        """Use `Topics.get`. `writer`: in which the topic is written. `before_write`: called there, before each write to
-        the log or the journal."""
+        """Use `Topics.get`. `writer`: the topic's writer thread. `before_write`: called there before each write to the
+        log or the journal."""
         self.id = log_.topic_id
         self.buffer = buffer
         self._cutter, self._redactor = cutter, cutter.redactor
         self._open(log_, journal)
         self._troubles: dict[str, StoreError] = {}
         self.storing = asyncio.Lock()
-        """Held while messages are stored: branches share messages, and each must see what the other has stored."""
+        """Held while messages are stored: branches share messages, and each must see those that another has stored."""
         self._turn_to_store = asyncio.Lock()
         self.noting = asyncio.Lock()
-        """Held while a note is taken: of two equal ones the second must see the first."""
+        """Held while a note is taken: the second of two equal notes must see the first."""
         self.correcting = asyncio.Lock()
-        """Held while chunks are corrected: of two corrections of one the second must see the first."""
+        """Held while chunks are corrected: the second of two corrections of a chunk must see the first."""
         self.chunk_ids: Latest[bytes, tuple[str, ...]] = Latest(CHUNK_IDS_MAX)
-        """The public ids of the chunks that came from each of the messages stored last, by the message's digest."""
+        """Public ids of the chunks of recently stored messages, by the message's digest."""
         self.being_stored: frozenset[bytes] = frozenset()
-        """Digests of the messages of an append that is under way: which of their chunks stay is not known yet."""
+        """Digests of the messages in the current append: the ids of their chunks are not final yet."""
         self.journal_behind = False
-        """The journal's file differs from the buffer: only a rewrite brings it up to date."""
+        """True if the journal's file differs from the buffer: only a rewrite brings it up to date."""
         self._journal_unsynced = False
         self._has_ended = False
-        """Its folder is another topic's now, or nobody's."""
+        """True after the topic was erased: its folder is gone, or belongs to another topic."""
         self.writer = writer
-        """The thread, or what stands for one, in which it is opened, written and closed."""
+        """Executor in which the topic is opened, written and closed."""
         self._before_write = before_write
         self._holders, self._used_at = 0, time.monotonic()
         self.used_by = ""
-        """The principal who used it last, as in `Principal.author`."""
+        """The last principal to use it, as in `Principal.author`."""
 
     def _open(self, log_: TopicLog, journal: Journal) -> None:
-        """Go on with this log and this journal."""
+        """Use this log and this journal from now on."""
         self.log, self._journal = log_, journal
         self.cutter = PartCutter(log_, self._cutter)
         self.listed_parts = ListedParts(self.buffer, self.cutter.note_waiting)
@@ -143,8 +142,8 @@ class Topic:
 
     @asynccontextmanager
     async def storing_in_turn(self) -> AsyncIterator[None]:
-        """Hold `storing` for a step in the background. Of such works one at a time waits for it, so that a request,
-        which takes `storing` itself, waits for one step at most, and not for dozens in a row."""
+        """Hold `storing` for a background step. Only one background step at a time queues for it, so that a request,
+        which takes `storing` directly, waits for one step at most."""
         async with self._turn_to_store, self.storing:
             yield
 
@@ -155,40 +154,40 @@ class Topic:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether the topic can be closed without losing anything."""
+        """True if the topic can be closed without loss."""
         return not self.journal_behind and not self._journal_unsynced and not self.buffer.unstored_count
 
     @property
     def unwritten(self) -> int:
-        """How many messages and notes may be nowhere but in memory."""
+        """Number of messages and notes that may be in memory only."""
         return unstored_messages(self.buffer) if self.journal_behind else 0
 
     @property
     def risk(self) -> str:
-        """The danger to what was said and cannot be stored now."""
+        """The risk to messages that cannot be stored now, in words."""
         return "what is said now is lost if memd ends before that works" if self.journal_behind else "nothing is lost"
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory of the open conversations, beside the texts of their messages, and of the chunks that are pending."""
+        """Memory of the open conversations, without the texts of their messages, and of the pending chunks."""
         return self.buffer.memory_bytes + self.cutter.memory_bytes
 
     def unstored(self) -> BufferedText:
-        """All that was said and is not in the log, as of now: every search of the topic's log asks for it."""
+        """Return the pending text as of now; every search of the topic's log calls this."""
         return BufferedText(self.cutter, is_any=self.listed_parts.refresh())
 
     def ids_of(self, digest: bytes) -> tuple[str, ...]:
-        """The public ids of the chunks that came from a message: of those stored lately, or of pending ones."""
+        """Return the public ids of a message's chunks, recently stored or pending."""
         return self.chunk_ids.get(digest) or (() if digest in self.being_stored else self.cutter.ids_of(digest))
 
     @property
     def write_trouble(self) -> StoreError | None:
-        """The last error of a write to the log or the journal, until one to the same file succeeds again."""
+        """The last error of a write to the log or the journal, until a write to the same file succeeds."""
         return next(iter(self._troubles.values()), None)
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it has all that other daemons have acknowledged."""
+        """True if it has everything that other daemons have acknowledged."""
         return True
 
     async def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
@@ -203,15 +202,14 @@ class Topic:
         return await self._write("log", append)
 
     async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int | None = None) -> list[Entry]:
-        """Append what a request asks for, of whose entries all have its mark (`ChunkState.asked_by`). `log_`: the
-        topic's, in which nothing has the mark. Raises InDoubt: nobody knows yet whether they are written; StoreError:
-        nothing was written."""
+        """Append the drafts of one request; all have its mark (`ChunkState.asked_by`). `log_`: the log in which the
+        mark was not found. Raises InDoubt: the outcome is not known yet; StoreError: nothing was written."""
         if log_ is not self.log:
             raise Fenced(f"topic {self.id}: it was opened anew meanwhile; nothing was stored, send it again")
         return await self.append(drafts, made_at)
 
     async def _write(self, file: str, work: Callable[[], Result]) -> Result:
-        """Run `work`, which writes to the log or the journal, in the writer thread, and keep its error as `trouble`."""
+        """Run `work`, a write to the log or the journal, in the writer thread, and keep its error (`write_trouble`)."""
 
         def write() -> Result:
             if self._has_ended:
@@ -233,7 +231,7 @@ class Topic:
         return result
 
     def _note(self, error: StoreError | None, file: str) -> bool:
-        """Note what went wrong with a file, or that nothing does; whether something did before."""
+        """Set or clear a file's error; return True if it had one."""
         had_none, was_wrong = not self._troubles, self._troubles.pop(file, None) is not None
         if error is not None:
             self.trouble_since = time.time_ns() // 1000 if had_none else self.trouble_since
@@ -241,18 +239,18 @@ class Topic:
         return was_wrong
 
     async def follow(self, inquiry: Inquiry | None = None) -> None:
-        """Take in what other daemons have appended until now, where there are others. `inquiry`: one about this topic,
-        asked after the request came for which this is done."""
+        """Read what other daemons have appended, in a cluster. `inquiry`: a query about this topic that was begun after
+        the request arrived."""
 
     def is_others(self, name: str | bytes) -> bool:
-        """Whether another daemon was told this conversation or note last, and sees to it."""
+        """Return True if another daemon received this conversation or note last, and will store it."""
         return False
 
     async def before_storing(self) -> None:
-        """Hear what other daemons have stored, where there are others, before what they were told is stored here."""
+        """In a cluster, read what other daemons have stored, before their messages are stored here."""
 
     async def save(self, *, sync: bool = False) -> None:
-        """Journal the buffer's changes. After a failure the journal is rewritten, at once and by the next saves."""
+        """Journal the buffer's changes. After a failure rewrite the journal, now and in each save until that works."""
         events = self.buffer.take_unsaved()
         if not events and not (self.journal_behind or (sync and self._journal_unsynced)):
             return
@@ -274,16 +272,16 @@ class Topic:
             await self.rewrite_journal()
 
     async def make_durable(self) -> bool:
-        """Force all that the buffer has to disk, in the journal; False if that failed (the disk is full, …).
+        """Force the whole buffer to disk, in the journal; return False if that failed (the disk is full, …).
 
-        Unlike `save` it also waits for what others are writing: True means that no crash can lose what is said so far.
+        Unlike `save` it also waits for concurrent writes: after True no crash can lose any message so far.
         """
-        self._journal_unsynced = True  # also where a sync is under way, whose end must be waited for
+        self._journal_unsynced = True  # even during another sync, whose end must be awaited
         await self.save(sync=True)
         return not self.journal_behind
 
     async def rewrite_journal(self) -> None:
-        """Replace `hot.log` by the shortest journal of the present buffer, durably, if that is worth it."""
+        """Replace `hot.log` by the shortest journal of the present buffer, durably, if it is long or behind."""
         if not (self.journal_behind or self._journal.is_long):
             await self.save(sync=True)
             return
@@ -308,14 +306,14 @@ class Topic:
     async def forget(
         self, digests: Collection[bytes], uuids: Collection[bytes], wiper: Wiper, blocks: Collection[bytes] = ()
     ) -> None:
-        """Drop the text of erased messages, and the blocks that show one of these chunks, here and in `hot.log`, and
-        overwrite what that was. `blocks`: further blocks, by the digests of the messages before which they stand.
-        Raises StoreError: the journal cannot be written, or what it was may still be there."""
+        """Drop the text of erased messages, and the blocks that show these chunks, here and in `hot.log`, and overwrite
+        the old file. `blocks`: further blocks, by the digest of the message after each. Raises StoreError: the journal
+        cannot be written, or the old file may still exist."""
         self._drop(digests, uuids, blocks)
         await self._rewrite(wiper)
 
     def forget_shown(self, uuids: Collection[bytes]) -> None:
-        """Drop the blocks that show one of these chunks; the next write of the journal leaves none of it there."""
+        """Drop the blocks that show these chunks; the next write of the journal rewrites it without them."""
         self.buffer.record(Forgotten([], list(uuids)))
         self.journal_behind = True
 
@@ -327,13 +325,13 @@ class Topic:
             self.chunk_ids.pop(digest, None)
 
     def note_chunks(self, entries: Sequence[Entry]) -> None:
-        """Note which chunks came from which messages, for `chunk_ids`."""
+        """Add entries to `chunk_ids`."""
         for entry in entries:
             for digest in entry.digests:
                 self.chunk_ids[digest] = (*self.chunk_ids.get(digest, ()), entry.public_id)
 
     def end(self) -> None:
-        """Write nothing any more, in the writer thread: the topic is erased."""
+        """Refuse all further writes: the topic is erased. Called in the writer thread."""
         self._has_ended = True
 
     def _payloads(self, events: Sequence[BufferEvent]) -> list[bytes]:
@@ -345,30 +343,29 @@ class Topic:
 
 
 def events_in(payloads: Sequence[bytes], topic_id: str, redactor: Redactor) -> tuple[list[BufferEvent], bool]:
-    """Decode the records of a journal; also say whether they may stay as they are: nothing has to be redacted."""
+    """Return the redacted events of a journal, and True if nothing had to be redacted."""
     events = known_events(payloads, topic_id)
     kept = [redactor.kept(event) for event in events]
     return kept, kept == events
 
 
 def replayed(events: Sequence[BufferEvent]) -> HotBuffer:
-    """The buffer after these events."""
+    """Return the buffer after these events."""
     buffer = HotBuffer(lambda: uuid.uuid4().hex[:12])
     buffer.replay(events)
     return buffer
 
 
 def waiting_in(path: Path, files: LocalDisk) -> int:
-    """How many messages and notes of a journal are in no log yet. It is only read. Raises StoreError: it cannot be
-    read."""
+    """Count the messages and notes of a journal that are not stored yet. Raises StoreError: it cannot be read."""
     try:
         return unstored_messages(replayed(known_events(read_journal(path, files))))
     except ForeignFile:
-        return 0  # nothing of it is stored in this topic; a daemon and `memd verify` say so
+        return 0  # nothing of it is stored in this topic; a daemon and `memd verify` report it
 
 
 def known_events(payloads: Iterable[bytes], topic_id: str = "") -> list[BufferEvent]:
-    """The events of records; those that this version does not know are left out, and told with the topic's name."""
+    """Decode records, without those unknown to this version, which are logged if a topic is given."""
     events = []
     for payload in payloads:
         try:
@@ -381,7 +378,7 @@ def known_events(payloads: Iterable[bytes], topic_id: str = "") -> list[BufferEv
 
 
 def without_forbidden(event: BufferEvent, forbidden: ForbiddenText) -> BufferEvent:
-    """The event without the text of forbidden messages."""
+    """Return the event without the text of forbidden messages."""
 
     def kept(value: Any, _: str) -> Any:
         if isinstance(value, Message):
@@ -395,14 +392,14 @@ def without_forbidden(event: BufferEvent, forbidden: ForbiddenText) -> BufferEve
 
 
 def without_erased(event: BufferEvent, snapshot: Snapshot) -> BufferEvent:
-    """The event; a block that shows what was erased since it was made is none."""
+    """Return the event; a block that shows a chunk erased since becomes its removal."""
     if isinstance(event, Placed) and any(snapshot.was_erased(chunk.uuid) for chunk in event.block.chunks):
         return Removed(event.conversation, [event.digest])
     return event
 
 
 def erased_in(buffer: HotBuffer, erasures: Iterable[Erasure]) -> frozenset[bytes]:
-    """Return the uuids of the chunks in a topic's memory blocks that were erased where they came from."""
+    """Return the uuids of chunks in a topic's memory blocks that were erased in their topic of origin."""
     blocks = (block for conversation in buffer.conversations() for block in conversation.blocks.values())
     shown = {chunk for block in blocks for chunk in block.chunks}
     return frozenset(
@@ -415,32 +412,34 @@ def erased_in(buffer: HotBuffer, erasures: Iterable[Erasure]) -> frozenset[bytes
     )
 
 
-# A topic that several daemons have
+# A topic shared by several daemons
 
 _NOTHING = b"\xc0"
-"""The one record of a base of an empty buffer: no event."""
+"""The only record in the base of an empty buffer: no event."""
 BASE_BYTES_MIN = 64 << 10
-"""Of events, from which on the buffer as a whole takes their place, if it is at most half as long."""
+"""Rows longer than this, and than twice their base, are replaced by a new base: the whole buffer."""
 OTHERS_SECONDS = 30.0
-"""After so long what another daemon was told is stored by this one: it may have died."""
+"""After this time this daemon stores messages that another daemon received: that one may have died."""
 _TRIES = 20
 asking = ThreadPoolExecutor(8, "memd-shared")
-"""Waits for the database."""
+"""Threads that wait for the database."""
 
 
 class Ends:
-    """Asks where the streams of topics end: in one round trip for all who ask in the same moment. Of the event loop."""
+    """Queries the ends of topics' streams, with one round trip for simultaneous calls. Used on the event loop."""
 
     def __init__(self, kept: SharedLog) -> None:
         self._kept = kept
         self._next: Inquiry | None = None
 
     def ask(self, topics: Iterable[str]) -> Inquiry:
-        """An inquiry about these topics and others, which is on its way in a moment."""
+        """Return an inquiry about these topics and others; it is sent in the loop's next iteration."""
         if self._next is None:
             loop = asyncio.get_running_loop()
             self._next = Inquiry(set(), loop.create_future())
-            self._next.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # heard
+            self._next.answer.add_done_callback(
+                lambda answer: answer.cancelled() or answer.exception()
+            )  # else asyncio logs it
             loop.call_soon(self._send)
         self._next.topics.update(topics)
         return self._next
@@ -453,39 +452,39 @@ class Ends:
 
 
 class Renewed(msgspec.Struct, frozen=True):
-    """A topic that was read anew, because its copy counted no more."""
+    """A topic read anew because its local copy was invalid."""
 
     log: SharedTopicLog
     journal: Journal
     rows: list[Row]
-    """Of the buffer, all; none where nobody could be asked."""
+    """All rows of the buffer; empty if the database was unreachable."""
 
 
 Renew = Callable[[str], Renewed]
 
 
 class SharedTopic(Topic):
-    """See Topic. Of the event loop."""
+    """See Topic. Used on the event loop."""
 
     log: SharedTopicLog
 
     def shares(self, waiting: Sequence[bytes], renew: Renew, ends: Ends) -> None:
-        """Begin to follow the shared log; called once, in the thread that opens the topic. The buffer is then as the
-        rows tell it, and where nobody can be asked as the journal does. `waiting`: the events in the journal that are
-        not known to be in the shared log. `renew`: reads the topic of this id anew where its copy counts no more.
-        `ends`: asks where its streams end."""
+        """Begin to follow the shared log; called once, in the thread that opens the topic. This brings the buffer to
+        the state of the rows; while the database is unreachable it keeps the journal's. `waiting`: the journal's
+        events not known to be in the shared log. `renew`: reads a topic anew if its copy is invalid. `ends`: queries
+        the ends of its streams."""
         self._marked = self._journal.mark or SharedMark(0, 0)
-        """The last mark in the journal here."""
+        """The last mark in the local journal."""
         self._head = self._marked.head
         self._rows_bytes = self._base_bytes = 0
         self._pending = [(event, payload) for payload in waiting for event in known_events([payload])]
-        """Events of this daemon that are not known to be in the shared log, and their payloads."""
+        """This daemon's events not known to be in the shared log, with their payloads."""
         self._journaled = len(self._pending)
-        """How many of those are in the journal here."""
+        """Number of those already in the local journal."""
         self._turn = asyncio.Lock()
-        """Held while rows of the buffer are asked for or appended."""
+        """Held while rows of the buffer are read or appended."""
         self._others: dict[str | bytes, float] = {}
-        """Conversations and notes that another daemon was told last, and when (`time.monotonic`)."""
+        """Conversations and notes that another daemon received last, with the time (`time.monotonic`)."""
         self._renew, self._ends = renew, ends
         try:
             rows = self.log.catch_up(self._head)
@@ -493,7 +492,7 @@ class SharedTopic(Topic):
                 rows = self.log.catch_up(0) if self._head else rows
                 self._rebase(rows, _buffer_of(rows))
             self.journal_behind |= bool(rows)
-            self._others.clear()  # who was told that may be gone long since
+            self._others.clear()  # the daemon that received them may be long gone
         except Rewritten:
             self._go_on(renewed := renew(self.id), _buffer_of(renewed.rows))
         except StoreError as error:
@@ -502,7 +501,7 @@ class SharedTopic(Topic):
     # -- for requests -------------------------------------------------------------------------------------------
 
     async def follow(self, inquiry: Inquiry | None = None) -> None:
-        """See Topic; where nobody can be asked the copy stays as it is."""
+        """See Topic; while the database is unreachable the copy stays as it is."""
         if inquiry is None or self.id not in inquiry.topics:
             inquiry = self._ends.ask([self.id])
         try:
@@ -517,15 +516,15 @@ class SharedTopic(Topic):
             self.log.is_current = False
             self._note(error, "shared")
             return
-        if not self._pending:  # else it can be read, and not be written: its disk is full
+        if not self._pending:  # else the database can be read but not written: its disk is full
             self._follows_again()
 
     def is_others(self, name: str | bytes) -> bool:
-        """Whether another daemon was told this conversation or note last, and sees to it."""
+        """Return True if another daemon received this conversation or note last, and will store it."""
         return time.monotonic() - self._others.get(name, -OTHERS_SECONDS) < OTHERS_SECONDS
 
     async def before_storing(self) -> None:
-        """See Topic: what another daemon has not stored after so long is looked at anew."""
+        """See Topic. After OTHERS_SECONDS messages that another daemon received become this daemon's to store."""
         old = time.monotonic() - OTHERS_SECONDS
         if due := [name for name, told_at in self._others.items() if told_at < old]:
             await self.follow()
@@ -545,11 +544,11 @@ class SharedTopic(Topic):
 
     @property
     def is_on_disk(self) -> bool:
-        """See Topic: nothing waits here that others do not have."""
+        """See Topic: the shared log has everything."""
         return not self._pending and not self.buffer.unstored_count
 
     async def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
-        """See Topic. Raises MadeAnew, too, where the copy for which they were made counts no more."""
+        """See Topic. Also raises MadeAnew if the copy for which the drafts were made is invalid."""
         try:
             return await super().append(drafts, made_at)
         except (Fenced, Rewritten) as error:
@@ -557,7 +556,7 @@ class SharedTopic(Topic):
             raise MadeAnew(f"topic {self.id}: it was read anew meanwhile; what is to be stored is made anew") from error
 
     async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int | None = None) -> list[Entry]:
-        """See Topic. Where the answer was lost, the rows tell."""
+        """See Topic. If the database's answer was lost, the rows tell the outcome."""
         try:
             return await self.append(drafts, made_at)
         except InDoubt:
@@ -569,7 +568,7 @@ class SharedTopic(Topic):
             raise
 
     async def save(self, *, sync: bool = False) -> None:
-        """Append the buffer's changes to the shared log; where that fails they wait in the journal."""
+        """Append the buffer's changes to the shared log, or to the journal if that fails."""
         async with self._turn:
             await self._saved(sync=sync)
 
@@ -579,7 +578,7 @@ class SharedTopic(Topic):
         return not self.journal_behind or not self._pending
 
     async def rewrite_journal(self) -> None:
-        """Replace the rows of the buffer by one, if that is worth it."""
+        """Replace the rows of the buffer by one base if they are long."""
         async with self._turn:
             is_long = self._rows_bytes > max(BASE_BYTES_MIN, 2 * self._base_bytes)
             await self._saved(sync=True, base=is_long)
@@ -592,7 +591,7 @@ class SharedTopic(Topic):
         async with self._turn:
             self._drop(digests, uuids, blocks)
             await self._send(base=True)
-            while self.buffer.unsaved:  # said meanwhile
+            while self.buffer.unsaved:  # events recorded meanwhile
                 await self._send()
             await self._rewrite_copy(wiper)
 
@@ -615,8 +614,8 @@ class SharedTopic(Topic):
                 await self._rewrite_copy()  # else the next start has to read the topic anew
 
     async def _send(self, *, base: bool = False) -> None:
-        """Append what waits, and then with `base` the whole buffer, in which there is nothing else then: who has all
-        rows before a base need not read it."""
+        """Append the pending events, and then with `base` the whole buffer. The base contains nothing else, so that a
+        daemon with all rows before it need not read it."""
         for _ in range(_TRIES):
             await self._take_unsaved()
             if self._pending:
@@ -640,14 +639,14 @@ class SharedTopic(Topic):
         raise Behind(f"topic {self.id}: other daemons are told so much at this moment that it waits")
 
     async def _take_unsaved(self) -> None:
-        """Let what was said here since wait to be appended."""
+        """Move the buffer's unsaved events to `_pending`."""
         events = self.buffer.take_unsaved()
         for event in events:
             if isinstance(event, Appended) and event.messages:
-                self._others.pop(event.conversation, None)  # this daemon sees to it now
+                self._others.pop(event.conversation, None)  # this daemon stores it now
         try:
             encoded = await self._in_writer(partial(self._payloads, events)) if events else []
-        except BaseException:  # also where a client has left: others rely on it that these are kept
+        except BaseException:  # also a client's disconnection: other requests rely on these events
             self.buffer.leave_unsaved(events)
             raise
         self._pending += zip(events, encoded, strict=True)
@@ -665,12 +664,12 @@ class SharedTopic(Topic):
             rows = await _asked(partial(self.log.catch_up, 0)) if self._head else rows
             self._rebase(rows, await _asked(partial(_buffer_of, rows)))
         elif rows and self._pending:
-            self.journal_behind = True  # its order is not that of the rows
+            self.journal_behind = True  # its order differs from the rows'
         elif rows:
             await self._copy(_payloads_of(rows[1:] if rows[0].is_base else rows))
 
     def _takes(self, rows: Sequence[Row]) -> bool:
-        """Bring the buffer to what rows say that come behind those it has; False: it has to be read as a whole."""
+        """Apply newer rows to the buffer; return False if it has to be read as a whole."""
         theirs = self._theirs(rows)
         if theirs is None or clashing(theirs, self._own()):
             return False
@@ -680,7 +679,7 @@ class SharedTopic(Topic):
         return True
 
     def _theirs(self, rows: Sequence[Row]) -> list[BufferEvent] | None:
-        """The events of others in rows that follow what the buffer has; None: some are gone that it does not have."""
+        """Return other daemons' events in newer rows; None if rows between are gone that the buffer does not have."""
         if rows and (rows[0].last > self._head + 1 or (rows[0].is_base and not self._head)):
             return None
         payloads = _payloads_of(row for row in rows if not row.is_base)
@@ -695,7 +694,8 @@ class SharedTopic(Topic):
         return theirs
 
     def _settled(self, rows: Sequence[Row]) -> set[bytes]:
-        """Strike out what waits and is in these rows: the answer to its append was lost. Return what waited."""
+        """Drop pending events found in these rows: the answer to their append was lost. Return all that were
+        pending."""
         found = set(_payloads_of(rows))
         own = {payload for _, payload in self._pending}
         if own & found:
@@ -704,8 +704,8 @@ class SharedTopic(Topic):
         return own
 
     def _rebase(self, rows: Sequence[Row], kept: HotBuffer, *, is_known: bool = True) -> None:
-        """Bring the buffer to all rows, and what is said here alone behind them. `kept`: as they tell it. `is_known`:
-        the buffer had what the rows say up to `_head`."""
+        """Rebuild the buffer from all rows, with this daemon's own events after them. `kept`: the buffer of the rows.
+        `is_known`: the present buffer has the rows up to `_head`."""
         theirs = self._theirs([row for row in rows if row.last > self._head]) if is_known else None
         self._settled(rows)
         rebased(self.buffer, kept, theirs, self._own())
@@ -719,7 +719,7 @@ class SharedTopic(Topic):
         self._go_on(renewed, await _asked(partial(_buffer_of, renewed.rows)))
 
     def _go_on(self, renewed: Renewed, kept: HotBuffer) -> None:
-        """Go on with a copy that was read anew, without what was erased; `kept`: as its rows tell the buffer."""
+        """Use a copy that was read anew, without erased chunks. `kept`: the buffer of its rows."""
         self._open(renewed.log, renewed.journal)
         self._head = 0
         self._rebase(renewed.rows, kept, is_known=False)
@@ -732,7 +732,7 @@ class SharedTopic(Topic):
 
     def _open(self, log_: TopicLog, journal: Journal) -> None:
         super()._open(log_, journal)
-        self.log.noticed = self.cutter.note_stored  # what others have stored is not cut again
+        self.log.noticed = self.cutter.note_stored  # text that other daemons have stored is not cut again
 
     def _mark(self) -> SharedMark:
         return SharedMark(self.log.generation, self._head)
@@ -744,10 +744,10 @@ class SharedTopic(Topic):
         if self._note(None, "shared"):
             log.info("the shared log is followed again", extra={"topic": self.id})
 
-    # -- the copy of the buffer in the folder here ----------------------------------------------------------------
+    # -- the local copy of the buffer -----------------------------------------------------------------------------
 
     async def _copy(self, payloads: Sequence[bytes]) -> None:
-        """Write what is in the shared log into the journal here too. A failure costs no more than reading it anew."""
+        """Also write events of the shared log into the local journal. After a failure they are read anew."""
         if self.journal_behind:
             await self._rewrite_copy()
             return
@@ -761,7 +761,7 @@ class SharedTopic(Topic):
     async def _rewrite_copy(self, wiper: Wiper | None = None) -> None:
         self.journal_behind = True
         if self._pending or self.buffer.unsaved:
-            return  # what waits is told from the rest by its place behind the mark
+            return  # pending events are recognised by their position after the mark
         retell, mark = self.buffer.retelling(), self._mark()
 
         def rewrite() -> None:
@@ -775,7 +775,7 @@ class SharedTopic(Topic):
                 raise
 
     async def _wait_in_journal(self, *, sync: bool) -> None:
-        """Keep what cannot be appended now where a crash does not take it."""
+        """Write events that cannot be appended now to the journal, where they survive a crash."""
         await self._take_unsaved()
         waiting = [payload for _, payload in self._pending[self._journaled :]]
 
