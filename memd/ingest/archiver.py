@@ -1,21 +1,20 @@
 """Moves turns from the hot buffer into the log, appends entries of other sources and corrections, and takes notes.
 
-The life of a text, which is found and named by one id from the second step on:
+The stages of a text; once cut, it is searchable and keeps its id:
 
     said       a message of a conversation, in the journal within a second         conversation.hot_buffer
-    listed     in a part, once that is complete: a turn, a round of calls          unstored.ListedParts
-    cut        into chunks, which questions look into and corrections may name     unstored.PartCutter
-    drafted    as many as a step takes, but for those that the log has already     pipeline.Drafter
-    appended   durably, as one group; then the conversation's mark moves on        Topic.append
+    listed     in a complete part: a turn, or a round of calls                     unstored.ListedParts
+    cut        into chunks that searches find and corrections may name             unstored.PartCutter
+    drafted    a batch of chunks that are not in the log yet                       pipeline.Drafter
+    appended   durably, as one group; then the conversation's mark advances        Topic.append
 
 Rule: nothing else in a daemon appends. Messages count as stored only after their chunks are durable. They leave the
-prompt only when they are durable, in the log or, for the time until they are embedded, in the journal. A failed append
-of messages changes nothing but the time of the next attempt. Whatever embeds and appends holds `Topic.storing`, so that
-nothing but corrections is appended to the topic meanwhile; it is embedded in an ingesting thread and written in the
-topic's.
+prompt only when they are durable, in the log or, until they are embedded, in the journal. A failed append of messages
+changes only the time of the next attempt. Every task that embeds and appends holds `Topic.storing`, so that only
+corrections can be appended meanwhile. It embeds in an ingesting thread and writes in the topic's writer thread.
 
-A note is durable before anybody is told so, and found from then on, by its words until it is embedded. What is live in
-the topic, from the same author and source, is not taken again; its ids are told.
+A note is durable before it is acknowledged. It can be found from then on, by its words until it is embedded. A note
+whose text is live in the topic, from the same author and source, is not taken again; the answer has the existing ids.
 """
 
 from __future__ import annotations
@@ -75,19 +74,19 @@ MADE_TRIES = 5
 BACKOFF_SECONDS_MAX = 30.0
 """The longest pause after a failure."""
 FRACTION = 0.5
-"""The share of the buffer, by tokens, that leaves in one compaction. After each the model reads its prompt anew."""
+"""Share of the buffer's tokens removed by one compaction. After each one the model reads its whole prompt anew."""
 JOURNAL_FSYNC_SECONDS = 1.0
-"""With `buffer.journal_fsync: interval` the age of turns not in the log yet that a power failure may cost."""
+"""Interval of `buffer.journal_fsync: interval`. A power failure loses at most so many seconds of unstored turns."""
 TEND_SECONDS = 0.5
 """The interval at which idle conversations are stored, journals synced and indexes brought up to date."""
 WAITING_MAX = 2_000
-"""Beyond so many messages that are not stored yet, each of 5 to 15 KB of memory, storing goes beside requests instead
-of behind them: who says more than can be stored meanwhile waits for it, and what waits has a bound."""
+"""With more pending messages, of 5 to 15 KB of memory each, storing no longer yields to requests. Requests get slower
+then, which bounds the backlog."""
 TEXT_CHARACTERS_MAX = 32 << 20
-"""Of what waits, in all topics: an hour's work of the model. Beyond it requests wait, too."""
+"""Pending text of all topics, about an hour's work of the model, beyond which requests wait."""
 ROOM_SECONDS_MAX = 30.0
 LISTING_SECONDS = 1.0
-"""After so long it is looked at anew what is due: what somebody says meanwhile takes its turn."""
+"""Interval at which due conversations are listed anew, so that new messages get their turn."""
 UNLOAD_SECONDS = 5.0
 """The interval at which idle topics are closed."""
 Append = Callable[[Sequence[Draft]], Awaitable[Sequence[Entry]]]
@@ -95,7 +94,7 @@ Result = TypeVar("Result")
 
 
 class Archiver:
-    """Stores, compacts, appends. Of the event loop; embedding and writing run in threads."""
+    """Stores, compacts, appends. Used on the event loop; embedding and writing run in threads."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class Archiver:
         *,
         now: Callable[[], float] = steady_now,
     ) -> None:
-        """`now`: seconds, by which the buffer is dated and attempts that fail are tried again."""
+        """`now`: the clock of the buffer and of retries, in seconds."""
         self._now = now
         self._config = config
         self._redactor, self._counter = cutter.redactor, cutter.counter
@@ -117,20 +116,20 @@ class Archiver:
         self.indexer = Indexer(tasks, encoder.priority)
         self._metrics = tasks.metrics
         self._events = events
-        self._cutting = ThreadPoolExecutor(1, "memd-cut")  # a second for each megabyte: requests wait for other threads
+        self._cutting = ThreadPoolExecutor(1, "memd-cut")  # takes a second per megabyte; requests use other threads
         self._turn = encoder.priority.for_background(
             lambda: StoreError("memd ends; what was being cut is in the journal")
-        )  # of that thread: a book takes a minute
-        self._loading: Future[object] | None = None  # of a model that stays once it is loaded
+        )  # for that thread: a book takes a minute
+        self._loading: Future[object] | None = None  # the loading of a model that stays in memory
         self._jobs = Jobs(tasks)
         self._retries = Retries(config.compaction.retry_seconds, BACKOFF_SECONDS_MAX, now)
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._unembedded: set[str] = set()  # topics whose last attempt failed in the embedding model
-        self._failures = WeakKeyDictionary[Conversation, int]()  # how often that was in a batch with text of one
+        self._failures = WeakKeyDictionary[Conversation, int]()  # failures of the model in a conversation's batches
 
     def close(self) -> None:
-        """End the threads; what is or waits to be cut is cut when it is asked for."""
+        """End the threads; uncut parts are cut on request."""
         self.indexer.close()
         self._turn.end()
         self._cutting.shutdown(wait=True, cancel_futures=True)
@@ -138,8 +137,8 @@ class Archiver:
     # -- on behalf of requests ----------------------------------------------------------------------------------
 
     async def room(self) -> None:
-        """Wait while more waits than may: whoever says more than can be stored is slowed down, and what waits has a
-        bound. Not for long, and not where storing fails: it is no use then."""
+        """Wait while too much text is pending, so that the backlog is bounded. The wait is limited to
+        ROOM_SECONDS_MAX; there is none while storing fails, as it would be useless."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ROOM_SECONDS_MAX):
                 await self._has_room.wait()
@@ -147,9 +146,9 @@ class Archiver:
     async def compact(
         self, topic: Topic, conversation: Conversation, excess_tokens: int = 0, *, forced: bool = False
     ) -> bool:
-        """Take the oldest part of a conversation out of its prompt; False if nothing may leave. It is forced to disk
-        first and stored in the background: nobody waits for its embedding. `excess_tokens`: the least that must go, in
-        raw tokens, where that may go at all; 0 if no request waits. `forced`: see `compaction.departure`."""
+        """Take the oldest messages of a conversation out of its prompt; return False if nothing may leave. They are
+        forced to disk first, and embedded and stored in the background. `excess_tokens`: raw tokens to remove at least,
+        as far as allowed; 0 if no request waits. `forced`: see `compaction.departure`."""
         started = time.perf_counter()
         choose = partial(compaction.departure, conversation, fraction=FRACTION, excess_tokens=excess_tokens)
         chosen = choose(forced=forced)
@@ -162,7 +161,7 @@ class Archiver:
         return True
 
     def compact_copy(self, topic: Topic, copy: Conversation, excess_tokens: int) -> bool:
-        """Do the same to a detached copy, for which nothing may be written: only what is in the log may leave."""
+        """Compact a detached copy, for which nothing may be written: only messages in the log may leave."""
         chosen = compaction.departure(copy, fraction=FRACTION, excess_tokens=excess_tokens, upto=copy.stored)
         copy.mark_left_out(chosen.left_out)
         copy.mark_gone(chosen.gone, self._lines(topic, copy, chosen))
@@ -174,13 +173,13 @@ class Archiver:
             self._let_go(topic, conversation, Departure(conversation.left_out, tuple(positions)))
 
     def tend_later(self, topic: Topic) -> None:
-        """Store what is due in the topic in the background, unless that is under way; what fails is tried again."""
+        """Run `tend_topic` in the background, unless it is already running."""
         self._jobs.begin(f"tending {topic.id}", topic, partial(self.tend_topic, topic))
 
     async def store(self, topic: Topic, conversation: Conversation, upto: int) -> bool:
-        """Store all messages before `upto` now, part by part; False if that failed and is to be tried again later.
+        """Store all messages before `upto` now, part by part; return False if that failed and must be retried.
 
-        A part that is not complete yet waits for its end, unless `upto` is the conversation's.
+        An incomplete part is stored only if `upto` is the conversation's end.
         """
         is_stored = None
         while is_stored is None:
@@ -188,11 +187,11 @@ class Archiver:
         return is_stored
 
     async def store_named(self, topic: Topic, uuids: Iterable[bytes], *, whole: bool = False) -> None:
-        """Store pending chunks at once, before all else: somebody corrects them. `uuids`: those of others are ignored.
-        `whole`: all that was said with them is stored, too. Raises EmbeddingError, StoreError: not all were stored."""
+        """Store pending chunks at once, before all others: a correction needs them. Other `uuids` are ignored. `whole`:
+        store the rest of their parts, too. Raises EmbeddingError, StoreError: not all were stored."""
         wanted = frozenset(uuids)
         for uuid in wanted:
-            # Looked for twice, so that what the log has already does not wait for what is being stored.
+            # The first look needs no lock, so that a chunk already in the log does not wait for another batch.
             while await self._part_with(topic, uuid, whole=whole) is not None:
                 async with self._encoder.priority.awaited(), topic.storing:
                     part = await self._part_with(topic, uuid, whole=whole)
@@ -202,13 +201,12 @@ class Archiver:
                         break
 
     def store_notes_later(self, topic: Topic) -> None:
-        """Store the topic's notes in the background; where that fails, `tend` tries again."""
+        """Store the topic's notes in the background; after a failure `tend` retries."""
         if topic.buffer.notes:
             self._jobs.begin(f"storing notes {topic.id}", topic, partial(self._store_notes, topic))
 
     def cut_later(self, topic: Topic) -> None:
-        """Cut in the background what was said, so that no search has to wait for that, nor for the model, which is to
-        embed it."""
+        """Cut the pending parts and load the model in the background, so that no search waits for either."""
 
         async def cut() -> None:
             with topic.held():
@@ -223,9 +221,9 @@ class Archiver:
                 self._loading = self._encoder.ingestion.submit(embedder.embed_many, ())
 
     async def append_drafts(self, topic: Topic, make: Callable[[Drafter], Sequence[Draft]]) -> list[Entry]:
-        """Append what is no conversation's (a document), durably and as one group; return the entries. `make` returns
-        the drafts, redacted and embedded; it is called in the ingesting thread, while nothing but corrections is
-        appended to the topic. Raises EmbeddingError, StoreError: nothing was written."""
+        """Append drafts of another source (a document), durably and as one group; return the entries. `make` returns
+        the redacted and embedded drafts. It is called in the ingesting thread, while only corrections can be appended
+        to the topic. Raises EmbeddingError, StoreError: nothing was written."""
         with topic.used():
             async with topic.storing_in_turn():
                 entries = await self._append(topic, partial(make, self._drafter))
@@ -241,15 +239,15 @@ class Archiver:
         was_done: Callable[[Sequence[Entry]], Result],
         since_us: int = 0,
     ) -> Result:
-        """Do what a request asks for to chunks of a topic, unless the log says that it was done; again where another
-        daemon has stored something of the same meanwhile.
+        """Apply a request to chunks of a topic once: not if the log has its entries already. Repeat it if another
+        daemon has changed the same chunks meanwhile.
 
         Args:
-            mark: of the request (`ChunkState.asked_by`).
-            uuids: of the chunks that it names.
-            work: takes the topic as it is, and what appends to it.
-            was_done: makes the outcome of the entries that were appended before.
-            since_us: what was appended before this time was asked for by another request.
+            mark: the request's mark (`ChunkState.asked_by`).
+            uuids: uuids of the chunks that it names.
+            work: does the work, given the present snapshot and a function that appends.
+            was_done: returns the result from entries that were appended before.
+            since_us: entries appended before this time belong to another request.
 
         Raises:
             EmbeddingError, ErasedForGood, StoreError: nothing was done.
@@ -269,8 +267,8 @@ class Archiver:
     ) -> list[Entry]:
         """Redact and append the entries of one request's corrections, durably and as one group; return them.
 
-        `log_`: the topic's, as it was when the request was looked for in it (`change_once`), and `made_at` its `head`
-        then. Raises EmbeddingError, ErasedForGood, and what `Topic.append_once` raises.
+        `log_`, `made_at`: the topic's log and its `head` when `change_once` looked for the request in it. Raises
+        EmbeddingError, ErasedForGood, and the errors of `Topic.append_once`.
         """
         if self._redactor:
             drafts = await asyncio.to_thread(redacted_drafts, drafts, self._redactor, self._encoder.embed_text)
@@ -283,16 +281,16 @@ class Archiver:
         return entries
 
     def compact_later(self, topic: Topic, conversation: Conversation) -> None:
-        """Compact in the background, unless a compaction of this conversation is waiting or running already."""
+        """Compact in the background, unless a compaction of this conversation is already queued or running."""
         work = partial(self._compact_in_background, topic, conversation)
         self._jobs.begin(f"compaction {conversation.id}", topic, work)
 
     # -- periodically -------------------------------------------------------------------------------------------
 
     async def tend(self, topics: Topics) -> None:
-        """Store what is due, close surplus conversations, sync journals and close idle topics, until cancelled.
+        """Store due messages, close surplus conversations, sync journals and close idle topics, until cancelled.
 
-        What waits in a topic when it is opened is cut then, so that its first question need not wait for it.
+        Pending parts of a newly opened topic are cut, so that its first question need not wait for that.
         """
         synced_at = unloaded_at = time.monotonic()
         seen = WeakSet[Topic]()
@@ -317,15 +315,15 @@ class Archiver:
                 synced_at = time.monotonic()
 
     async def tend_topic(self, topic: Topic) -> None:
-        """Store finished turns a moment after their reply and idle conversations whole; close surplus conversations."""
+        """Store finished turns soon after their reply, and idle conversations whole; close surplus conversations."""
         await topic.before_storing()
         self.store_notes_later(topic)
         has_closed, has_others, stuck = False, True, set[Conversation]()
-        while has_others:  # bit by bit: what is said beside a long message is due before all of that is embedded
+        while has_others:  # in steps: messages sent while a long one is embedded are due before its end
             conversations = topic.buffer.conversations()
             surplus_now = surplus_of(conversations, self._config.conversation.max_open)
             has_closed |= _close(topic, [one for one in conversations if one in surplus_now])
-            for one in surplus_now:  # its client comes back to another one: of this one only what was said is kept
+            for one in surplus_now:  # if its client returns, it gets a new conversation: no block is needed any more
                 topic.buffer.remove_blocks(one, [*one.blocks])
             has_others, until = False, time.monotonic() + LISTING_SECONDS
             for group in self._grouped(topic, self._due(topic, conversations, surplus_now, stuck), surplus_now):
@@ -342,7 +340,7 @@ class Archiver:
                     has_others = True
                     break
         if has_closed:
-            await topic.rewrite_journal()  # not for those that cannot be stored now: they may be thousands
+            await topic.rewrite_journal()  # not without a closed one: thousands may be open that cannot be stored now
         self.indexer.look_after(topic)
 
     # -- private ------------------------------------------------------------------------------------------------
@@ -355,10 +353,10 @@ class Archiver:
         (self._has_room.set if has_room else self._has_room.clear)()
 
     def _let_go(self, topic: Topic, conversation: Conversation, chosen: Departure) -> None:
-        """Take what is durable out of the prompt.
+        """Take durable messages out of the prompt.
 
-        A turn recalls anew where its prompt is read from its beginning anyway, and when it gives way for the first
-        time; where more results become lines its block stays, if it had room to show anything.
+        The turn recalls anew if its prompt is read from the beginning anyway, or if results in it become lines for the
+        first time. If only further results become lines, its block stays, unless it was empty or cut short.
         """
         settled, opened = conversation.settled, conversation.last_user_position()
         is_moved = bool(chosen.gone) or chosen.left_out > conversation.left_out
@@ -376,7 +374,7 @@ class Archiver:
         self.tend_later(topic)
 
     def _lines(self, topic: Topic, conversation: Conversation, chosen: Departure) -> dict[int, Line]:
-        """The lines that take the places of results: how much is gone, and the ids under which it is in memory."""
+        """Return the lines that replace results: the size of each, and its ids in memory."""
         lines = {}
         for position in chosen.replaced:
             item = conversation.messages[position]
@@ -393,18 +391,18 @@ class Archiver:
     async def _store_some(
         self, topic: Topic, ends: Sequence[tuple[Conversation, int]]
     ) -> dict[Conversation, bool | None]:
-        """Store the next parts of some conversations, of each before a position; for each None if there are others,
-        False if that failed.
+        """Store the next parts of conversations, each up to its position. Return for each True if all is stored, None
+        if parts are left, False if storing failed.
 
-        Where the position is the conversation's end, what is behind the last part is one too, although it may go on.
-        No two of them share a message that is to be stored: a batch would have it twice.
+        If the position is the conversation's end, an incomplete last part is stored, too. No two conversations may
+        share an unstored message: the batch would have it twice.
         """
         outcomes: dict[Conversation, bool | None] = {one: True for one, _ in ends}
         async with topic.storing_in_turn():
             works = [
                 StoringWork(one, [*_next_of(topic.listed_parts.before(one, upto))], sorted(one.owed), one.stored, upto)
                 for one, upto in ends
-                if topic.buffer.is_open(one)  # else it was settled meanwhile, and its marks do not move any more
+                if topic.buffer.is_open(one)  # else it was settled meanwhile, and its marks are final
             ]
             works = [one for one in works if one.parts or one.owed]
             if not works:
@@ -417,17 +415,17 @@ class Archiver:
                 outcomes[one.conversation] = False if complete is None else _mark_stored(topic, one, complete)
                 complete = None if complete is None else max(0, complete - len(one.parts) - len(one.owed))
         if any(outcomes[one.conversation] for one in works):
-            # What left the prompt and is in the log now need not be in the journal.
+            # Messages that left the prompt and are in the log now need not be in the journal.
             has_settled = any(one.conversation.settled > before for one, before in zip(works, settled, strict=True))
             await (topic.rewrite_journal() if has_settled else topic.save())
             self.indexer.look_after(topic)
         return outcomes
 
     async def _settle(self, topic: Topic, conversation: Conversation, *, is_kept: bool) -> bool | None:
-        """Store what an abandoned branch alone has, and close it: the others see to what they share with it. Returns as
-        `_store_some`.
+        """Store the messages that only an abandoned branch has, and close it; other branches store the shared ones.
+        Return True, None or False as in `_store_some`.
 
-        `is_kept`: it stays open, as something in it was erased, which a client that comes back to it sends again.
+        `is_kept`: leave it open, because some of its text was erased, and a returning client would send that again.
         """
         async with topic.storing_in_turn():
             lives_on, end = topic.buffer.lives_on, conversation.wanted_end
@@ -457,8 +455,8 @@ class Archiver:
     async def _appended(
         self, topic: Topic, parts: Sequence[Part], conversations: Sequence[Conversation] = ()
     ) -> Batch | None:
-        """Append as `_append_parts`; None if that failed, or it is too early to try again: a failure of the embedding
-        model ends its pause with the first question that can be embedded again."""
+        """Call `_append_parts`; return None if it failed, or if it is too early for a retry. The back-off after a
+        failure of the embedding model ends when a question can be embedded again."""
         is_early = self._retries.is_early(topic.id)
         if is_early and not (topic.id in self._unembedded and self._encoder.works):
             return None
@@ -484,9 +482,9 @@ class Archiver:
         conversations: Sequence[Conversation] = (),
         named: Collection[bytes] = (),
     ) -> Batch:
-        """Append the next chunks of parts of some conversations, of a part of any, or of notes.
+        """Append the next chunks of parts or notes. `conversations`: those to which all the parts belong, if known.
 
-        `named`: the uuids of chunks that go before all others of a part.
+        `named`: uuids of chunks to be stored before all others of a part.
         """
         talks = {one for part in parts for digest in part.said for one in topic.buffer.holders(digest)}
         is_in_prompts, is_note = _shown_in(topic, talks), any(part.note is not None for part in parts)
@@ -504,8 +502,8 @@ class Archiver:
 
         def made() -> list[Draft]:
             nonlocal batch
-            self._encoder.give_way()  # to the request, too, for which some of it has just left the prompt
-            _check_same(topic, log_)  # else the parts have what was erased
+            self._encoder.give_way()  # also to the request for which messages have just left the prompt
+            _check_same(topic, log_)  # else the parts may have erased text
             batch = topic.cutter.next_batch(parts, is_shown, named, self._encoder.give_way)
             topic.being_stored = frozenset(digest for one in batch.cut for digest in one.digests)
             digests = (*batch.digests,)
@@ -532,7 +530,7 @@ class Archiver:
                 _check_same(topic, log_)
                 entries = await topic.append(drafts, made_at) if drafts else []
                 break
-            except MadeAnew:  # another daemon has stored some of the same: it is made anew, without that
+            except MadeAnew:  # another daemon has stored some of it: repeat without that
                 if not left:
                     raise
         if drafts:
@@ -548,8 +546,8 @@ class Archiver:
         return entries
 
     async def _part_with(self, topic: Topic, uuid: bytes, *, whole: bool) -> Part | None:
-        """The part that is to be stored and has the chunk with this uuid; None if nobody has it, or the log has it
-        (`whole`: all of the part)."""
+        """Return the pending part with this chunk; None if there is none, or if the log has the chunk (`whole`: the
+        whole part)."""
         log_, cutter = topic.log, topic.cutter
         topic.unstored()
 
@@ -565,7 +563,7 @@ class Archiver:
         surplus_now: Collection[Conversation],
         stuck: Collection[Conversation],
     ) -> Iterator[tuple[Conversation, int]]:
-        """Those that have something to be stored, or are to be settled, each with the position before which."""
+        """Yield the conversations to be stored or settled, each with the position up to which."""
         in_turn = by_turns((one.author, one) for one in conversations)
         for one in sorted(in_turn, key=lambda one: self._failures.get(one, 0)):
             if topic.is_others(one.id) or one in stuck:
@@ -582,10 +580,9 @@ class Archiver:
     def _grouped(
         self, topic: Topic, due: Iterable[tuple[Conversation, int]], surplus_now: Collection[Conversation]
     ) -> Iterator[list[tuple[Conversation, int]]]:
-        """Conversations with the positions before which they are to be stored, as many together as a batch takes: each
-        batch costs a write to disk and a look at all that is open. Alone go those that are to be settled, those that
-        share a message, as the branches of one do, and those of a batch in which the embedding model failed: a text
-        that it cannot read keeps back its own conversation alone.
+        """Group due conversations into batches, because each batch costs a write to disk and a pass over all open
+        conversations. Conversations to be settled are not grouped. Neither are branches that share a message, nor
+        conversations of a failed batch: a text that the embedding model cannot read delays only its conversation.
         """
         group, said, room = list[tuple[Conversation, int]](), set[bytes](), BATCH_CHARACTERS
         for one, end in due:
@@ -602,9 +599,9 @@ class Archiver:
             yield group
 
     def _due_end(self, topic: Topic, conversation: Conversation, *, closing: bool) -> int:
-        """The position up to which a conversation is to be stored now."""
+        """Return the position up to which a conversation is to be stored now."""
         idle_seconds = self._now() - conversation.used_at
-        is_of_former_run = idle_seconds < 0  # and the clock was set back since: nobody knows how long ago it was
+        is_of_former_run = idle_seconds < 0  # and the clock was set back since: its idle time is unknown
         is_idle = idle_seconds > self._config.buffer.idle_seconds and not conversation.awaiting
         if closing or is_of_former_run or is_idle:
             return conversation.wanted_end
@@ -617,19 +614,19 @@ class Archiver:
 
 
 class StoringWork(NamedTuple):
-    """The next that is to be stored of a conversation."""
+    """The parts of a conversation to be stored next."""
 
     conversation: Conversation
     parts: list[Part]
     owed: list[int]
-    """The positions of instructions that left the prompt."""
+    """Positions of unstored instructions that left the prompt."""
     begun: int
-    """Its `stored` now."""
+    """The conversation's `stored` when this was listed."""
     upto: int
 
 
 def _next_of(parts: Iterable[Part]) -> Iterator[Part]:
-    """The first of them: a batch's, and as much again, for of some the log has the text; long ones count as none."""
+    """Yield the first parts, up to the text of two batches, as the log may have some of it; long parts do not count."""
     room = 2 * BATCH_CHARACTERS
     for part in parts:
         yield part
@@ -639,7 +636,7 @@ def _next_of(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def _shown_in(topic: Topic, conversations: Iterable[Conversation]) -> Callable[[bytes], bool]:
-    """Whether a chunk with this uuid was shown in a prompt lately, or is named by a line of these conversations."""
+    """Return a test if a chunk was recently shown in a prompt, or is named by a line of these conversations."""
     shown = topic.buffer.injected_uuids()
     lines = (line for one in conversations for line in (*one.lines.values(), *one.former_lines.values()))
     named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
@@ -647,11 +644,11 @@ def _shown_in(topic: Topic, conversations: Iterable[Conversation]) -> Callable[[
 
 
 def _mark_stored(topic: Topic, work: StoringWork, complete: int) -> bool | None:
-    """Move a conversation's marks behind the first of its parts, of which the log has so many; None if there are
-    others."""
+    """Advance a conversation's marks past its first `complete` parts. Return True if all is stored, None if parts are
+    left."""
     conversation, done = work.conversation, work.parts[:complete]
     if has_changed(conversation, work.begun, done):
-        return None  # the client has sent again what the log had lost
+        return None  # the client has sent text again that the log had lost
     is_last = complete >= len(work.parts) + len(work.owed)
     if done or is_last:
         end = done[-1].end if done else work.begun
@@ -661,7 +658,7 @@ def _mark_stored(topic: Topic, work: StoringWork, complete: int) -> bool | None:
 
 
 def _close(topic: Topic, surplus: Sequence[Conversation]) -> bool:
-    """Close those of surplus conversations that are stored whole; whether any is closed now."""
+    """Close the surplus conversations that are stored whole; return True if any of them is closed."""
     for one in surplus:
         if one.stored == len(one) and not one.owed and not topic.is_others(one.id) and topic.buffer.is_open(one):
             topic.buffer.record(Closed(one.id))
@@ -673,15 +670,15 @@ def _is_to_be_settled(conversation: Conversation, *, closing: bool) -> bool:
 
 
 def _check_same(topic: Topic, log_: TopicLog) -> None:
-    """Raise MadeAnew if the topic was read anew meanwhile, as another daemon has erased something in it."""
+    """Raise MadeAnew if the topic was read anew meanwhile, because another daemon erased something in it."""
     if topic.log is not log_:
         raise MadeAnew(f"topic {topic.id}: something in it was erased meanwhile; it is looked at anew")
 
 
 def surplus_of(conversations: Sequence[Conversation], room: int) -> frozenset[Conversation]:
-    """Those of too many open conversations that are to be closed; none whose answer is awaited, which would be lost.
-    `conversations`: the one used last comes last. `room`: how many may be open."""
-    by_rest = sorted(conversations, key=lambda one: one.awaiting > 0)  # those that are at work go last
+    """Return the conversations to close when too many are open; none with an awaited answer, which would be lost.
+    `conversations`: in order of last use. `room`: number that may be open."""
+    by_rest = sorted(conversations, key=lambda one: one.awaiting > 0)  # those with awaited answers come last
     leaving = (by_rest[one.place] for one in surplus((Held(one.author) for one in by_rest), room))
     return frozenset(one for one in leaving if not one.awaiting)
 
@@ -689,18 +686,18 @@ def surplus_of(conversations: Sequence[Conversation], room: int) -> frozenset[Co
 # Notes
 
 FORBIDDEN = "forbidden"
-"""The error of a note, or of a part of it, that was erased for good (`memd erase --forbid`)."""
+"""Error of a note that is forbidden as a whole or in part (`memd erase --forbid`)."""
 
 
 class TakenNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to a note."""
 
     chunk_ids: tuple[str, ...]
-    """Of the chunks that it was cut into, in order."""
+    """Ids of its chunks, in order."""
     duplicate: bool = False
-    """All of it was live in the topic already, and nothing was stored."""
+    """True if all its text was live in the topic already, so that nothing was stored."""
     error: str = ""
-    """`forbidden`: what has no id in `chunk_ids` was erased for good, and was not stored."""
+    """`forbidden`: chunks without an id in `chunk_ids` were erased for good, and not stored."""
 
 
 async def take_note(
@@ -712,10 +709,10 @@ async def take_note(
     mark: bytes | None = None,
     is_apart: bool = False,
 ) -> TakenNote:
-    """Take one note of a principal's (`Principal.author`), durably; it is stored in the background. `mark`: one that
-    was taken with the same mark before is not taken again, also where it was corrected since. `is_apart`: they may not
-    know what others have erased: of that they are told as of what is stored. Raises BadNote: it is said to be from the
-    future; StoreError: it cannot be made durable, and was not taken."""
+    """Take a note of a principal (`Principal.author`) durably; it is stored in the background. `mark`: a note with a
+    known mark is not taken again, even if it was corrected since. `is_apart`: the author must not learn of others'
+    erasures, so forbidden text is acknowledged as if it were stored. Raises BadNote: its date is in the future;
+    StoreError: it cannot be made durable, and was not taken."""
     now_us = time.time_ns() // 1000
     check_not_ahead(note, now_us)
     note = msgspec.structs.replace(note, author=author, said_at=now_us if note.said_at is UNSET else note.said_at)
@@ -728,7 +725,7 @@ async def take_note(
             taken, is_new = await asyncio.to_thread(_as_told, topic, part, is_waiting=is_waiting, is_apart=is_apart)
             if is_new:
                 topic.buffer.record(Noted(note_id, note))
-            if not await topic.make_durable():  # of a copy too: it may be in the journal alone
+            if not await topic.make_durable():  # for a duplicate, too: the first may be only in the journal
                 if is_new:
                     topic.buffer.record(NoteStored(note_id))
                 raise topic.write_trouble or StoreError("the journal cannot be written; see the log of memd")
@@ -737,8 +734,9 @@ async def take_note(
 
 
 def _as_told(topic: Topic, part: Part, *, is_waiting: bool, is_apart: bool) -> tuple[TakenNote, bool]:
-    """The answer to a note: the ids of chunks that say the same, live or waiting, else those that it gets. And whether
-    it has something to store. `is_waiting`: it was taken before, and waits. For `is_apart` see `take_note`."""
+    """Return the answer to a note, and True if any of it has to be stored. The answer has the ids of live or pending
+    chunks with the same text, else new ones. `is_waiting`: the note is already pending. For `is_apart` see
+    `take_note`."""
     assert part.note is not None, "a note's part"
     topic.cutter.cut_waiting(notes_alone=True)
     pending, _ = topic.cutter.waiting(until=0.0)
@@ -762,8 +760,8 @@ def _as_told(topic: Topic, part: Part, *, is_waiting: bool, is_apart: bool) -> t
 
 
 def _as_if_stored(topic: Topic, note_id: bytes, drafts: Sequence[Draft]) -> dict[bytes, tuple[str, str]]:
-    """By uuid the id with which a forbidden chunk would be stored, and the id of the note of the same author that had
-    it before; empty: none had. It is kept, so that a note that is sent again hears the same as of one that is stored.
+    """Return by uuid the id that a forbidden chunk would get, and the id of the first note of the same author with it,
+    empty if there was none. Both are kept, so that a repeated note gets the same answer as if the first were stored.
     """
     names = ("\0".join((one.author or "", one.source or "", one.content)) for one in drafts)
     keys = [hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() for name in names]
@@ -777,7 +775,7 @@ def _as_if_stored(topic: Topic, note_id: bytes, drafts: Sequence[Draft]) -> dict
 
 
 def _waiting_copy(pending: PendingView, draft: Draft) -> Entry | None:
-    """A chunk of a note that waits and has the text of another one, from the same source and author."""
+    """Return the entry of a pending chunk with the draft's text, kind, source and author."""
     same = draft.kind, draft.source, draft.author
     copies = (one.entry for one in pending.with_text(draft.content))
     return next((one for one in copies if (one.kind, one.source, one.author) == same), None)
