@@ -1,8 +1,8 @@
-"""`memd setup`: the base URL of memd in the settings of the agents that are installed.
+"""`memd setup`: writes memd's base URL into the settings of installed agents.
 
-Rule: nothing is written before its difference was shown and agreed to. A file keeps what others wrote: comments and
-order where its format has comments (TOML, YAML), everything but the layout in JSON. The edited text is read again, and
-unless it says exactly what was meant, the file is left alone and the lines are shown for writing by hand.
+Rule: nothing is written before the difference was shown and confirmed. A file keeps its other content: comments and
+order if its format has comments (TOML, YAML), everything except the layout in JSON. The edited text is parsed again.
+Unless the result is exactly as intended, the file is left alone and the lines are printed for editing by hand.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ Json = dict[str, Any]
 
 YAML = (".yml", ".yaml")
 COPY = ".before-memd"
-"""The end of the name of the copy beside a file that `--undo` goes back to; an empty one: there was no file."""
+"""Suffix of the copy beside a file, which `--undo` restores; an empty copy means that there was no file."""
 GLANCE_SECONDS_MAX = 2.0
 IF_NONE, KEY = "?", "?{key}"
-"""The mark of a value that is written only where there is none yet, and memd's key."""
+"""Prefix of a value that is written only if there is none yet, and the placeholder of memd's key."""
 
 
 OWN = "memd"
-"""The name of what is memd's own as a whole."""
+"""Name of the settings tables that are entirely memd's."""
 
 
 class AgentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A settings file of an agent, and what memd writes into it; the table of them, `assets/agents.toml`, says more."""
+    """A settings file of an agent and the values that memd writes into it; explained in `assets/agents.toml`."""
 
     agent: str
     binary: str
@@ -64,24 +64,24 @@ class AgentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def path(self) -> Path:
-        """The first of its names that is there, else the last."""
+        """The first existing one of its names, otherwise the last."""
         folder = Path(os.environ.get(self.variable) or Path.home() / self.folder)
         paths = [folder / name for name in self.names]
         return next((one for one in paths if one.exists()), paths[-1])
 
     @property
     def copy(self) -> Path:
-        """The copy beside it, as it was before the first run."""
+        """The copy beside it, from before the first run."""
         return self.path.with_name(self.path.name + COPY)
 
     @property
     def kind(self) -> str:
-        """`.json`, `.toml` and so on."""
+        """File suffix: `.json`, `.toml` and so on."""
         return self.path.suffix
 
     @property
     def is_installed(self) -> bool:
-        """Whether the agent is on this machine."""
+        """True if the agent is on this machine."""
         is_set_up = (Path.home() / self.sign).exists() or bool(os.environ.get(self.variable))
         return is_set_up or bool(shutil.which(self.binary))
 
@@ -94,11 +94,11 @@ OTHERS = "; docs/clients.md says how others are connected"
 SERVERS = {"llama-server": 8080, "Ollama": 11434, "LM Studio": 1234, "vLLM": 8000}
 _TOPIC = re.compile(r"://[^/\s]+/t/([\w.-]+)")
 NOT_NOW = (401, 403, 503)
-"""The answers of a model server that wants a key, or that is not ready."""
+"""HTTP statuses of a model server that needs a key or is not ready."""
 
 
 class Change(NamedTuple):
-    """A file as it is and as it shall be."""
+    """A file's present and intended text."""
 
     path: Path
     copy: Path
@@ -107,7 +107,7 @@ class Change(NamedTuple):
 
 
 class CannotEdit(MemdError):
-    """A file that memd does not write to; the message says why."""
+    """A file that memd does not edit; the message gives the reason."""
 
 
 @click.command()
@@ -152,7 +152,7 @@ def setup(agents: tuple[str, ...], topic: str | None, model: str | None, undo: b
 
 
 def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes: bool) -> bool:
-    """Show the changes of an agent's files, ask, and make them. Returns: whether a file was left alone."""
+    """Show the changes of an agent's files, ask, and make them. Return whether a file was left alone."""
     agent, changes, left_alone = files[0].agent, list[Change](), False
     for row in files:
         try:
@@ -176,7 +176,7 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
         click.echo(f"{agent} stays as it is.")
         return left_alone
     for one in changes if undo else different:
-        if not undo and not one.copy.exists():  # as it was before the first run; empty: it was not there
+        if not undo and not one.copy.exists():  # from before the first run; empty if there was no file
             one.copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(one.path, one.copy) if one.path.exists() else one.copy.touch()
         _write(one)
@@ -193,7 +193,7 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
 
 
 def _tell_servers(config: Config, daemon: RunningDaemon | None, own: str) -> str:
-    """Say which model servers run, and return the model that memd's own lists first; empty: none is known."""
+    """Print the running model servers; return the first model that memd's own lists, empty if unknown."""
     served = as_served(config, daemon) if daemon else config
     upstream = base_of(served.upstream.each()[0].url)
     by = "upstream.url" if served is config else "of the running memd"
@@ -212,7 +212,7 @@ def _tell_servers(config: Config, daemon: RunningDaemon | None, own: str) -> str
 
 
 def _models(url: str) -> list[str] | None:
-    """The models that a server lists, none where it wants a key or loads its model; None: none answers there."""
+    """Return the models that a server lists, none if it needs a key or is loading; None if no server answers."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{url}/v1/models", timeout=GLANCE_SECONDS_MAX) as answer:
@@ -232,7 +232,7 @@ def _text(path: Path) -> str:
 
 
 def _write(change: Change) -> None:
-    """Replace the file at once, also where a link leads to it; an empty one goes."""
+    """Replace the file atomically, following links; remove it if the text is empty."""
     path = change.path.resolve()
     if not change.after:
         path.unlink(missing_ok=True)
@@ -245,8 +245,8 @@ def _write(change: Change) -> None:
 
 
 def _change(row: AgentFile, values: Mapping[str, str], *, undo: bool) -> Change:
-    """`undo`: only memd's own values go back; what was changed since stays. Raises CannotEdit: the file cannot be
-    parsed, or not be changed without harm."""
+    """`undo`: revert only memd's own values; later changes by others stay. Raises CannotEdit: the file cannot be
+    parsed, or not be changed safely."""
     path, copy, kind = row.path, row.copy, row.kind
     if not undo and row.never_beside and not path.exists() and (path.parent / row.never_beside).exists():
         raise CannotEdit(f"{row.never_beside} would not be read any more beside it")
@@ -266,7 +266,7 @@ def _change(row: AgentFile, values: Mapping[str, str], *, undo: bool) -> Change:
 
 
 def _merged(now: Any, wanted: Any, values: Mapping[str, str]) -> Any:
-    """`now` with what is wanted in it, without placeholders; a token of memd's own is written over any other key."""
+    """Merge `wanted` into `now` and fill its placeholders; a token of memd's own replaces any other key."""
     if isinstance(wanted, dict):
         here = now if isinstance(now, dict) else {}
         named = {_replaced(name, values): value for name, value in wanted.items()}
@@ -286,7 +286,7 @@ def _replaced(text: str, values: Mapping[str, str]) -> str:
 
 
 def _without(now: Json, before: Json, wanted: Json) -> Json:
-    """`now` with what is wanted as it was before."""
+    """Return `now` with the values in `wanted` reset to those in `before`."""
     back = dict(now)
     for name, value in wanted.items():
         if name != OWN and isinstance(value, dict) and isinstance(now.get(name), dict):
@@ -325,7 +325,7 @@ def _parsed(text: str, kind: str) -> Json:
 
 
 def _yaml(text: str) -> Any:
-    """As PyYAML reads it, but for a key that is there twice, which others take for an error."""
+    """Parse as PyYAML does, but reject duplicate keys, which other parsers treat as an error."""
     root = yaml.compose(text, yaml.SafeLoader)
     names = [key.value for key, _ in root.value] if isinstance(root, yaml.MappingNode) else []
     if repeated := next((name for name in names if names.count(name) > 1), ""):
@@ -342,8 +342,8 @@ def _by_hand(wanted: Json, kind: str) -> str:
 
 
 def _edited(text: str, kind: str, now: Json, target: Json, wanted: Json) -> str:
-    """The text with the settings of `target`, which differ from `now` in what is wanted only. Raises CannotEdit: that
-    needs more than lines of its own."""
+    """Return the text with the settings of `target`, which differs from `now` only in `wanted`. Raises CannotEdit:
+    separate lines cannot express the change."""
     ends = "\r\n" if "\r\n" in text else "\n"
     unix = text.replace("\r\n", "\n")
     if kind in (".toml", *YAML):
@@ -362,12 +362,12 @@ def _edited(text: str, kind: str, now: Json, target: Json, wanted: Json) -> str:
 
 
 def _edited_lines(text: str, sign: str, now: Json, target: Json, wanted: Json) -> str:
-    """TOML (`=`) or YAML (`:`): values of the top level in their lines, tables and entries of lists as blocks."""
+    """Edit TOML (`=`) or YAML (`:`): top-level values in their lines, tables and list entries as blocks."""
     first_table = re.search(r"^\[", text, re.MULTILINE) if sign == "=" else None
     cut = first_table.start() if first_table else len(text)
     head, rest = text[:cut], text[cut:]
     for name, value in wanted.items():
-        if isinstance(value, dict):  # a table for each of its members
+        if isinstance(value, dict):  # one table per member
             for inner in value:
                 table = rf"\n?^\[{name}\.{inner}\]\n(?:[\w-]+ *=.*\n)*"
                 rest = re.sub(table, "", rest, flags=re.MULTILINE)
@@ -392,7 +392,7 @@ def _edited_lines(text: str, sign: str, now: Json, target: Json, wanted: Json) -
 
 
 def _with_entries(text: str, name: str, names: list[str], entries: list[Json], *, is_gone: bool) -> str:
-    """A YAML list with its entries of these names replaced, at its beginning."""
+    """Replace the entries with these names in a YAML list, at its beginning."""
     for one in names:
         text = re.sub(rf"^( *)- name: {one}\n(?:\1 +\S.*\n)*", "", text, flags=re.MULTILINE)
     empty = r"\[[ \t]*\]|\{[ \t]*\}|null|~"
@@ -414,7 +414,7 @@ def _pairs(values: Json, sign: str) -> Iterator[str]:
 
 
 def _tables(wanted: Json) -> list[str]:
-    """TOML tables two levels deep."""
+    """Format TOML tables two levels deep."""
     inner = {f"{outer}.{name}": one for outer, members in wanted.items() if isinstance(members, dict)
              for name, one in members.items() if one is not None}  # fmt: skip
     return ["\n".join([f"[{name}]", *_pairs(values, "=")]) for name, values in inner.items()]

@@ -1,7 +1,7 @@
-"""`memd add`, `index`, `sources`, `remember` and `import` (the former name of `add`): what is put into memory.
+"""`memd add`, `index`, `sources`, `remember` and `import` (the former name of `add`): commands that store text.
 
-Rule: the command reads the files, as its user may; the daemon takes what stands in them. What cannot be read is named
-with its file and place, and the rest goes on. Interrupted, the command is simply run again.
+Rule: the command reads the files with its user's permissions; the daemon receives their content. Unreadable input is
+reported with file and place, and the rest continues. After an interruption the command can be run again.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from memd.wording import counted, erased_for_good, meant, name_for_terminal, tal
 ASK_AGAIN_SECONDS = 0.1
 DOCUMENT_SECONDS_MAX = 600.0
 PART_SECONDS_MAX = 3_600.0
-"""Of an import: a megabyte of text takes the model a quarter of a minute."""
+"""Limit for one request of an import: the model takes a quarter of a minute for a megabyte of text."""
 PROBLEMS_SHOWN = 50
 EXPORT_FILES_SHOWN = 4
 _AHEAD_US = 86_400_000_000
-"""A clock that is a day ahead, or in another time zone, is no reason to lose a date."""
+"""Tolerance for clocks that are ahead and for time zones, so that no date is lost."""
 _BYTES_MAX = 4 * CHARACTERS_MAX  # UTF-8 has at most four bytes for a character
 DASH = "-"
 GOES_ON = "the same command goes on with the rest"
@@ -99,7 +99,7 @@ def add(
     wanted = next((one for one in formats if one in NAMES), None)
     if wanted is not None and len(formats) > 1:
         raise BadQuestion(f"--format {wanted} reads conversations alone: give no other --format beside it")
-    own = str(config.data_dir.resolve())  # memd's own files are no documents
+    own = str(config.data_dir.resolve())  # memd's own files are not documents
     chosen = Chosen(exclude=(*given["exclude"], own), formats=formats, follow_links=given["follow_links"])
     if wanted is not None:
         exports, paths = named_files(paths), ()
@@ -141,11 +141,11 @@ def add(
 
 
 def _check_formats(paths: Sequence[Path], chosen: Chosen) -> None:
-    """Refuse a format that there is not (a suffix that files here have is one), and a named file that is of none."""
+    """Reject an unknown format (suffixes of given files are known), and a named file that has none of the formats."""
 
     def has(path: Path, formats: tuple[str, ...]) -> bool:
         its = msgspec.structs.replace(chosen, formats=formats)
-        with suppress(OSError):  # it is named with the reason where documents are looked at
+        with suppress(OSError):  # reported when the documents are read
             return any(its.wants(file.name) for file in Walk(path.resolve(), its).files())
         return True
 
@@ -160,7 +160,7 @@ def _check_formats(paths: Sequence[Path], chosen: Chosen) -> None:
 
 
 def _look(daemon: RunningDaemon, topic_id: str, source: Source, totals: Look) -> None:
-    """Look at a source and count what was done, also where that is interrupted."""
+    """Read a source and add its counts to `totals`, even if interrupted."""
     told = Look()
     try:
         with progress("adding") as advanced:
@@ -170,7 +170,7 @@ def _look(daemon: RunningDaemon, topic_id: str, source: Source, totals: Look) ->
 
 
 def _tell_documents(totals: Mapping[str, Look]) -> int:
-    """Say what became of documents, by topic; return the number of files that were left out."""
+    """Print the outcome of documents by topic; return the number of files left out."""
     for topic_id, told in totals.items():
         for where, reason in told.problems:
             click.echo(name_for_terminal(f"{where.encode(errors='replace').decode()}: left out: {reason}"))
@@ -185,8 +185,8 @@ def _tell_documents(totals: Mapping[str, Look]) -> int:
 
 
 def _tell_taken(exports: Mapping[Path, tuple[str, list[str]]], paths: Iterable[Path]) -> None:
-    """Say which folders and zips are exports, each with its program and what is left out of it, and which of the other
-    files that were named could be meant for one."""
+    """Print which folders and zips are exports, with their programs and the files left out, and which other named files
+    look like exports but are not."""
     for path, (program, others) in exports.items():
         more = [*others[:EXPORT_FILES_SHOWN], *([f"{len(others):,} in all"] if others[EXPORT_FILES_SHOWN:] else [])]
         left_out = f" and nothing else (left out: {', '.join(more)})" if others else ""
@@ -199,15 +199,15 @@ def _tell_taken(exports: Mapping[Path, tuple[str, list[str]]], paths: Iterable[P
 
 
 def _exports(paths: Sequence[Path], chosen: Chosen) -> tuple[list[ImportedFile], dict[Path, tuple[str, list[str]]]]:
-    """Exports of conversations among the files that are to be added, and standard input; and the zips and unpacked
-    folders that are exports as programs send them, each with its program and the names of its other files."""
+    """Find the exports of conversations among the named files, and standard input. Also return the zips and unpacked
+    folders that are whole exports, each with its program and the names of its other files."""
     dating, found, whole = _dating_now(), dict[Path, ImportedFile](), dict[Path, tuple[str, list[str]]]()
     others, chosen = dict[Path, None](), msgspec.structs.replace(chosen, zips=True)
     for path in paths:
         if path == STANDARD_INPUT:
             found[path] = ImportedFile(path, 0)
             continue
-        with suppress(OSError):  # it is named with the reason where documents are looked at
+        with suppress(OSError):  # reported when the documents are read
             for file in (Path(one.path) for one in Walk(path.resolve(), chosen).files()):
                 with suppress(OSError):
                     if (program := format_in(file, dating)) is not None:
@@ -224,7 +224,7 @@ def _exports(paths: Sequence[Path], chosen: Chosen) -> tuple[list[ImportedFile],
 
 
 class _Keeper:
-    """See `ingest.sources.look.Keeper`. Its daemon is asked over HTTP."""
+    """See `ingest.sources.look.Keeper`; asks the daemon over HTTP."""
 
     def __init__(self, daemon: RunningDaemon, topic_id: str) -> None:
         self._daemon = daemon
@@ -233,7 +233,7 @@ class _Keeper:
     def known(self) -> Sequence[KnownDocument]:
         try:
             return self._daemon.ask(documents.documents, topic=[self._topic_id]).documents
-        except BadQuestion:  # there is no such topic yet
+        except BadQuestion:  # the topic does not exist yet
             return ()
 
     def take(self, document: GivenDocument) -> TakenDocument:
@@ -241,7 +241,7 @@ class _Keeper:
         return self._daemon.ask(documents.take_document, body=body, seconds=DOCUMENT_SECONDS_MAX)
 
     def remove(self, sources: Sequence[str], *, below: bool = False) -> TakenDocument:
-        """See Keeper; `below`: also all documents below them."""
+        """See Keeper; `below`: also remove all documents below them."""
         body = {"topic_id": self._topic_id, "sources": sources, "below": below}
         return self._daemon.ask(documents.remove_documents, body=body, seconds=DOCUMENT_SECONDS_MAX)
 
@@ -285,7 +285,7 @@ def sources(config: Config, topic: str | None, removed: tuple[str, ...], as_json
 
 
 def _config_to_index(path: Path | None, given: dict[str, Any]) -> Config:
-    """See `config_to_begin`; a folder of the command line, which may be misspelt, must be there."""
+    """See `config_to_begin`; a folder given on the command line must exist, because it may be misspelt."""
     return (config_to_begin if given["data_dir"] is None else config_of_existing)(path, given)
 
 
@@ -304,7 +304,7 @@ def index(config: Config, *, force: bool, as_json: bool) -> int:
             advanced(sum(one.done for one in states), sum(one.files for one in states))
             time.sleep(ASK_AGAIN_SECONDS)
             states = daemon.ask(documents.looks).sources
-        is_outdated = "sources" in daemon.health().get("changed_settings", ())  # which `daemon_for` has told
+        is_outdated = "sources" in daemon.health().get("changed_settings", ())  # `daemon_for` has reported it
     lines: Lines = (
         [] if states or is_outdated else ["the settings have no sources; `memd add PATH` remembers a folder once"]
     )
@@ -335,7 +335,7 @@ def import_(config: Config, topic: str | None, wanted: str | None, paths: tuple[
 
 
 def named_files(paths: Iterable[Path]) -> list[ImportedFile]:
-    """The files at and below some paths. Raises BadQuestion: one cannot be read."""
+    """Return the files at and below some paths. Raises BadQuestion: one cannot be read."""
     try:
         return list(files_of(paths))
     except OSError as error:
@@ -343,17 +343,17 @@ def named_files(paths: Iterable[Path]) -> list[ImportedFile]:
 
 
 def _dating_now() -> Dating:
-    """Read times in files; those that are ahead of now are refused."""
+    """Return how to read times in files; times in the future are rejected."""
     return Dating(time.time_ns() // 1000 + _AHEAD_US)
 
 
 def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: str | None, wanted: str | None) -> int:
-    """Import files and print what was done; return the number of problems. `topic`: for everything; None: the topics of
-    entries, and the default one for conversations. `wanted`: the name of the only format to read."""
+    """Import files and print the outcome; return the number of problems. `topic`: for everything; None: entries keep
+    their topics, and conversations use the default one. `wanted`: the only format to read."""
     sending = Sending(lambda path, body: daemon.answer(path, body, PART_SECONDS_MAX), topic)
     dating, problems, is_piped = _dating_now(), sending.problems, any(file.path == STANDARD_INPUT for file in files)
     whole, done = sum(file.size for file in files), 0
-    read_files, foreign = 0, list[str]()  # those with conversations, and those of folders without
+    read_files, foreign = 0, list[str]()  # files with conversations, and those without in folders
     try:
         with progress("importing") as advanced:
 
@@ -373,7 +373,7 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
                     why = f"it cannot be read ({error.strerror or error})"
                     problems.append((file.name, Found("the file", problem=why)))
                     continue
-                if not found_any and not file.is_named:  # a folder has other files, too
+                if not found_any and not file.is_named:  # a folder may have unrelated files
                     problems[before:] = [one for one in problems[before:] if one[1].is_broken]
                     foreign += [file.name] if before == len(problems) else []
                     continue
@@ -458,7 +458,7 @@ def remember(config: Config, topic: str, as_json: bool, text: str, **given: Any)
     body = {"topic_id": checked_topic_id(topic), "notes": [note]}
     with daemon_for(config) as daemon:
         answer = daemon.ask(take_notes, body=body)
-    [taken] = answer.notes  # a part of it at least is stored; else that is an error
+    [taken] = answer.notes  # a part of it at least is stored; otherwise it is an error
     ids = " ".join(f"[mem:{chunk_id}]" for chunk_id in taken.chunk_ids)
     done = "is remembered already" if taken.duplicate else "remembered"
     show(answer, [f"{done} in topic {answer.topic_id}: {ids}"], as_json=as_json)

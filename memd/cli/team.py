@@ -1,10 +1,10 @@
-"""`memd token` and `memd audit`: who else may use this memory, and who did what.
+"""`memd token` and `memd audit`: who else may use this memory, and what each did.
 
-Rule: a secret is shown once and kept by nobody but who gets it. What is changed holds at once in a running daemon, or
-the command says when. A grant of a program (OAuth) is ended by the running daemon; without one the file is changed
-while nobody else can start on it, and in a cluster the database, which all daemons follow; without `cluster.database`
-nothing connects there. `memd audit` asks the running daemon; without one it reads the files, and starts none: looking
-leaves them as they are.
+Rule: a secret is shown once, to its recipient, and not stored. A change takes effect at once in a running daemon, or
+the command says when. The running daemon ends a program's grant (OAuth). Without a daemon the command edits the file
+under the directory's lock; in a cluster it edits the database, which all daemons follow. Without `cluster.database`
+nothing connects there. `memd audit` asks the running daemon, or reads the files without starting one, so that reading
+changes nothing.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _checked(name: str, topics: str, rights: str, secret: str) -> KeptToken:
 
 
 def _change(config: Config, work: Callable[[Tokens], Tokens], act: str) -> Tokens:
-    """Change the list; `act` says for the audit what is another. Returns the list before."""
+    """Change the list; `act` describes the change in the audit. Returns the previous list."""
     before: Tokens = ()
     after: Tokens = ()
 
@@ -183,11 +183,11 @@ def _change(config: Config, work: Callable[[Tokens], Tokens], act: str) -> Token
         return after
 
     with _lists(config) as (listed, _):
-        checked(listed.read())  # what cannot be done leaves no line in the audit
+        checked(listed.read())  # an impossible change leaves no line in the audit
         with command_act(config, "token", "", act):
             listed.change(checked)
     gone = {one.token_sha256 for one in before} - {one.token_sha256 for one in after}
-    if config.cluster.is_on and gone:  # elsewhere the daemon does it by itself
+    if config.cluster.is_on and gone:  # without a cluster the daemon ends their grants itself
         _end_kept(config, lambda one: one.principal_sha256 in gone)
     return before
 
@@ -214,14 +214,14 @@ def _show(secret: str) -> None:
 
 
 def _tell(config: Config) -> bool:
-    """Let a running daemon read the tokens again; whether it has, or none runs. Raises DaemonError: it goes on with the
-    tokens that it had."""
+    """Make a running daemon reload the tokens. Return True if it has or none runs. Raises DaemonError: it still uses
+    the old tokens."""
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
     if daemon is None:
         return True
     try:
         daemon.ask(reload_tokens, body={})
-    except RightMissing:  # so it needs tokens already, and looks at the list by itself
+    except RightMissing:  # the daemon already needs tokens, and reloads the list by itself
         say("the running daemon takes this up within a second")
         return False
     except (DaemonError, BadQuestion) as error:
@@ -230,10 +230,10 @@ def _tell(config: Config) -> bool:
 
 
 def _live_grants(config: Config) -> tuple[GivenGrant, ...]:
-    """Return the grants that are not over, oldest first; where no daemon tells, those of tokens that are gone too.
-    Raises StoreError: the list cannot be read."""
+    """Return the live grants, oldest first; without a daemon's answer, including grants of revoked tokens. Raises
+    StoreError: the list cannot be read."""
     daemon = None if config.cluster.is_on else RunningDaemon.find(config.data_dir, config.auth.token)
-    with contextlib.suppress(DaemonError):  # it does not let this token ask; the file is there all the same
+    with contextlib.suppress(DaemonError):  # this token may not ask; the file has the grants too
         if daemon is not None:
             return daemon.ask(endpoint.grants).grants
     with _lists(config) as (_, kept):
@@ -258,7 +258,7 @@ def _end_kept(config: Config, is_over: Callable[[Grant], bool]) -> None:
 
 @contextmanager
 def _lists(config: Config) -> Iterator[tuple[TokenList, GrantList]]:
-    """The lists of `memd token` and of grants; raises StoreError where the database cannot be used."""
+    """Yield the lists of `memd token` and of grants; raises StoreError if the database cannot be used."""
     if config.cluster.is_on:
         with closing(shared_log(config)) as kept:
             kept.connect()
@@ -329,7 +329,7 @@ def _table(answer: AuditAnswer) -> Lines:
         at = f"at {act.daemon}" if act.daemon else ""
         source = " ".join(filter(None, (act.source, act.what, at)))
         cells = (act.who or "nobody", act.act, topics, _extent(act), source)
-        lines = f"{act.ends}, {act.n}" if act.ends else str(act.n or "")  # of its beginning and of its end
+        lines = f"{act.ends}, {act.n}" if act.ends else str(act.n or "")  # numbers of its first and last line
         shown.add_row(lines, time_of(act.at), *(Text(name_for_terminal(cell)) for cell in cells))
     told: Lines = [shown]
     if answer.receipts_since is not None:

@@ -1,6 +1,6 @@
-"""`memd search`, `log`, `show`, `turn`, `digest`, `related`, `entities`, `usage`: what is stored, and what memory did.
+"""`memd search`, `log`, `show`, `turn`, `digest`, `related`, `entities`, `usage`: stored text, and what memory did.
 
-Rule: the daemon searches, reads and adds up; these commands only show its answers.
+Rule: the daemon searches, reads and adds up; these commands only print its answers.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def search(asked: RouteAnswer[SearchAnswer | ChunksPage], *, explain: bool) -> t
 
 
 def _unknown(asked: RouteAnswer[Any]) -> list[str]:
-    """The words that were chosen by and that no chunk has."""
+    """Return a message for each value of a filter that no chunk has."""
     given, told = asked.given, list[str]()
     filters = ((name, given.get(name, ())) for name in ("source", "tag", "role", "author"))
     for name, value in ((one, value) for one, values in filters for value in values):
@@ -97,7 +97,7 @@ def _unknown(asked: RouteAnswer[Any]) -> list[str]:
 
 
 def _plain(verdict: str) -> str:
-    """A verdict or status as the page has it."""
+    """Return a verdict or status in the page's words."""
     return "shown to the model" if verdict == INJECTED else verdict
 
 
@@ -197,7 +197,7 @@ def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
     rows, topics = asked.answer.rows, asked.given.get("topic")
     if not rows:
         if topics:
-            asked.daemon.ask(reads.log_page, topic=topics, limit=1)  # raises BadQuestion if there is no such topic
+            asked.daemon.ask(reads.log_page, topic=topics, limit=1)  # raises BadQuestion if the topic does not exist
         if (oldest := asked.answer.since) is not None:
             told = f"No request that was asked for has a receipt; the oldest that is kept is of {time_of(oldest)}."
             return [told], FOUND_SOMETHING
@@ -222,8 +222,8 @@ def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
 
 
 def _waiting(asked: RouteAnswer[Any]) -> str:
-    """Say what of the topics that were asked for is not in the log yet; empty if all is."""
-    topics = asked.daemon.ask(status.topics).topics  # those that may be read
+    """Say how much of the requested topics is not in the log yet; empty if nothing."""
+    topics = asked.daemon.ask(status.topics).topics  # only readable topics
     given = asked.given.get("topic", ())
     return waiting_note(sum(one.unstored for one in topics if not given or one.topic_id in given))
 
@@ -287,7 +287,7 @@ def _event(event: LogEvent) -> RenderableType:
         "" if at.startswith(said[:10]) else f"  said {said}",
         *marks_of(event),
         "" if event.multiplier == 1 else f"  times {event.multiplier:g}",
-        "  taken out" if event.takes_out else "",  # the text below it is the one that went
+        "  taken out" if event.takes_out else "",  # the text printed below is the removed one
         (f"  done by {name_for_terminal(event.by)}" if event.by != event.author and event.by else "", "magenta"),
     )
     why = "" if event.event == "erased" else "because: "
@@ -325,7 +325,7 @@ def turn(
         if turn_id is None:
             page = daemon.ask(turns.turns, topic=topic, limit=listed["limit"], steps=bool(listed["steps"]))
             if topic is not None and not page.turns:
-                daemon.ask(reads.log_page, topic=topic, limit=1)  # raises BadQuestion if there is no such topic
+                daemon.ask(reads.log_page, topic=topic, limit=1)  # raises BadQuestion if the topic does not exist
             show_answer(page, _latest(page), as_json=as_json)
         elif replay or then:
             again = daemon.ask(turns.replay, turn_id, then=then)
@@ -371,7 +371,7 @@ def _turn_lines(one: Receipt) -> Lines:
         Text.assemble((one.turn_id, "bold"), f"  {time_of(one.at)}  ", topic, f"  {_plain(one.status)}{kind}{by}"),
         Text(f"{one.api}, mode {one.mode}, model {for_terminal(one.model) or '-'}, {answered}"),
     ]
-    if one.forwarded_tokens:  # none of a request that went on without memory were counted
+    if one.forwarded_tokens:  # 0 for a request that went on without memory
         taken = f"memory took {one.memory_tokens:,} tokens ({one.block_tokens:,} of them new)"
         read = "" if one.cached_tokens is None else f", {one.cached_tokens:,} of them in its cache"
         told = "" if one.prompt_tokens is None else f"; the model counts {one.prompt_tokens:,}{read}"

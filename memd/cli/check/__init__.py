@@ -1,5 +1,5 @@
-"""`memd check`: is everything ready, and if not, what to do. A check is a function, declared with its name:
-`@check("lock")`; it yields what it finds, and an error that it raises is its failure."""
+"""`memd check`: is everything ready, and if not, what to do. A check is a function declared with its name,
+`@check("lock")`. It yields findings; an error that it raises counts as a failure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 from memd.errors import MemdError
 
 Mark = Literal["ok", "warning", "failed"]
-"""ok: nothing to do (a remedy is only a hint). warning: memd works, but not as well as it could. failed: it does not
-work, or something is lost."""
+"""ok: nothing to do (a remedy is only a hint). warning: memd works, but could work better. failed: it does not work, or
+data is lost."""
 Asked = ParamSpec("Asked")
 
 
@@ -27,28 +27,28 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ok(said: str, hint: str = "", check: str = "") -> CheckResult:
-    """The check passed."""
+    """Return the result of a passed check."""
     return CheckResult(check=check, mark="ok", said=said, remedy=hint)
 
 
 def warning(said: str, remedy: str, check: str = "") -> CheckResult:
-    """memd works, but not as well as it could."""
+    """Return the result of a check if memd works, but could work better."""
     return CheckResult(check=check, mark="warning", said=said, remedy=remedy)
 
 
 def failed(said: str, remedy: str, check: str = "") -> CheckResult:
-    """memd does not work, or something is lost."""
+    """Return the result of a check if memd does not work, or data is lost."""
     return CheckResult(check=check, mark="failed", said=said, remedy=remedy)
 
 
 def failed_with(error: MemdError, check: str = "") -> CheckResult:
-    """A failure with the text of a `MemdError`: what happened and, after the last semicolon, what to do."""
+    """Return a failure with the text of a `MemdError`: the problem and, after the last semicolon, the remedy."""
     said, _, remedy = str(error).rpartition("; ")
     return failed(said or remedy, remedy if said else "", check)
 
 
 def check(name: str) -> Callable[[Callable[Asked, Iterator[CheckResult]]], Callable[Asked, Iterator[CheckResult]]]:
-    """Declare that a function is the check of this name."""
+    """Register a function as the check of this name."""
 
     def declared(found: Callable[Asked, Iterator[CheckResult]]) -> Callable[Asked, Iterator[CheckResult]]:
         @functools.wraps(found)

@@ -1,10 +1,10 @@
-"""All of this machine and of the places in the settings: is memd installed whole, are the settings safe, can the data
-directory be used, who uses it, is the log whole, do backup, database and models answer?
+"""Checks of this machine and of the places in the settings: installation, safety of the settings, data directory and
+its users, integrity of the log, and whether backup, database and models answer.
 
-Rule: works with and without a running daemon, and only reads, except for a nameless file that tests writing, and one
-small object in the bucket of the backup, which is removed again. `load_config` has checked the settings already; these
-checks depend on the machine, or find what is allowed but unwise. Of sources only the lists of folders are read; what a
-file holds is found out when it is indexed. The cluster's database is only read.
+Rule: works with and without a running daemon, and only reads, except for an unnamed file that tests writing and a small
+object in the backup's bucket, which is removed again. `load_config` has validated the settings; these checks depend on
+the machine, or find allowed but unwise values. Sources are only listed: indexing reads the files. The cluster's
+database is only read.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ OTHERS_MAY_READ = 0o044
 
 @check(SETTINGS)
 def origin(path: Path | None, places: Mapping[str, str]) -> Iterator[CheckResult]:
-    """Where the settings come from: `path` is the file that was read, `places` has the place of each."""
+    """Origin of the settings: `path` is the file that was read, `places` has the place of each setting."""
     elsewhere = sorted({place for place in places.values() if path is None or not place.startswith(f"{path}, line ")})
     in_file = sum(place not in elsewhere for place in places.values())
     parts = [] if path is None else [f"{path}: {counted(in_file, 'setting')}"]
@@ -80,10 +80,10 @@ def origin(path: Path | None, places: Mapping[str, str]) -> Iterator[CheckResult
 
 @check("access")
 def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Iterator[CheckResult]:
-    """Who can reach the memory, and whether the token is long enough and not readable by others."""
+    """Who can reach the memory, and whether the token is long enough and private."""
     host, token = config.listen.host, config.auth.token
     is_open = not is_this_machine(host)
-    # In a cluster, as this machine knew them last: nothing is made in its database.
+    # In a cluster, as this machine last knew them: its database is not changed.
     others = (*config.auth.tokens, *TokenList(LocalDisk(), config.data_dir).read())
     needed = "a token (`memd token list` shows whose)" if others else "auth.token"
     if token and path is not None and places.get("auth.token", "").startswith(f"{path}, line "):
@@ -106,7 +106,7 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Iter
 
 @check("address")
 def address(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
-    """Whether memd listens, or can listen, at the addresses in the settings."""
+    """Whether memd listens, or can listen, at its addresses."""
     host, port = config.listen.host, config.listen.port
     if daemon is not None:
         if model_url := daemon.model_url:
@@ -137,14 +137,14 @@ def address(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResul
 
 
 LATEST = 200
-"""Entries whose language is looked at."""
+"""Entries whose language is detected."""
 FILES_COUNTED_MAX = 20_000
-"""Of one source; some seconds on a slow disk."""
+"""Limit per source; takes some seconds on a slow disk."""
 
 
 @check("sources")
 def source(source: SourceSettings, data_dir: Path) -> Iterator[CheckResult]:
-    """A source of the settings can be read, and there is something in it."""
+    """A source of the settings is readable and not empty."""
     path = Path(source.path)
     shown = name_for_terminal(source.path)
     chosen = Chosen(exclude=(*source.exclude, str(data_dir)), formats=source.formats, follow_links=source.follow_links)
@@ -173,16 +173,16 @@ DISTRIBUTION = "memd-proxy"
 REINSTALL = f"install memd again: {pip_install('--force-reinstall', DISTRIBUTION)} (from a checkout: -e . in its place)"
 
 KNOWN_COUNTS = {"hello world": 2, "antidisestablishmentarianism": 6, "2 + 2 = 4": 7, "お誕生日おめでとう": 9}
-"""Tokens by OpenAI's own tables of cl100k_base."""
+"""Token counts by OpenAI's tables of cl100k_base."""
 KNOWN_TEXT = "This is an example sentence"
 KNOWN_VECTOR = (0.06019, 0.06585, 0.0426, 0.07842, 0.02613, -0.00282, 0.05016, -0.01573, 0.05674, 0.03386)
-"""The first components that the bundled model has for it, run as its graph has it; see memd/embedding/local.py."""
+"""First components of the bundled model's vector for it, computed by its graph; see memd/embedding/local.py."""
 TOLERANCE = 0.001
 
 
 @check("installation")
 def packages() -> Iterator[CheckResult]:
-    """The versions of Python and of what memd depends on."""
+    """Versions of Python and of memd's dependencies."""
     this = f"memd {__version__}"
     try:
         required = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or ()]
@@ -190,7 +190,7 @@ def packages() -> Iterator[CheckResult]:
         said = f"{this} on Python {platform.python_version()}; not installed, so versions are not compared"
         yield warning(said, f"install it: {pip_install('.')}")
         return
-    required = [one for one in required if one.marker is None or one.marker.evaluate()]  # the others are of extras
+    required = [one for one in required if one.marker is None or one.marker.evaluate()]  # the others belong to extras
     wrong = []
     for requirement in required:
         try:
@@ -225,7 +225,7 @@ def tokenizer() -> Iterator[CheckResult]:
 
 @check("open files")
 def open_files(config: Config) -> Iterator[CheckResult]:
-    """How many descriptors a daemon may have, and whether that is enough for its connections."""
+    """The limit of open files, and whether it suffices for the daemon's connections."""
     allowed, wanted = descriptors_hard_limit(), config.limits.connections_max
     room = connections_room(allowed)
     said = f"{allowed:,} at a time: room for {counted(min(room, wanted), 'connection')} and any number of topics"
@@ -235,7 +235,7 @@ def open_files(config: Config) -> Iterator[CheckResult]:
 
 @check("embedding model")
 def embedding_model(config: Config, topics: list[TopicDiskUsage], files: LocalDisk) -> Iterator[CheckResult]:
-    """Known text has its known vector, and what is stored was embedded with this model."""
+    """A known text has its known vector, and stored chunks were embedded with this model."""
     embedder = load_embedder(
         config.embedding, models_dir=models_dir(config.data_dir), fetch=False, stored=stored_models(config, files)
     )
@@ -253,8 +253,8 @@ def embedding_model(config: Config, topics: list[TopicDiskUsage], files: LocalDi
 
 
 def _said_last_in(files: LocalDisk, layout: TopicLayout) -> str | None:
-    """See `main_language`; of the latest entries of a topic."""
-    with suppress(StoreError):  # which the check of the log tells
+    """See `main_language`, for the latest entries of a topic."""
+    with suppress(StoreError):  # the check of the log reports it
         data, columns = active_bytes(files, layout), GrowingColumns()
         found = None if data is None else read_log_file(data, name=str(layout.active), dimension=None)
         columns.extend([] if found is None else found.entries[-LATEST:])
@@ -264,7 +264,7 @@ def _said_last_in(files: LocalDisk, layout: TopicLayout) -> str | None:
 
 @check("reranker")
 def reranker(config: Config) -> Iterator[CheckResult]:
-    """The reranker, if there is one, gives two texts scores."""
+    """The reranker, if configured, scores two texts."""
     if config.rerank.url:
         asking = Reranker(config.rerank)
         try:
@@ -276,7 +276,7 @@ def reranker(config: Config) -> Iterator[CheckResult]:
 
 
 def _infidelity(embedder: Embedder) -> str:
-    """Compare the model's vectors with known ones, and describe the difference; empty if there is none."""
+    """Compare the model's vectors with known ones; describe the difference, empty if there is none."""
     vector = embedder.embed(KNOWN_TEXT)
     if not np.isfinite(vector).all() or abs(float(np.linalg.norm(vector)) - 1) > TOLERANCE:
         return f"{embedder.name} gives no unit vector for a plain sentence"
@@ -291,13 +291,13 @@ def _infidelity(embedder: Embedder) -> str:
 
 
 FREE_BYTES_LOW = 512 << 20
-"""Below this is a warning: merged indexes and a backup take hundreds of megabytes."""
+"""Threshold of a warning: merged indexes and a backup take hundreds of megabytes."""
 READ_BYTES_MAX = 512 << 20
-"""Logs up to this are read through, some seconds; larger ones are left to `memd verify`."""
+"""Logs up to this size are read completely, in some seconds; larger ones are left to `memd verify`."""
 FINDINGS_MAX = 5
 READ_ALL = "`memd verify` reads every byte of it"
 OTHERS = 0o077
-"""Permissions of anybody but the user."""
+"""Permission bits of all other users."""
 _FOUND = {
     "damaged": (
         failed,
@@ -306,12 +306,12 @@ _FOUND = {
     "foreign": (failed, "use the memd that wrote it, or move the file away"),
     "derived": (warning, "start memd again: what is missing is rebuilt from the log, nothing is lost"),
 }
-"""By the kind of a finding of `memd verify`: how bad it is, and what to do."""
+"""Severity and remedy by kind of a finding of `memd verify`."""
 
 
 @check("data directory")
 def directory(data_dir: Path, files: LocalDisk) -> Iterator[CheckResult]:
-    """It exists or can be created, can be written, and has free space."""
+    """It exists or can be created, is writable, and has free space."""
     try:
         existing = next(folder for folder in (data_dir, *data_dir.parents) if folder.exists())
         if not files.is_directory(existing):
@@ -319,7 +319,7 @@ def directory(data_dir: Path, files: LocalDisk) -> Iterator[CheckResult]:
             return
         room = files.room(existing)
         trouble = disk_trouble(existing, room) or trouble_by_writing(existing, files)
-        written_to = [data_dir, data_dir / LOCK_NAME]  # one run as another user leaves what this user cannot write
+        written_to = [data_dir, data_dir / LOCK_NAME]  # after a run as another user this user cannot write it
         for layout in (TopicLayout(data_dir, topic_id) for topic_id in topic_ids_in(files, data_dir)):
             written_to += [layout.directory, layout.segments, layout.active, layout.hot]
         locked_out = next((path for path in written_to if path.exists() and not files.may_write(path)), None)
@@ -344,8 +344,8 @@ def directory(data_dir: Path, files: LocalDisk) -> Iterator[CheckResult]:
 
 @check("data directory")
 def permissions(data_dir: Path) -> Iterator[CheckResult]:
-    """No other user of the machine may read files, as earlier versions left them; a folder without anything of memd's
-    becomes private when the first daemon begins in it."""
+    """No other user of the machine may read files, which earlier versions allowed. A folder without memd's files
+    becomes private when the first daemon starts in it."""
     try:
         is_used = data_dir.is_dir() and any(not path.name.startswith(".") for path in data_dir.iterdir())
         found = list(_open_to_others(data_dir)) if is_used else []
@@ -359,8 +359,8 @@ def permissions(data_dir: Path) -> Iterator[CheckResult]:
 
 
 def _open_to_others(path: Path) -> Iterator[Path]:
-    """A path and those below it with which other users may do anything."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a running daemon removed it a moment ago
+    """Yield a path and the paths below it that other users have any permission on."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a running daemon has just removed it
         status = path.stat()
         if status.st_mode & OTHERS and (status.st_size or not stat.S_ISREG(status.st_mode)):
             yield path
@@ -370,7 +370,7 @@ def _open_to_others(path: Path) -> Iterator[Path]:
 
 @check("lock")
 def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> Iterator[CheckResult]:
-    """Nobody holds the directory, or a daemon that answers does."""
+    """Nobody holds the directory, or a daemon that answers."""
     path = data_dir / LOCK_NAME
     if not files.is_locked(path):
         yield ok("free: no daemon is running on this folder")
@@ -447,7 +447,7 @@ def log(
 
 @check("audit")
 def audit(data_dir: Path, files: LocalDisk) -> Iterator[CheckResult]:
-    """No line of the audit is missing or was changed, if there is one."""
+    """No line of the audit, if there is one, is missing or changed."""
     kept = read_book(files, data_dir, lambda _: False)
     if kept is not None and kept.findings:
         more = f" and {counted(len(kept.findings) - 1, 'finding')} more" if len(kept.findings) > 1 else ""
@@ -458,13 +458,13 @@ def audit(data_dir: Path, files: LocalDisk) -> Iterator[CheckResult]:
 
 
 LAG_ROUNDS_MAX = 6
-"""A daemon whose backup is so many rounds behind has a reason."""
+"""A daemon's backup is delayed, not just waiting, if it is so many rounds behind."""
 _PROBE = "memd-check/"
 
 
 @check("backup")
 def bucket(config: Config, env: Mapping[str, str]) -> Iterator[CheckResult]:
-    """The bucket of the settings, if any, can be used, and has the backup of this directory."""
+    """The bucket of the settings, if any, is usable and has this directory's backup."""
     if not config.backup.is_on:
         return
     bucket = Bucket.of(config.backup, env)
@@ -498,7 +498,7 @@ def lag(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
     try:
         told = daemon.ask(status.stats).backup
     except MemdError:
-        return  # it wants another token: that was said
+        return  # it needs another token, which another check reports
     if told is None:
         yield warning(f"the daemon at {daemon.url} makes none", "start it again: it has older settings")
         return
@@ -515,7 +515,7 @@ def lag(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
 def unsealed(daemon: RunningDaemon | None) -> Iterator[CheckResult]:
     """The running daemon can write the columns of full segments."""
     told = {}
-    with contextlib.suppress(MemdError):  # it wants another token: that was said
+    with contextlib.suppress(MemdError):  # it needs another token, which another check reports
         told = {} if daemon is None else daemon.ask(status.stats).topics
     for topic_id, one in told.items():
         if one.seal_trouble:
@@ -525,7 +525,7 @@ def unsealed(daemon: RunningDaemon | None) -> Iterator[CheckResult]:
 
 
 OLDEST = 14
-"""The first version of PostgreSQL that memd is tested with."""
+"""The oldest version of PostgreSQL that memd is tested with."""
 CLOCKS_SECONDS = 2.0
 ROUND_TRIP_MS = 5.0
 """Above this a chat waits longer for the database than for memory."""
@@ -551,35 +551,34 @@ _SETTINGS = """SELECT
 
 @check("database")
 def cluster(config: Config) -> Iterator[CheckResult]:
-    """The database of the cluster, if the settings name one: it is asked as no daemon does, without making its
-    tables."""
+    """The database of the cluster, if any; asked over a separate connection that creates no tables."""
     if config.cluster.is_on:
-        with closing(SharedLog(config.cluster.database)) as kept:  # the packages are there, and the URL can be read
+        with closing(SharedLog(config.cluster.database)) as kept:  # the packages exist and the URL is valid
             place = kept.place
         yield from told_of(_server(config.cluster.database, place))
 
 
 class DatabaseServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A database server as it tells of itself."""
+    """A database server's report about itself."""
 
     number: int
-    """Of its version."""
+    """Version number."""
     version: str
     is_standby: bool
     is_read_only: bool
     may_write: bool
-    """All that memd needs; where there are no tables, make them."""
+    """True if it has all privileges that memd needs, including creating the tables if they are missing."""
     schema: int | None
-    """Of memd's tables; None: there are none yet."""
+    """Version of memd's tables; None: there are none yet."""
     is_pooled: bool
-    """Somebody stands between, as PgBouncer: the server does not have the connection that this process has."""
+    """True if a pooler such as PgBouncer stands between, so that the server does not hold this process's connection."""
     round_trip_ms: float
     clock_ahead: float
     """Seconds by which its clock is ahead of this machine's."""
     synchronous_commit: str
     standby_names: str
     standbys: int | None
-    """Synchronous ones that are connected; None: this user may not see."""
+    """Connected synchronous standbys; None if this user may not see them."""
     encoding: str
     fsync: bool
     full_page_writes: bool
@@ -591,7 +590,7 @@ def _server(database: str, place: str) -> DatabaseServer:
 
     try:
         with psycopg.connect(database, connect_timeout=5, prepare_threshold=None, **AS_TEXT) as connection:
-            connection.execute("SET LOCAL statement_timeout = 5000")  # a pooler may give the connection to others
+            connection.execute("SET LOCAL statement_timeout = 5000")  # a pooler may hand the connection to others
             began = time.time()
             row = connection.cursor(row_factory=dict_row).execute(_SETTINGS).fetchone()
             middle = (began + time.time()) / 2
@@ -608,7 +607,7 @@ def _server(database: str, place: str) -> DatabaseServer:
 
 @check("database")
 def told_of(server: DatabaseServer) -> Iterator[CheckResult]:
-    """The good and the bad about the server."""
+    """Yield the findings about the server."""
     said = f"PostgreSQL {server.version}"
     if server.number < OLDEST:
         yield failed(said, f"memd needs PostgreSQL {OLDEST} or later")

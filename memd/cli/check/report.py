@@ -1,7 +1,7 @@
 """`memd check`: is everything ready, and if not, what to do.
 
-Rule: this module has the order of the checks, their output and, instead of them, that of recorded requests
-(`--traffic`); the first line says whether all is well.
+Rule: this module has the order of the checks, their output, and the report on recorded requests that replaces them with
+`--traffic`. The first line says whether all is well.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def check(
 
     Example: memd check --live
     """
-    logging.getLogger("memd").addHandler(logging.NullHandler())  # the results say it
+    logging.getLogger("memd").addHandler(logging.NullHandler())  # the results report it
     flags = {"data_dir": data_dir, **servers_of(servers["upstream"])}
     given = {name: value for name, value in flags.items() if value is not None}
     if traffic is not None:
         told = list(traffic_report(traffic, load_config(config_path, os.environ, given).ingest))
         click.echo(msgspec.json.encode({"traffic": told}) if as_json else "\n".join(told))
         return 0
-    with progress("checking") as advanced:  # to the end: its first line is whether all is well
+    with progress("checking") as advanced:  # until the end, because the first output line says whether all is well
         found: list[CheckResult] = []
         for outcome in outcomes(config_path, os.environ, given, live=live):
             found.append(outcome)
@@ -92,8 +92,8 @@ def outcomes(
     live: bool,
     files: LocalDisk | None = None,
 ) -> Iterator[CheckResult]:
-    """Run the checks, in order. `path, env, given`: as for `load_config`. `live`: whether to hold a conversation with
-    the model too. `files`: the disk; another one than the real only where a fault is to be injected."""
+    """Run the checks in order. `path, env, given`: as for `load_config`. `live`: also hold a conversation with the
+    model. `files`: the disk; a different one only to inject faults."""
     yield from machine.packages()
     yield from machine.tokenizer()
     useless: list[str] = []
@@ -145,7 +145,7 @@ def outcomes(
 
 
 def line(outcome: CheckResult, width: int = WIDE) -> str:
-    """Return a result as text, in colours; its remedy is on a line of its own."""
+    """Format a result in colours, with its remedy on a separate line."""
     mark = click.style(outcome.mark.ljust(_MARK_WIDTH), fg=_COLOUR[outcome.mark], bold=outcome.mark != "ok")
     indent = " " * (_MARK_WIDTH + _NAME_WIDTH)
     said = _broken(outcome.said, indent, width)
@@ -156,7 +156,7 @@ def line(outcome: CheckResult, width: int = WIDE) -> str:
 
 
 def summary(found: list[CheckResult]) -> str:
-    """Return the first line: whether all is well, and what is not."""
+    """Return the first line: whether all is well, and otherwise the problems."""
     count = {mark: sum(outcome.mark == mark for outcome in found) for mark in _COLOUR}
     if count["failed"]:
         names = ", ".join(dict.fromkeys(outcome.check for outcome in found if outcome.mark == "failed"))
@@ -165,7 +165,7 @@ def summary(found: list[CheckResult]) -> str:
 
 
 def _broken(text: str, indent: str, width: int) -> str:
-    """Text in lines of at most `width`, the later ones indented; no word is broken, as it may be a path."""
+    """Wrap a text at `width`, indenting later lines; words are never broken, because one may be a path."""
     room = max(width - len(indent), ROOM_MIN)
     words = " ".join(for_terminal(text).split())
     return f"\n{indent}".join(textwrap.wrap(words, room, break_long_words=False, break_on_hyphens=False))
@@ -175,11 +175,11 @@ SHOWN_CHARACTERS, SHOWN_TEXTS = 80, 20
 
 
 def traffic_report(file: Path, settings: IngestSettings) -> Iterator[str]:
-    """The rules for programs as they would meet recorded requests, and who speaks in those; nothing is stored.
+    """Report how the rules for programs apply to recorded requests, and who speaks in those; nothing is stored.
 
-    A line of the file is a request body as a client sent it, or an object with `path` and `body`; a line
-    `{"def": name, "v": value}` names a value that later lines have as `{"$ref": name}`. Raises click.ClickException
-    where one is neither."""
+    Each line of the file is a client's request body, or an object with `path` and `body`. A line `{"def": name, "v":
+    value}` defines a value that later lines use as `{"$ref": name}`. Raises click.ClickException if a line is
+    neither."""
     programs = programs_of(settings)
     side, wrapping = SideRequests(programs), Speech(programs.strip)
     speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
@@ -230,7 +230,7 @@ def _requests(file: Path) -> Iterator[ModelRequest]:
                 named[told["def"]] = told["v"]
                 continue
             body = told.get("body", told)
-            # By its shape where the recording does not have its path.
+            # By its shape if the recording has no path.
             guessed = "/responses" if "input" in body else "/messages" if "system" in body else "/chat/completions"
             if (api := api_of(told.get("path", guessed).partition("?")[0])) is not None:
                 yield read_request(api, msgspec.json.encode(body))

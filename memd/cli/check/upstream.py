@@ -1,12 +1,12 @@
 """Does the model server answer, does it report its window, and does memory reach the model's chat template?
 
-Rule: a server that reports nothing can still be used: what is missing is a warning where memd has a substitute. It is
-probed with the same requests that the daemon sends, nothing is generated, and each waits `ASK_SECONDS` at most.
+Rule: a server that reports nothing is usable: a gap for which memd has a substitute is a warning. Probes are the
+requests that the daemon sends; they generate nothing and wait at most `ASK_SECONDS` each.
 
-`--live` holds short conversations with a daemon of its own in a temporary folder that is removed; a running daemon only
-forwards a request (`X-Memory-Mode: off`). Of a large window only `ROOM_TOKENS` are used: what has to be seen is that
-old results leave, and that what stays is a prompt which the model's chat template takes. The loop ends after
-`LOOP_SECONDS_MAX` however slow the model is.
+`--live` holds short conversations with a separate daemon in a temporary folder that is removed; a running daemon only
+forwards a request (`X-Memory-Mode: off`). It uses only `ROOM_TOKENS` of a large window, enough to see that old results
+leave and that the model's chat template accepts the remaining prompt. The loop ends after `LOOP_SECONDS_MAX` however
+slow the model is.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ _CONVERSATION: tuple[dict[str, str], ...] = (
 
 
 class AskedServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A model server that was asked."""
+    """A model server's answers."""
 
     url: str
     told: list[CheckResult]
     is_memd: bool = False
-    """The address belongs to a memd (this one or another), not to a model server."""
+    """True if the address is a memd's (this one or another), not a model server's."""
     model: str = ""
     """Empty: unknown."""
     models: frozenset[str] = frozenset()
-    """Those that it lists; none: unknown."""
+    """Models that it lists; empty: unknown."""
     window: int | None = None
     """Tokens; None: unknown."""
 
 
 async def asked(config: Config, *, is_served: bool = False, served: int | None = None) -> AskedServer:
-    """Ask the model server of `config`. `is_served`: whether it is the running daemon's; `served`: the window that this
-    one knows."""
+    """Ask the model server of `config`. `is_served`: it is the running daemon's; `served`: the window that the daemon
+    knows."""
     tasks = Tasks(Metrics())
     upstream = Upstream(config, tasks)
     url, headers = upstream.url, upstream.with_key(None)
@@ -99,7 +99,7 @@ async def asked(config: Config, *, is_served: bool = False, served: int | None =
         facts = upstream.facts
         models = await upstream.ask("GET", "/v1/models", None, headers)
         if not (models.status == 200 and isinstance(models.value, dict)):
-            # A request without messages is refused, but not as one for an address that is not there.
+            # A request without messages is refused, but not with the status of an unknown address.
             chat = await upstream.ask("POST", f"/v1{CHAT.path}", b"{}", headers)
             if chat.status in NO_SUCH_ADDRESS or (chat.status == 200 and chat.value is None):
                 said = f"{url} answers, but not as a model server: it has no /v1/chat/completions below that address"
@@ -129,7 +129,7 @@ async def asked(config: Config, *, is_served: bool = False, served: int | None =
 
 
 def _with_block(body: bytes) -> bytes:
-    """A conversation with a memory block in it, as it is sent to a model."""
+    """Return a conversation with a memory block in it, as sent to a model."""
     opening, closing = block.frame(block.heading(None)).split("\n")
     shown = "\n".join((opening, block.chunk_line("0000", _MARKER), closing))
     return CHAT.encode(CHAT.parse(body), blocks={len(_CONVERSATION) - 1: shown})
@@ -157,7 +157,7 @@ def _window(config: Config, name: str, window: int | None, source: str, *, wants
 
 @check("exact counts")
 def _counts(counts_exactly: bool, prompt: str | None) -> Iterator[CheckResult]:
-    """`prompt`: rendered by the server; only llama-server can be asked what a template makes of one."""
+    """`prompt`: rendered by the server; only a llama-server can be asked for the template's output."""
     if counts_exactly:
         yield ok("the server counts tokens exactly, and is asked where a prompt comes near the window")
     elif prompt is None:
@@ -180,7 +180,7 @@ def _placement(prompt: str | None) -> Iterator[CheckResult]:
 
 
 def as_served(config: Config, daemon: RunningDaemon) -> Config:
-    """Return the settings with the running daemon's model servers: it may have been started with `--upstream`."""
+    """Return the settings with the running daemon's model servers, which `--upstream` may have named."""
     urls = tuple(served_windows(daemon))
     if not urls or urls == tuple(one.address for one in config.upstream.each()):
         return config
@@ -189,7 +189,7 @@ def as_served(config: Config, daemon: RunningDaemon) -> Config:
 
 
 def served_windows(daemon: RunningDaemon) -> dict[str, int | None]:
-    """The windows that a running daemon knows, by model server: a client's key or a refusal may have told them."""
+    """Return the windows that a running daemon knows, by model server, perhaps from a client's key or a refusal."""
     told = daemon.health().get("upstreams")
     known = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
     return {str(one.get("url")): one["window"] if isinstance(one.get("window"), int) else None for one in known}
@@ -197,8 +197,8 @@ def served_windows(daemon: RunningDaemon) -> dict[str, int | None]:
 
 @check("upstream")
 def upstream(config: Config, daemon: RunningDaemon | None, *, is_served: bool, is_live: bool) -> Iterator[CheckResult]:
-    """Everything that needs no generation; of several model servers each, and what they have in common. Then `live`, if
-    `is_live`. `is_served`: whether the servers of the running daemon are checked, and not those of the settings."""
+    """Check everything that needs no generation, for each model server and for what they have in common; then `live`,
+    if `is_live`. `is_served`: check the servers of the running daemon, not those of the settings."""
     config = as_served(config, daemon) if daemon is not None and is_served else config
     windows = served_windows(daemon) if daemon is not None and is_served else {}
     servers = [
@@ -210,7 +210,7 @@ def upstream(config: Config, daemon: RunningDaemon | None, *, is_served: bool, i
     if len(servers) > 1:
         found = [line for one in servers for line in _of_several(one, others_serve=bool(well))]
     lists = {one.url: one.models for one in well if one.models}
-    if len(set(lists.values())) > 1:  # else half of the servers stand idle
+    if len(set(lists.values())) > 1:  # otherwise half of the servers stay idle
         said = "; ".join(f"{url} lists {', '.join(sorted(models)[:5])}" for url, models in lists.items())
         hint = "a model is asked of the servers that list it: give llama-servers with the same one the same --alias"
         found.append(ok(said, hint, "model"))
@@ -222,7 +222,7 @@ def upstream(config: Config, daemon: RunningDaemon | None, *, is_served: bool, i
 
 
 def _of_several(server: AskedServer, *, others_serve: bool) -> Iterator[CheckResult]:
-    """The results of one of several servers, each with its address; one line where all is well."""
+    """Return the results of one of several servers, with its address; one line if all is well."""
     if all(one.mark == "ok" for one in server.told):
         window = f", window {counted(server.window, 'token')}" if server.window else ""
         yield ok(f"{server.url} answers: {server.model or UNNAMED}{window}")
@@ -238,17 +238,17 @@ ASKED = "What is the code of the boathouse gate?"
 EXPECTED = "4519"
 REPLY_TOKENS, STEP_REPLY_TOKENS = 48, 32
 ANSWER_SECONDS_MAX = 180.0
-"""A large model that reads its first prompt on a CPU takes this long."""
+"""Time of a large model on a CPU for its first prompt."""
 ROOM_TOKENS = 4_096
-"""A smaller window is used as it is."""
+"""A smaller window is used whole."""
 LOOP_SECONDS_MAX = 120.0
 STEPS_MAX = 40
 STEPS_A_WINDOW = 6
-"""So many results fill it."""
+"""Results that fill the window."""
 LENGTH = 1.6
-"""The loop's length, in windows."""
+"""Length of the loop, in windows."""
 CHARACTERS_PER_TOKEN = 3.0
-"""Assumed of a model that does not tell its count."""
+"""Assumed for a model that does not report counts."""
 LOOP_ASKED = "Read the log of each pump, one after the other, and tell me at the end which of them needs oil."
 _TOOL = {
     "type": "function",
@@ -264,15 +264,15 @@ class LiveAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one request."""
 
     problem: str = ""
-    """Why there is no answer; empty if there is one."""
+    """Reason if there is no answer, otherwise empty."""
     status: int = 0
     memory_status: str = ""
     text: str = ""
     """The reply, or the text of the error."""
     message: dict[str, Any] = {}
-    """The model's message as it came; empty if there is none."""
+    """The model's message as received; empty if there is none."""
     prompt_tokens: int = 0
-    """By the server's count; 0: not told."""
+    """The server's count; 0: not reported."""
 
 
 _Ask = Callable[[object, float], Awaitable[LiveAnswer]]
@@ -280,8 +280,8 @@ _Ask = Callable[[object, float], Awaitable[LiveAnswer]]
 
 @check("live")
 def live(config: Config, model: str, window: int | None, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
-    """Hold conversations by the settings, whose places are not touched; of a running daemon check what leaves no trace
-    in it. `model`: what the requests call it. `window`: in tokens, None if it is not known."""
+    """Hold conversations by the settings, without touching their places; of a running daemon check only what leaves no
+    trace. `model`: name in requests. `window`: in tokens, None if unknown."""
     if daemon is not None:
         _tell("asking the running daemon")
         yield asyncio.run(_forwarded(config, model, daemon))
@@ -295,32 +295,31 @@ def live(config: Config, model: str, window: int | None, daemon: RunningDaemon |
 
 
 def _tell(what: str) -> None:
-    """Say what is being done: the results come when all is done."""
+    """Print the current step, because the results come only at the end."""
     click.echo(f"live: {what} …", err=True)
 
 
 def _scratch_settings(config: Config, folder: Path, room: int | None) -> Config:
-    """The settings of a daemon that nobody else finds, with its memory in `folder` alone; `room` stands for the
-    window."""
+    """Return settings of a private daemon with its memory only in `folder`; `room` replaces the window."""
     own = Config(listen=ListenSettings(port=0), data_dir=folder / "memory")
     elsewhere = ("listen", "admin", "auth", "data_dir", "sources", "cluster", "backup", "conversation")
     config = replace(config, **{name: getattr(own, name) for name in elsewhere})
     if room is None:
         return config
-    hard = room // 2  # the reply and the block take their share of a window, and so of what stands for it
+    hard = room // 2  # the reply and the block take their share of the window
     buffer = replace(config.buffer, hard_tokens=hard, soft_tokens=hard * 7 // 8)
     injection = replace(config.injection, budget_tokens=room // 8, sticky_tokens=0)
     return replace(config, buffer=buffer, injection=injection)
 
 
 def _key_headers(config: Config) -> dict[str, str]:
-    """The key that the model server wants, as a client shows it; none unless it is in the settings."""
+    """Return the header with the model server's key, as a client sends it; empty unless the settings have it."""
     key = config.upstream.api_key
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 async def _forwarded(config: Config, model: str, daemon: RunningDaemon) -> CheckResult:
-    """Let a running daemon forward a question to the model without memory, and answer a search."""
+    """Have a running daemon forward a question to the model without memory, and answer a search."""
     token = {TOKEN_HEADER: config.auth.token} if config.auth.token else {}
     headers = {"X-Memory-Mode": "off", **token, **_key_headers(config)}
     if not (url := daemon.model_url):
@@ -339,7 +338,7 @@ async def _forwarded(config: Config, model: str, daemon: RunningDaemon) -> Check
 
 
 async def _conversations(config: Config, model: str, room: int, *, is_window: bool) -> list[CheckResult]:
-    """Tell a daemon of its own a fact, ask for it in a new conversation, and hold a tool loop."""
+    """Tell a separate daemon a fact, ask for it in a new conversation, and hold a tool loop."""
     async with running(config) as daemon, aiohttp.ClientSession(headers=_key_headers(config)) as session:
         ask = partial(_asked, session, daemon.base_url)
         _tell("telling the model a fact, and asking for it in a new conversation")
@@ -358,7 +357,7 @@ def _opening(model: str, text: str) -> object:
 async def _asked(
     session: aiohttp.ClientSession, base_url: str, body: object, seconds: float = ANSWER_SECONDS_MAX
 ) -> LiveAnswer:
-    """Send a chat request and wait so many seconds for the whole answer."""
+    """Send a chat request; wait up to `seconds` for the whole answer."""
     try:
         async with asyncio.timeout(seconds), session.post(f"{base_url}/v1/chat/completions", json=body) as answer:
             told = await answer.read()
@@ -383,7 +382,7 @@ def _no_answer(problem: str) -> CheckResult:
 
 
 def _problem(config: Config, answer: LiveAnswer) -> CheckResult | None:
-    """Return the result for a request that got no answer; None if it got one."""
+    """Return the result for an unanswered request; None if it was answered."""
     if answer.problem:
         return _no_answer(answer.problem)
     if answer.status in WANTS_KEY:
@@ -405,18 +404,18 @@ def _recalled(answer: LiveAnswer) -> CheckResult:
         remedy = "if retrieval, injection or ingest settings were changed, set them back; see docs/settings.md"
         return failed(said, remedy)
     said = "told once, asked in a new conversation: the model was shown it"
-    if EXPECTED in str(answer.message):  # also where it only came to think
+    if EXPECTED in str(answer.message):  # also if the answer is only in its reasoning
         return ok(f"{said} and answered with it; nothing of it was kept")
     remedy = "memory reaches it, and it does not read it: take a larger model, or one that is called instruct or chat"
     return warning(f"{said} but does not use it in its answer ({answer.text[:80]!r})", remedy)
 
 
 async def _loop(ask: _Ask, model: str, room: int, *, is_window: bool) -> CheckResult:
-    """Ask, answer the model's call or one in its place, and ask again until it is long enough; say how far it came.
-    `room`: the tokens that its prompts may take. `is_window`: whether that is the model's whole window."""
+    """Ask, answer the model's call or a substitute for it, and repeat until the loop is long enough; report how far it
+    came. `room`: limit of its prompts, in tokens. `is_window`: that is the model's whole window."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": LOOP_ASKED}]
     until, per_token, answer = time.monotonic() + LOOP_SECONDS_MAX, CHARACTERS_PER_TOKEN, LiveAnswer()
-    steps = sent = most = 0  # steps that were answered; tokens of the last one (estimated), and most of them (counted)
+    steps = sent = most = 0  # answered steps; the last one's tokens (estimated), and the maximum (counted)
     while steps < STEPS_MAX and sent <= room * LENGTH and time.monotonic() < until:
         body = {"model": model, "messages": messages, "tools": [_TOOL], "max_tokens": STEP_REPLY_TOKENS}
         answer = await ask(body, until - time.monotonic())
@@ -449,11 +448,11 @@ async def _loop(ask: _Ask, model: str, room: int, *, is_window: bool) -> CheckRe
 
 
 def _step(answer: LiveAnswer, number: int, length: int) -> Iterator[dict[str, Any]]:
-    """The model's message and the results of its calls, each of so many characters."""
+    """Yield the model's message and the results of its calls, `length` characters each."""
     calls = answer.message.get("tool_calls") or []
     if calls and all(map(_is_whole, calls)):
         yield answer.message
-    else:  # it talks instead of calling, or its call was cut off: the loop goes on as if it had called
+    else:  # it did not call, or its call was cut off: the loop continues as if it had called
         function = {"name": "read", "arguments": json.dumps({"path": f"pump-{number}.log"})}
         calls = [{"id": f"call_{number}", "type": "function", "function": function}]
         yield {"role": "assistant", "content": answer.text, "tool_calls": calls}
@@ -463,7 +462,7 @@ def _step(answer: LiveAnswer, number: int, length: int) -> Iterator[dict[str, An
 
 
 def _is_whole(call: Any) -> bool:
-    """Whether a call can be sent back."""
+    """Return whether a call is complete and can be sent back."""
     try:
         return bool(call["id"]) and isinstance(json.loads(call["function"]["arguments"]), dict)
     except (ValueError, LookupError, TypeError):
