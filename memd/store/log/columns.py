@@ -1,8 +1,8 @@
-"""The columns of entries: what is kept of each entry in memory and in `.meta`, which entries no longer count,
-and where those of a chunk or text are.
+"""The columns of entries: the fields of each entry kept in memory and in `.meta`, which entries are dead, and the
+places of a chunk or text.
 
-Rule: pure; nothing here reads a file or holds a Python object per entry. Of all entries of one uuid only the one with
-the highest canonical_id counts, and none if that one is Deprecated. This is computed from the columns at every start
+Rule: pure; nothing here reads a file or holds a Python object per entry. Of the entries of one uuid, only the one with
+the highest canonical_id is live, and none if that one is Deprecated. This is computed from the columns at every start
 and never stored.
 """
 
@@ -33,19 +33,19 @@ ROW = np.dtype(
         ("length", "<u4"),  # of the payload
         ("status", "u1"),
         ("utility_steps", "i1"),
-        ("public_digits", "u1"),  # the public id is that long a prefix of the uuid's hex digits
-        ("is_ahead", "u1"),  # 1: of the clock, so that the time of the entry is in the record
+        ("public_digits", "u1"),  # length of the public id, a prefix of the uuid's hex digits
+        ("is_ahead", "u1"),  # 1: the id is ahead of the clock, so the entry's time is in the record
         ("said_at", "<u8"),  # `Entry.said`
-        ("source_hash", "<u4"),  # BLAKE2b-32 of the source; 0: it has none
-        ("kind", "u1"),  # its place in `KINDS`
-        ("role_bits", "u1"),  # a bit for each of `ROLES` that speaks in it
+        ("source_hash", "<u4"),  # BLAKE2b-32 of the source; 0 without a source
+        ("kind", "u1"),  # its index in `KINDS`
+        ("role_bits", "u1"),  # a bit for each of `ROLES` in the entry
         ("is_erased", "u1"),  # 1: its text was erased
         ("reserved", "V1"),  # zeros
     ]
 )
 """One entry's columns, 72 bytes."""
 KINDS = ("", "turn", "note", "document")
-"""The first stands for any other."""
+"""The first is used for any other kind."""
 ROLES = ("", "user", "assistant", "tool", "system", "developer", "function")
 
 Records = NDArray[np.void]
@@ -61,7 +61,7 @@ _UUID_HALVES = struct.Struct(">QQ")
 
 
 def text_hash(content: str) -> int:
-    """Hash a text to find entries with the same content; whoever finds one compares the contents."""
+    """Hash a text to find entries with the same content; a caller must compare the contents."""
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "little")
 
 
@@ -82,14 +82,14 @@ def uuid_bytes(high: int, low: int) -> bytes:
 
 
 def rows_from(entries: Sequence[Entry], spans: Sequence[Span]) -> Records:
-    """Return the columns of entries that lie at `spans`."""
+    """Return the columns of entries stored at `spans`."""
     return np.array(list(map(_row, entries, spans)), dtype=ROW)
 
 
 def may_be_wanted(records: Records, wanted: Selection) -> Bits:
-    """Return a bit per row: False where the columns tell that the chunk is none of those wanted.
+    """Return a bit per row: False if the columns rule out that the chunk is wanted.
 
-    What they cannot tell (words, unusual kinds and roles, two sources with one hash) is told by the entry itself.
+    The rest (words, unusual kinds and roles, two sources with one hash) needs the entry itself.
     """
     bits = np.ones(len(records), dtype=np.bool_)
     if wanted.since is not None:
@@ -99,7 +99,7 @@ def may_be_wanted(records: Records, wanted: Selection) -> Bits:
     if wanted.kinds:
         bits &= np.isin(records["kind"], [_place(KINDS, kind) for kind in wanted.kinds])
     if wanted.tags:
-        bits &= records["kind"] == _place(KINDS, "note")  # only notes have some
+        bits &= records["kind"] == _place(KINDS, "note")  # only notes have tags
     if wanted.roles:
         bits &= (records["role_bits"] & np.uint8(role_bits(wanted.roles))) != 0
     if wanted.sources:
@@ -108,7 +108,7 @@ def may_be_wanted(records: Records, wanted: Selection) -> Bits:
 
 
 def superseded(records: Records) -> Bits:
-    """Return a bit per row of a topic, in any order: True where the entry is Deprecated or its uuid has a newer one."""
+    """Return a bit per row of a topic, in any order: True if the entry is Deprecated or its uuid has a newer one."""
     if not len(records):
         return np.empty(0, dtype=np.bool_)
     order = np.lexsort((records["canonical_id"], records["uuid_low"], records["uuid_high"]))
@@ -147,13 +147,13 @@ def _place(names: Sequence[str], name: str) -> int:
 
 
 def role_bits(roles: Iterable[str]) -> int:
-    """Return the column of an entry in which these roles speak."""
+    """Return the `role_bits` of an entry with these roles."""
     return functools.reduce(operator.or_, (1 << _place(ROLES, role) for role in roles), 0)
 
 
 @functools.lru_cache(maxsize=8192)
 def _source_hash(source: str | None) -> int:
-    """Never 0 for a source."""
+    """Return the hash of a source, never 0; 0 without a source."""
     if source is None:
         return 0
     return int.from_bytes(hashlib.blake2b(source.encode(), digest_size=4).digest(), "little") or 1
@@ -198,7 +198,7 @@ class UuidIndex:
         return [_unpacked(self._places[i]) for i in _equal(self._high, high) if self._low[i] == low]
 
     def alike(self, uuids: Sequence[bytes]) -> set[bytes]:
-        """Return those of some uuids of which half is an entry's: one look for all, as each by itself takes 8 µs."""
+        """Return the uuids among these whose first half some entry has: one batch, because each alone takes 8 µs."""
         high = np.frombuffer(b"".join(uuids), dtype=">u8")[::2].astype(np.uint64)
         found = self._high.searchsorted(high, "left") < self._high.searchsorted(high, "right")
         return {uuids[row] for row in np.flatnonzero(found).tolist()}
@@ -212,7 +212,7 @@ class UuidIndex:
         return np.asarray(self._texts.searchsorted(keys, "left") < self._texts.searchsorted(keys, "right"))
 
     def has_digest(self, digest: int) -> bool:
-        """Whether a message is stored whose digest begins with these 8 bytes."""
+        """Return whether a message is stored whose digest begins with these 8 bytes."""
         return len(_equal(self._digests, np.uint64(digest))) > 0
 
     def nearest(self, uuids: Sequence[bytes]) -> list[list[bytes]]:
@@ -226,14 +226,14 @@ class UuidIndex:
         ]
 
     def uuids_with_prefix(self, digits: str) -> set[bytes]:
-        """Return the uuids that begin with these hex digits, as far as their first half tells."""
+        """Return the uuids that begin with these hex digits, compared by their first half."""
         low, high = hex_range(digits)
         rows = slice(self._high.searchsorted(low, "left"), self._high.searchsorted(high, "right"))
         return set(map(uuid_bytes, self._high[rows].tolist(), self._low[rows].tolist()))
 
 
 def hex_range(digits: str) -> tuple[np.uint64, np.uint64]:
-    """The lowest and the highest first half of uuids that begin with these hex digits."""
+    """Return the lowest and the highest first half of uuids that begin with these hex digits."""
     low, high = (int(digits[:16].ljust(16, filler), 16) for filler in "0f")
     return np.uint64(low), np.uint64(high)
 

@@ -45,11 +45,11 @@ MAGIC_LOG = b"memd.log"
 MAGIC_JOURNAL = b"memd.hot"
 MAGIC_META = b"memd.idx"
 MAGIC_ENCRYPTED = b"memd.enc"
-"""Of an encrypted file that has no header of its own inside."""
+"""Magic of an encrypted file that has no header of its own inside."""
 FLAG_ENCRYPTED = 1
 FORMAT_VERSION = 2
-"""Of everything together; each kind of file has the version in which it changed last, so that an older memd reads all
-that it can: the log most of all."""
+"""Version of the whole format. Each kind of file has the version of its latest change, so that an older memd reads all
+it can, above all the log."""
 META_VERSION = 2
 _VERSIONS = {MAGIC_LOG: 1, MAGIC_JOURNAL: 1, MAGIC_META: META_VERSION}
 
@@ -60,17 +60,17 @@ PAYLOAD_BYTES_MAX = 128 << 20
 FINGERPRINT_BYTES = 32
 
 _FIRST_MEMBER = re.compile(rb"\xa4uuid\xc4\x10|\xa4type[\xa1-\xbf]")
-"""Of every payload that is searched for: a map begins with the uuid of an entry or with the type of an event. These
-bytes are no UTF-8, so no text has them, and no record has another one inside."""
+"""The start of every payload that a scan looks for: a map opens with an entry's uuid or an event's type. These bytes
+are not UTF-8, so no text contains them, and no record has another one inside."""
 _MAP_HEADS = (1, 3)
-"""The bytes of a map's head, up to its first member: of a few members, or of more than fifteen."""
+"""Lengths of a map's head, before its first member: 1 for up to fifteen members, 3 for more."""
 _LONG_BYTES = 1 << 16
-"""A length up to this is believed before it is checked; damaged lengths may all claim the rest of the file."""
+"""A length up to this is trusted before the check; damaged lengths may all claim the rest of the file."""
 _HEADER = struct.Struct("<8sIIII32s8s12x")
 _CRC = struct.Struct("<I")
 _FRAME = struct.Struct("<II")
 _FIRST = ("uuid", "public_id", "canonical_id", "vector", "content", "status", "origin_id")
-"""The order in which version 1 writes the first fields of an entry; the others follow as they are defined."""
+"""The order of an entry's first fields in version 1; the others follow as they are defined."""
 _FIELDS = tuple(name for name in dict.fromkeys([*_FIRST, *Entry.__struct_fields__]) if name != "unknown")
 _OPTIONAL = tuple(field.name for field in msgspec.structs.fields(Entry) if field.default is UNSET)
 _optional_values = operator.attrgetter(*_OPTIONAL)
@@ -91,13 +91,13 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelId(msgspec.Struct, frozen=True):
-    """The embedding model whose vectors are written and searched now."""
+    """The embedding model that writes new vectors and whose vectors are searched."""
 
     dimension: int
     fingerprint: str
 
     def wrote(self, header: Header) -> bool:
-        """Whether the vectors of a file are comparable with this model's."""
+        """Return whether the vectors of a file are comparable with this model's."""
         return header.dimension == self.dimension and header.fingerprint == self.fingerprint
 
 
@@ -210,13 +210,13 @@ def payload_of(data: bytes, span: Span) -> bytes:
 
 
 def encode_long(payload: bytes) -> bytes:
-    """Frame a payload of any length: as one record where it fits into one, else as several."""
+    """Frame a payload of any length, as one record if it fits, else as several."""
     steps = range(0, len(payload), PAYLOAD_BYTES_MAX)
     return b"".join(encode_record(payload[at : at + PAYLOAD_BYTES_MAX]) for at in steps)
 
 
 def long_payload(data: bytes) -> bytes | None:
-    """Return what `encode_long` framed, behind a header and up to the end; None if a record is not intact."""
+    """Return the payload that `encode_long` framed, from the header to the end; None if a record is not intact."""
     pieces, at = [], HEADER_BYTES
     while at < len(data):
         if (piece := payload_at(data, at)) is None:
@@ -245,7 +245,7 @@ def scan_records(data: bytes, start: int = HEADER_BYTES) -> Scan:
 
 
 def _payload_alone(data: bytes, at: int) -> bytes | None:
-    """The payload of the record at `at`, unless another record begins in it: so each byte is checked about once."""
+    """Return the payload of the record at `at`, unless another record begins in it: each byte is checked about once."""
     length = int.from_bytes(data[at : at + 4], "little")
     inside = at + FRAME_BYTES + max(_MAP_HEADS) + 1
     if _LONG_BYTES < length <= len(data) - at and _FIRST_MEMBER.search(data, inside, at + length):
@@ -254,7 +254,7 @@ def _payload_alone(data: bytes, at: int) -> bytes | None:
 
 
 def _next_record(data: bytes, start: int) -> int | None:
-    """The offset of the first readable record at or after `start`."""
+    """Return the offset of the first readable record at or after `start`."""
     members = (found.start() for found in _FIRST_MEMBER.finditer(data, start + FRAME_BYTES))
     places = (member - head - FRAME_BYTES for member in members for head in _MAP_HEADS)
     return next((at for at in places if at >= start and _payload_alone(data, at) is not None), None)
@@ -267,7 +267,7 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def vector_key(dimension: int) -> bytes:
-    """The bytes before the vector of an Active entry in its payload. These are no UTF-8, so no text has them."""
+    """Return the bytes before the vector of an Active entry in its payload. Not UTF-8, so no text contains them."""
     vector = bytes(4 * dimension)
     return _encoder.encode("vector") + _encoder.encode(vector)[: -len(vector)]
 
@@ -305,7 +305,7 @@ def _checksum(payload: bytes) -> int:
 
 
 def _count(payload: bytes) -> int:
-    """The number of fields in the payload's map, from its first bytes; -1 for a map of 65,536 or more."""
+    """Return the number of fields in the payload's map, from its first bytes; -1 for a map of 65,536 or more."""
     if payload[0] & 0xF0 == 0x80:
         return payload[0] & 0x0F
     return int.from_bytes(payload[1:3], "big") if payload[0] == 0xDE else -1

@@ -1,12 +1,12 @@
 """hot.log, the journal of a topic's hot buffer: opaque payloads in the framing of the log.
 
-Rule: the journal serves the buffer and is not the log: records that were not synced may be lost in a power cut, and
-where a part cannot be read, the file is copied and the readable rest is used. For one thread.
+Rule: the journal serves the buffer and is not the log. Unsynced records may be lost in a power cut. If a part cannot be
+read, the file is copied and the readable rest is used. For one thread.
 
     | header (magic "memd.hot") | record | record | ...
 
-Among the buffer's records are the journal's own, each with the extent that the log had when the records behind it were
-written: what those say of the log can be trusted only if it still reaches so far.
+Between the buffer's records are the journal's own, each with the extent of the log when the following records were
+written. Their statements about the log hold only if it still has that extent.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from memd.store.log.recovery import Finding, LogExtent, cut_torn_tail, save_torn
 
 
 class SharedMark(msgspec.Struct, frozen=True, tag="shared"):
-    """Of a topic that several daemons have: every record before this one is in the shared log too."""
+    """For a topic shared by several daemons: every record before this one is in the shared log too."""
 
     generation: int
     head: int
-    """Of the shared log's stream of the buffer: the last row that is in the journal."""
+    """The last row of the shared log's buffer stream that is in the journal."""
 
 
 SHORT_BYTES = 64 << 10
@@ -57,12 +57,12 @@ class JournalRecords(msgspec.Struct, frozen=True):
     """The records of a journal."""
 
     payloads: list[bytes]
-    """The buffer's."""
+    """The buffer's records."""
     extent: LogExtent | None
-    """The journal's own last one."""
+    """The journal's last own record."""
     mark: SharedMark | None
     unmarked: int
-    """How many of the payloads are behind the mark."""
+    """Number of payloads after the mark."""
     scan: Scan
 
 
@@ -71,20 +71,20 @@ class Journal:
 
     def __init__(self, claim: Claim, findings: list[Finding], extent: LogExtent | None = None) -> None:
         self.findings = findings
-        """Noticed while opening."""
+        """Findings of the opening."""
         self.extent = extent
-        """The extent of the log when the journal was last written; None in a journal that does not say."""
+        """The extent of the log when the journal was last written; None if the journal has none."""
         self.mark: SharedMark | None = None
-        """The last one when it was opened, and how many payloads are behind it."""
+        """The last mark at the opening, and the number of payloads after it."""
         self.unmarked = 0
         self._claim = claim
         self._bytes = self._rewritten_bytes = 0
         self._gap: StoreError | None = None
-        """The error that has cost records; what is appended behind them would be replayed without them."""
+        """The error that lost records; later records would be replayed without them."""
 
     @classmethod
     def open(cls, claim: Claim) -> tuple[Journal, list[bytes]]:
-        """Open a topic's journal, created if there is none; returns it and the payloads of its intact records.
+        """Open a topic's journal, created if there is none. Return it and the payloads of its intact records.
 
         A torn tail is moved into a `.torn` file. If readable records follow the damage, the whole file is copied there.
 
@@ -95,8 +95,8 @@ class Journal:
         files, path = claim.files, claim.layout.hot
         files.remove(path.with_name(path.name + TEMPORARY_SUFFIX))
         if files.size(path) is None:
-            # Before the file is there, so that a crash in between is no reason to leave it out: the topic's directory
-            # may be new, and a journal in a directory that a power cut takes is as good as none.
+            # Before the file is created, so that a crash in between does not skip this: the topic's directory may be
+            # new, and a power cut that removes the directory removes the journal.
             files.sync_directory(path.parent.parent)
             journal = cls(claim, [])
             journal.rewrite([])
@@ -125,10 +125,10 @@ class Journal:
     def append(
         self, payloads: Sequence[bytes], extent: LogExtent | None = None, mark: SharedMark | None = None
     ) -> None:
-        """Add records without making them durable, and the mark behind them.
+        """Add records, and the mark after them, without making them durable.
 
-        `extent` is that of the log now, at least as far as the records say. Raises StoreWriteFailed: none of them was
-        added (DiskFull if the disk is full), and none is until a `rewrite`.
+        `extent` is that of the log now, which includes all that the records say. Raises StoreWriteFailed: no record was
+        added (DiskFull if the disk is full), and none will be until a `rewrite`.
         """
         if self._gap is not None:
             raise self._gap.with_traceback(None)
@@ -144,13 +144,13 @@ class Journal:
 
     @property
     def is_long(self) -> bool:
-        """Whether as much was added since the last rewrite as there was then, so that all rewrites together cost no
-        more than what is written; a short one costs nothing."""
+        """Whether at least as much was added since the last rewrite as that wrote, so that rewrites at most double the
+        bytes written. True for a short journal, whose rewrite is cheap."""
         return self._bytes <= SHORT_BYTES or self._bytes >= 2 * self._rewritten_bytes
 
     def sync(self) -> None:
-        """Make everything appended durable. Raises StoreWriteFailed: how much is durable is not known; `rewrite`
-        repairs it."""
+        """Make everything appended durable. Raises StoreWriteFailed: an unknown part is durable; `rewrite` repairs
+        it."""
         self._claim.sync("hot")
 
     def rewrite(
@@ -163,12 +163,12 @@ class Journal:
         """Replace the contents, durably: after a crash the journal is the old or the new one.
 
         Args:
-            extent: of the log now; None: as it was.
-            wiper: overwrites what it was.
-            mark: comes behind them.
+            extent: of the log now; None keeps the present one.
+            wiper: overwrites the old file.
+            mark: follows the records.
 
         Raises:
-            StoreWriteFailed: the old journal is still in place, and nothing is appended to it.
+            StoreWriteFailed: the old journal is still in place, and accepts no appends.
         """
         extent = extent or self.extent
         tag = topic_tag(self._claim.layout.topic_id)
@@ -184,12 +184,12 @@ class Journal:
 
 
 def read_journal(path: Path, files: LocalDisk) -> list[bytes]:
-    """Read the payloads of all intact records without repairing anything; none if there is no journal. Raises
+    """Read the payloads of all intact records without repairing anything; empty if there is no journal. Raises
     ForeignFile: it is of a newer format, another kind of file, or another topic's; StoreError: it cannot be read."""
     if files.size(path) is None:
         return []
     data = files.read(path)
-    with suppress(CorruptFile):  # its records may be readable all the same
+    with suppress(CorruptFile):  # its records may be readable anyway
         check_topic(files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
     return records_of(data).payloads
 

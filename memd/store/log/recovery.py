@@ -1,11 +1,11 @@
 """A log file as found on disk: its intact entries, and how damage is handled.
 
-Rule: only a tail is ever cut off, only off the file that is appended to, and only after its bytes are safe in a `.torn`
-file. A tail is what no readable record follows. Any other unreadable bytes are corruption: they are reported and stay
-where they are, and the readable rest is served.
+Rule: only a tail is ever cut off, only from the active file, and only after its bytes are safe in a `.torn` file. A
+tail is unreadable bytes with no readable record after them. Other unreadable bytes are corruption: they are reported
+and stay in place, and the readable rest is served.
 
-A log only grows, so it has at least as many entries up to a canonical_id as it had at any earlier time. The journal
-vouches for entries, so it keeps the extent of the log beside what it says, and a log that has lost some is noticed.
+A log only grows, so it never has fewer entries up to a canonical_id than at an earlier time. The journal relies on
+entries of the log, so it keeps the log's extent, and a log that has lost entries is noticed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from memd.store.log.format import (
 
 TORN_SUFFIX = ".torn"
 TORN_KEPT = 8
-"""Interrupted writes that are kept beside one file: they are for people to look at, memd reads none of them."""
+"""Number of interrupted writes kept beside one file: they are for people; memd reads none of them."""
 _TORN = re.compile(r"\.torn(?:\.(\d+))?$")
 
 Kind = Literal["torn", "damaged", "derived", "foreign", "returned", "unfinished", "notice"]
 """torn: an interrupted write was moved to a `.torn` file. damaged: part of the log cannot be read. derived: an index is
-rebuilt from the log. foreign: a file of another model, topic or version. returned: what was erased is there again.
-unfinished: an erasure that was begun. notice: nothing is wrong."""
+rebuilt from the log. foreign: a file of another model, topic or version. returned: erased text is stored again.
+unfinished: a pending erasure. notice: nothing is wrong."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     whole_count: int
     """Entries before an incomplete append at the end of the file."""
     whole_end: int
-    """The offset just after them."""
+    """The offset just after these entries."""
     size: int
 
     @property
@@ -80,13 +80,13 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def read_end(self) -> int:
-        """The offset behind the last record that can be read, and behind the gaps."""
+        """The offset after the last readable record and after all gaps."""
         return max([HEADER_BYTES, *(one.end for one in self.spans[-1:]), *(end for _, end in self.gaps)])
 
 
 def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
-    """Decode a log file. If its header is damaged, vectors are checked against `dimension`, if that is known. Raises
-    ForeignFile: an intact header says that this version of memd cannot read the file."""
+    """Decode a log file. If its header is damaged, vectors are checked against `dimension`, if known. Raises
+    ForeignFile: an intact header shows that this version of memd cannot read the file."""
     try:
         header: Header | None = decode_header(data, magic=MAGIC_LOG, name=name)
     except CorruptFile:
@@ -102,7 +102,7 @@ def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
     appends = _appends(entries, spans)
     whole_count = appends[-1].start if entries and entries[-1].group_left else len(entries)
     whole_end = spans[whole_count - 1].end if whole_count else HEADER_BYTES
-    # A record that passes its checksum but is no entry was written like that, not torn: it stays, and all before it.
+    # A record with a valid checksum that is no entry was not torn: it stays, and all before it.
     bad_end = max((end for _, end in gaps), default=0)
     if bad_end > whole_end:
         whole_count, whole_end = len(entries), max(bad_end, spans[-1].end if spans else 0)
@@ -120,7 +120,7 @@ def read_log_file(data: bytes, *, name: str, dimension: int | None) -> LogFile:
 
 
 def find_damage(log_file: LogFile, *, is_last: bool) -> list[Finding]:
-    """Report what is lost. The tail of the last file is neither: an interrupted write left it."""
+    """Report losses. The tail of the last file is not one: an interrupted write left it."""
     name, header = log_file.name, log_file.header
     findings = []
     if header is None:
@@ -137,7 +137,7 @@ def find_damage(log_file: LogFile, *, is_last: bool) -> list[Finding]:
 
 
 def missing_segment(path: Path) -> Finding:
-    """Return the finding that a full segment is not there."""
+    """Return the finding that a full segment is missing."""
     return Finding(
         "damaged",
         str(path),
@@ -161,9 +161,9 @@ def cut_torn_tail(files: LocalDisk, path: Path, data: bytes, whole_end: int) -> 
 
 
 def set_aside(files: LocalDisk, path: Path, data: bytes) -> Finding:
-    """Move a log file that nothing of a log is left of to a `.torn` file, durably; the next append begins a new one.
+    """Move a log file without any readable log to a `.torn` file, durably; the next append begins a new one.
 
-    Some file systems leave such a file after a power cut: its length is known, its contents are not.
+    Some file systems leave such a file after a power cut: its length is written, its contents are not.
     """
     moved = f" It was moved to {save_torn_copy(files, path, data, is_whole_file=True).name}." if data else ""
     files.remove(path)
@@ -172,10 +172,10 @@ def set_aside(files: LocalDisk, path: Path, data: bytes) -> Finding:
 
 
 def save_torn_copy(files: LocalDisk, path: Path, data: bytes, *, is_whole_file: bool = False) -> Path:
-    """Save `data` under a new `.torn` name beside `path`, unless an earlier one holds exactly that.
+    """Save `data` under a new `.torn` name beside `path`, unless an earlier one has the same contents.
 
-    Of those beside one file the last `TORN_KEPT` stay. `is_whole_file`: the file reads so, and is about to be replaced:
-    it gets the name itself, where that can be, for `data` of an encrypted one has zeros where it cannot be decrypted.
+    The last `TORN_KEPT` of one file stay. `is_whole_file`: the file holds exactly this and is about to be replaced. It
+    is renamed if possible, because `data` of an encrypted file has zeros at undecryptable places.
     """
     earlier = _torn_copies(files, path)
     for torn in earlier.values():
@@ -193,12 +193,12 @@ def save_torn_copy(files: LocalDisk, path: Path, data: bytes, *, is_whole_file: 
 
 
 def torn_files(files: LocalDisk, directories: Iterable[Path]) -> list[Path]:
-    """Return the `.torn` files in some directories: what memd set aside when it repaired a file."""
+    """Return the `.torn` files in some directories: bytes that memd moved aside when it repaired a file."""
     return [directory / name for directory in directories for name in files.names(directory) if _TORN.search(name)]
 
 
 def _torn_copies(files: LocalDisk, path: Path) -> dict[int, Path]:
-    """The `.torn` files beside `path` by number."""
+    """Return the `.torn` files beside `path` by number."""
     found = {torn: _TORN.search(torn.name) for torn in torn_files(files, [path.parent])}
     return {int(end[1] or 1): torn for torn, end in found.items() if end and torn.name[: end.start()] == path.name}
 
@@ -211,7 +211,7 @@ def remove_temporaries(files: LocalDisk, directory: Path) -> None:
 
 
 def _appends(entries: list[Entry], spans: list[Span]) -> list[range]:
-    """The runs of records of which each leaves one less to its append than the one before, which it follows at once."""
+    """Return the rows of each append: adjacent records whose `group_left` falls by one."""
     found, start = [], 0
     for at, entry in enumerate(entries, start=1):
         left = entry.group_left
@@ -223,7 +223,7 @@ def _appends(entries: list[Entry], spans: list[Span]) -> list[range]:
 
 
 def broken_appends(log_file: LogFile) -> list[int]:
-    """The offsets of records after which the rest of their append is missing, without a gap."""
+    """Return the offsets of records after which the rest of their append is missing, without a gap."""
     ends = [(append.stop, log_file.spans[append.stop - 1]) for append in log_file.appends]
     return [
         last.offset
@@ -260,7 +260,7 @@ def _neighbours(log_file: LogFile, offset: int) -> str:
 
 
 class LogExtent(msgspec.Struct, frozen=True, tag="log"):
-    """The reach of a topic's log at one time."""
+    """The extent of a topic's log at one time."""
 
     upto: int
     """The canonical_id of its last entry; 0 if it had none."""
@@ -272,7 +272,7 @@ def ahead_of_log(path: Path, extent: LogExtent | None, count_upto: Callable[[int
     """Return a finding if the log lacks entries that it had when the file at `path` was written, else none.
 
     Args:
-        extent: of the log at that time; None: the file does not say.
+        extent: of the log at that time; None if the file has none.
         count_upto: returns the number of entries up to a canonical_id that the log has now.
     """
     missing = 0 if extent is None else extent.entries - count_upto(extent.upto)

@@ -1,11 +1,11 @@
-"""A log file in memory: the growing kind, scanned exactly, and the sealed kind, searched by an index; and one without a
-file, of chunks that are not in the log yet: text that was said and waits for its embedding.
+"""A log file in memory: growing, scanned exactly, or sealed, searched by an index; and the pending chunks: said, but
+not in the log until they are embedded.
 
-Rule: only a growing segment gains rows, and a row's columns and vector never change. Whether a row still counts is not
-known to a segment but to the view of it at one point in time. Row numbers follow the order of the file.
+Rule: only a growing segment gains rows, and a row's columns and vector never change. Whether a row is live is not a
+property of the segment but of a view of it at one point in time. Row numbers follow the order of the file.
 
-A pending chunk has the uuid and the public id that it keeps in the log, so it can be shown and named in a correction at
-once. Until the model has read it, it is found by its words and by the question table's vector of it.
+A pending chunk already has its final uuid and public id, so it can be shown and named in a correction at once. Until
+the model embeds it, it is found by its words and by its vector from the question table.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from memd.store.log.format import (
 
 _CAPACITY_MIN = 64
 _TABLE_BYTES = 750
-"""Of an entry in the tables of a growing segment, about."""
+"""Approximate bytes per entry in the tables of a growing segment."""
 
 
 _READ_BYTES = 1_000
-"""Of an entry that is kept, beside its vector and content (measured with tracemalloc)."""
+"""Bytes of a cached entry besides its vector and content (measured with tracemalloc)."""
 SAME_APPEND_US = 1_000_000
-"""An Update appends what takes the place of chunks with the entries that take them out, some microseconds later."""
+"""An Update appends the replacements of chunks and their Deprecated entries together, microseconds apart."""
 ENTRIES_READ: ByteCache[tuple[int, int], Entry] = ByteCache(8 * 1024 * 1024)
-"""Those that were read last, by segment and canonical_id: one question shows again most of what another one showed."""
+"""Entries read last, by segment and canonical_id: successive questions show mostly the same entries."""
 _numbers = itertools.count()
 _NO_ROWS = bytearray()
 
@@ -87,14 +87,14 @@ def read_entry(files: LocalDisk, paths: Sequence[Path], record: np.void, *, dime
 
 
 def _decoded(record: bytes, canonical_id: int, dimension: int | None) -> Entry | None:
-    """The entry of a record; None if it is not this one. Raises CorruptFile if it is none."""
+    """Return the entry of a record; None if it has another id. Raises CorruptFile if it is no entry."""
     payload = payload_at(record, 0)
     entry = decode_entry(payload, dimension=dimension) if payload is not None else None
     return entry if entry is not None and entry.canonical_id == canonical_id else None
 
 
 class LogSegment:
-    """The part that both kinds share: a file and its header."""
+    """The shared part of both kinds of segment: a file and its header."""
 
     def __init__(self, files: LocalDisk, paths: Sequence[Path], header: Header) -> None:
         self._files = files
@@ -103,14 +103,14 @@ class LogSegment:
         self.segment_id = header.segment_id
         self._number = next(_numbers)
         self.is_told = False
-        """Whether it was logged that something in it cannot be read: once is enough, however often it is asked for."""
+        """Whether an unreadable entry was logged already; once is enough."""
 
     def read(self, record: np.void) -> Entry:
         """Read the entry of one `ROW`; see `read_entry`."""
         return read_entry(self._files, self._paths, record, dimension=self.header.dimension)
 
     def read_many(self, records: Records) -> list[Entry | None]:
-        """Read the entries of many rows at once; None for one that `read` may find elsewhere, or tell what it has."""
+        """Read the entries of many rows at once; None for a row that needs `read`, which tries all paths and raises."""
         keys = [(self._number, one) for one in records["canonical_id"].tolist()]
         known = ENTRIES_READ.get_many(keys)
         found: list[Entry | None] = [known.get(key) for key in keys]
@@ -141,7 +141,7 @@ class LogSegment:
 
 
 class GrowingSegment(LogSegment):
-    """The segment that is appended to, or a full one whose index is not built yet.
+    """The active segment, or a full one whose index is not built yet.
 
     One thread adds rows. Other threads read rows below a count that a snapshot has published.
     """
@@ -157,7 +157,7 @@ class GrowingSegment(LogSegment):
         self._by_uuid: dict[bytes, tuple[int, ...]] = {}
         self._by_text = defaultdict[int, bytearray](bytearray)
         self._digests = defaultdict[int, bytearray](bytearray)
-        """The rows that have a text, or text of a message, in 32 bits each: thousands may have the same one."""
+        """The rows with a given text, or with text of a given message, 32 bits each: thousands may share one."""
         self._completed: dict[int, None] = {}
         self._said: list[tuple[int, ...]] = []
         self.columns = GrowingColumns()
@@ -211,7 +211,7 @@ class GrowingSegment(LogSegment):
         return self._by_uuid.get(uuid, ())
 
     def known(self, uuids: Iterable[bytes]) -> list[bytes]:
-        """Return those of some uuids that have an entry."""
+        """Return the uuids among these that have an entry."""
         return [uuid for uuid in uuids if uuid in self._by_uuid]
 
     def has_texts(self, keys: UInts) -> Bits:
@@ -224,7 +224,7 @@ class GrowingSegment(LogSegment):
         return rows
 
     def has_digest(self, word: int) -> bool:
-        """Whether it completes a message with this `digest_word`."""
+        """Return whether it completes a message with this `digest_word`."""
         return word in self._completed
 
     def rows_of_digest(self, word: int) -> list[int]:
@@ -233,7 +233,7 @@ class GrowingSegment(LogSegment):
         return rows
 
     def rows_of_messages(self, words: frozenset[int]) -> list[int]:
-        """Return the rows that came from messages, and from none but those with these `digest_word`s."""
+        """Return the rows whose text comes from messages, all of them with these `digest_word`s."""
         rows = {row for word in words for row in self.rows_of_digest(word)}
         return [row for row in rows if words.issuperset(self._said[row])]
 
@@ -243,7 +243,7 @@ class GrowingSegment(LogSegment):
 
 
 class SealedSegment(LogSegment):
-    """A full segment whose columns are in a `.meta`, and in memory; contents and vectors are on disk."""
+    """A full segment whose columns are in a `.meta` and in memory; contents and vectors are on disk."""
 
     def __init__(
         self, files: LocalDisk, path: Path, header: Header, rows: Records, digests: UInts, *, bin_crc: int
@@ -260,8 +260,8 @@ class SealedSegment(LogSegment):
         return self.rows.nbytes + self.digests.nbytes
 
     def matrix(self) -> tuple[Floats, list[StoreError]]:
-        """Read the vectors of all rows, (n, dimension), with zeros for those that have none or cannot be read; and the
-        errors of these. Raises StoreError: the file cannot be read."""
+        """Read the vectors of all rows, (n, dimension), with zeros for missing and unreadable ones, and the errors of
+        the latter. Raises StoreError: the file cannot be read."""
         matrix: Floats = np.zeros((len(self.rows), self.header.dimension), dtype=np.float32)
         active = np.flatnonzero(self.rows["status"] == Status.ACTIVE)
         data, key = self._files.read(self._paths[0]), vector_key(self.header.dimension)
@@ -276,7 +276,7 @@ class SealedSegment(LogSegment):
         return matrix, []
 
     def vectors(self, rows: Rows) -> tuple[Rows, Floats, list[StoreError]]:
-        """Read vectors: the rows that are readable, their vectors (n, dimension), and the errors of the others."""
+        """Return the readable rows among these, their vectors (n, dimension), and the errors of the others."""
         found, vectors, problems = [], [], []
         for row, entry in zip(rows.tolist(), self.read_many(self.rows[rows]), strict=True):
             try:
@@ -301,7 +301,7 @@ class SegmentView:
 
     @property
     def live_count(self) -> int:
-        """The number of rows that count."""
+        """The number of live rows."""
         return len(self.dead) - int(np.count_nonzero(self.dead))
 
     @functools.cached_property
@@ -311,13 +311,13 @@ class SegmentView:
 
     @functools.cached_property
     def canonical_ids(self) -> UInts:
-        """Of the rows, ascending; a copy, in which searching is quick."""
+        """The rows' canonical_ids, ascending; a contiguous copy, which is quick to search."""
         return np.ascontiguousarray(self.rows["canonical_id"], dtype=np.uint64)
 
     @functools.cached_property
     def taken_out(self) -> UInts:
-        """The first halves of the uuids of chunks with a Deprecated entry, and of what took the place of each, (2, n):
-        what was stored behind it within `SAME_APPEND_US`; 0: nothing. One that was erased was not taken out."""
+        """First halves of the uuids of chunks with a Deprecated entry, and of the replacement of each, (2, n): the
+        chunk stored after it within `SAME_APPEND_US`; 0 if none. Erased chunks are not included."""
         rows, ids = self.rows, self.canonical_ids.astype(np.int64)
         gone = np.flatnonzero((rows["status"] == Status.DEPRECATED) & (rows["is_erased"] == 0))
         other = np.append(np.flatnonzero(rows["status"] != Status.DEPRECATED), 0)
@@ -328,7 +328,7 @@ class SegmentView:
 
     @functools.cached_property
     def changed(self) -> UInts:
-        """The first halves of the uuids of live chunks that were changed or restored since they were stored, (n,)."""
+        """First halves of the uuids of live chunks that were changed or restored since they were stored, (n,)."""
         rows = self.rows
         is_changed = ~self.dead & (rows["canonical_id"] != rows["origin_id"])
         return np.ascontiguousarray(rows["uuid_high"][is_changed], dtype=np.uint64)
@@ -370,32 +370,32 @@ def create_active(claim: Claim, model: ModelId, segment_id: int, *, searchable: 
     return GrowingSegment(files, [layout.active, layout.bin(segment_id)], header, searchable=searchable)
 
 
-# Chunks that wait
+# Pending chunks
 
 PENDING_SEGMENT = -1
-"""In the places of chunks that are not stored yet."""
+"""The segment id in places of pending chunks."""
 ROWS_MIN = 64
-"""A segment of fewer is not made anew, however many of its chunks are gone."""
+"""A smaller segment is not rebuilt, however many of its chunks are gone."""
 ROWS_AT_ONCE = 16
-"""Rows that are added under a lock, in 5 ms: a message of megabytes has thousands."""
+"""Rows added under one lock, in 5 ms: a message of megabytes has thousands."""
 
 
 class PendingChunk(msgspec.Struct, frozen=True):
-    """A chunk before it is stored."""
+    """A chunk that is not stored yet."""
 
     draft: Draft
-    """To be stored, without its vector."""
+    """The draft to store, without its vector."""
     entry: Entry
-    """How it is shown meanwhile; its ids in time are those of the moment at which it was cut."""
+    """The entry shown meanwhile; its ids in time are those of the moment it was cut."""
 
 
 class PendingView(msgspec.Struct, frozen=True):
-    """The chunks of a topic that wait, at one moment."""
+    """The pending chunks of a topic, at one moment."""
 
     segment: SegmentView
     columns: GrowingColumns
     chunks: list[PendingChunk]
-    """By row; those beyond the view's rows came later, and those that are dead there wait no more."""
+    """By row. Rows beyond the view's were added later; dead rows are no longer pending."""
 
     def __len__(self) -> int:
         return self.segment.live_count
@@ -404,16 +404,16 @@ class PendingView(msgspec.Struct, frozen=True):
         return iter(self.by_row().values())
 
     def by_row(self) -> dict[int, PendingChunk]:
-        """Those that wait."""
+        """The pending chunks by row."""
         return {row: self.chunks[row] for row in np.flatnonzero(~self.segment.dead).tolist()}
 
     def find(self, uuid: bytes) -> PendingChunk | None:
-        """The one with this uuid, if it waits."""
+        """Return the pending chunk with this uuid; None if there is none."""
         assert isinstance(self.segment.segment, PendingSegment), "its own"
         return next(self._waiting(self.segment.segment.rows_of(uuid)), None)
 
     def with_text(self, text: str) -> Iterator[PendingChunk]:
-        """Yield those that have exactly this text."""
+        """Yield the pending chunks that have exactly this text."""
         assert isinstance(self.segment.segment, PendingSegment), "its own"
         rows = self.segment.segment.rows_of_text(text_hash(text))
         return (one for one in self._waiting(rows) if one.draft.content == text)
@@ -424,15 +424,15 @@ class PendingView(msgspec.Struct, frozen=True):
 
 
 class PendingSegment(GrowingSegment):
-    """The chunks that wait, a row for each, whichever conversations have it. Whoever changes it holds a lock."""
+    """The pending chunks, one row each, even if several conversations have it. A writer holds a lock."""
 
     def __init__(
         self,
         dimension: int = 0,
         vectors_of: Callable[[Sequence[str]], Floats] = lambda texts: np.zeros((len(texts), 0), np.float32),
     ) -> None:
-        """`vectors_of`: the question table's of some texts, (n, dimension), so that they are found by meaning at once;
-        without a table none."""
+        """`vectors_of`: returns the question table's vectors of texts, (n, dimension), so that they are found by
+        meaning at once; (n, 0) without a table."""
         header = Header(
             magic=MAGIC_LOG, dimension=dimension, segment_id=PENDING_SEGMENT, fingerprint="", topic=bytes(8)
         )
@@ -440,12 +440,12 @@ class PendingSegment(GrowingSegment):
         self._vectors_of = vectors_of
         self._chunks: list[PendingChunk] = []
         self._holders = np.zeros(ROWS_MIN, np.int32)
-        """How many parts have each chunk."""
+        """The number of parts that have each chunk."""
         self._live = 0
-        """The rows that are somebody's."""
+        """The number of rows that some part has."""
 
     def hold(self, chunks: Iterable[PendingChunk], vectors: Floats | None = None) -> None:
-        """Note that a part has these chunks. `vectors`: theirs, where they are known and the chunks are new here."""
+        """Note that a part has these chunks. `vectors`: theirs, if known, and all chunks are new here."""
         chunks = list(chunks)
         new = {one.entry.uuid: one for one in chunks if not self.rows_of(one.entry.uuid)}
         if vectors is None:
@@ -463,8 +463,8 @@ class PendingSegment(GrowingSegment):
         self._holders[rows] += 1
 
     def release(self, chunks: Iterable[PendingChunk]) -> PendingSegment:
-        """Note that a part with these chunks waits no more. Returns the segment to go on with: another one where no row
-        of this one is somebody's."""
+        """Note that a part with these chunks is no longer pending. Return the segment to use from now on: an empty one
+        if no part has a row of this one."""
         rows = [self.rows_of(chunk.entry.uuid)[0] for chunk in chunks]
         self._holders[rows] -= 1
         self._live -= int(np.count_nonzero(self._holders[rows] == 0))
@@ -474,17 +474,17 @@ class PendingSegment(GrowingSegment):
         return PendingSegment(self.header.dimension, self._vectors_of)
 
     def lacking(self, chunks: Iterable[PendingChunk]) -> int:
-        """How many of these chunks have no row."""
+        """Return the number of these chunks that have no row."""
         return sum(not self.rows_of(chunk.entry.uuid) for chunk in chunks)
 
     @property
     def is_mostly_dead(self) -> bool:
-        """Whether it is to be made anew, because most of its rows are nobody's."""
+        """Whether it should be rebuilt, because no part has most of its rows."""
         return self.count >= ROWS_MIN and 2 * self._live <= self.count
 
     def renewals(self) -> Iterator[PendingSegment]:
-        """Make another one of the rows that are somebody's, some at a step: yields it, after the last step in the state
-        of this one, which may change between two steps."""
+        """Rebuild it from the rows that parts have, in small steps. Yields the new segment, which matches this one
+        after the last step; this one may change between steps."""
         new, copied = self._empty(), list[int]()
         while True:
             left = self._holders[: self.count] > 0
@@ -498,7 +498,7 @@ class PendingSegment(GrowingSegment):
         new._live = int(np.count_nonzero(new._holders))
 
     def view(self) -> PendingView:
-        """The chunks that wait now."""
+        """Return the chunks pending now."""
         dead = self._holders[: self.count] == 0
         return PendingView(SegmentView(self, self.rows, dead, self.matrix), self.columns, self._chunks)
 
@@ -508,21 +508,21 @@ NOTHING_PENDING = PendingSegment().view()
 
 
 class UnstoredText:
-    """The text of a topic that was said and is not in its log, as of one moment; there is none."""
+    """The text of a topic that is not in its log yet, as of one moment. This base class has none."""
 
     is_partial = False
-    """Some of it was left out of its chunks, because it was not cut yet."""
+    """Whether some of it is missing from its chunks, because it was not cut yet."""
 
     def __bool__(self) -> bool:
-        """Whether there is any; known at once."""
+        """Return whether there is any, without blocking."""
         return False
 
     def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingView:
-        """Its chunks. Called in a thread: text may be cut first.
+        """Return its chunks. Called in a thread, because text may be cut first.
 
         Args:
-            but: digests of messages; what has no other messages need not be cut.
-            until: a `time.monotonic()` after which nothing more is cut: what was not cut by then is left out.
+            but: digests of messages; text with no other messages need not be cut.
+            until: a `time.monotonic()` at which cutting ends; text not cut by then is left out.
         """
         return NOTHING_PENDING
 
