@@ -1,9 +1,9 @@
-"""The audit: who did what, as lines that a running daemon writes in the background, and as people read them.
+"""The audit: who did what, written in the background by a running daemon, and read by people.
 
-Rule: noting an act decides nothing and waits for nothing; where the disk is full, requests go on and their acts wait.
-Only what takes memory away or hands it out as a whole (`BEFOREHAND`) waits for its line, and is not done without.
-Requests to a model are told from their receipts and written nowhere else; a line that begins an act is not told where
-its end is. Reading needs no daemon: `audit_of` is what the route and the command share.
+Rule: noting an act decides nothing and never blocks. If the disk is full, requests go on and their acts are queued.
+Only acts that remove memory or export it as a whole (`BEFOREHAND`) need their line on disk first, and fail without it.
+Requests to a model are reported from their receipts and not written again. The line that begins an act is hidden once a
+line ends it. Reading needs no daemon: the route and the command share `audit_of`.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from memd.telemetry.metrics import CLIENT_GONE
 log = logging.getLogger("memd")
 
 BATCH_SECONDS = 0.5
-"""Acts of this time are written together, with one fsync."""
+"""Acts within this time are written together, with one fsync."""
 RETRY_SECONDS = 5.0
 ANCHOR_SECONDS = 3_600.0
 WAITING_MAX = 10_000
-"""Acts that wait for a disk that cannot be written, a few megabytes; of more only the number is kept."""
+"""Acts queued while the disk cannot be written, a few megabytes; beyond that only their number is kept."""
 _GROUP_DIGITS = 12
 ENDLESS = "text/event-stream"
-"""Such an answer is an act when it begins."""
+"""An answer of this type never ends, so its act is noted when it begins."""
 
 
 class Auditor:
-    """Notes acts. Belongs to the event loop, where a line costs some microseconds."""
+    """Records acts. Used on the event loop, where a line costs some microseconds."""
 
     def __init__(self, book: AuditBook, principals: Principals, record: str, command: str = "") -> None:
-        """`principals`: whoever may use memd. `record`: the setting `audit.record`. `command`: on whose behalf this
-        process runs, if it is no daemon for clients."""
+        """`principals`: those who may use memd. `record`: the setting `audit.record`. `command`: the command in which
+        this process runs; empty in a daemon for clients."""
         self._book = book
         self.principals = principals
         self._record = record
@@ -68,13 +68,13 @@ class Auditor:
 
     @property
     def is_on(self) -> bool:
-        """Whether acts are noted: one that has begun goes on, though the last token be gone."""
+        """True if acts are recorded; an audit that has begun continues even without any token."""
         if not self._is_begun and self._record == "auto":
             self._is_begun = bool(self.principals.names)
         return self._is_begun
 
     def note(self, act: Act) -> None:
-        """Note an act; it is on disk soon."""
+        """Queue an act; it is on disk soon."""
         if not self.is_on:
             return
         if len(self._waiting) >= WAITING_MAX:
@@ -84,50 +84,50 @@ class Auditor:
         self._has_some.set()
 
     def by(self, request: web.BaseRequest, kind: str, what: str, **more: Any) -> Act:
-        """An act of whoever sent a request."""
+        """Return an act of the request's sender."""
         who = principal_of(request)
         source = self._command or who.via or request.remote or ""
         return Act(at=_now(), act=kind, who=self.name_of(who), source=source, what=what, **more)
 
     def name_of(self, who: Principal) -> str:
-        """The name that an act of a principal is noted under: of a command that opens the memory itself its user's."""
+        """Return the name recorded for a principal; in a command that opens the memory itself, the name of its user."""
         return user_name() if self._command else who.name
 
     def note_wrong_tokens(self, address: str, attempts: int) -> None:
-        """Note requests that showed no token, or none that is known."""
+        """Record requests without a token, or with an unknown one."""
         detail = "no token, or a wrong one"
         self.note(Act(at=_now(), act="refused", who="", source=address, detail=detail, times=attempts))
 
     def note_refused(self, request: web.BaseRequest, what: str, topic_id: str = "") -> None:
-        """Note that somebody who was let in asked for what they have no right to."""
+        """Record that an authenticated principal lacked a right."""
         if self.is_on:
             self.note(self.by(request, "refused", what, topics=names_of([topic_id]), status=FORBIDDEN))
 
     def note_start(self, config: Config, names: Sequence[str]) -> None:
-        """Note that a daemon starts: its version, its settings as checksums, and who has a token."""
+        """Record a daemon's start: its version, checksums of its settings, and the names of token holders."""
         if self._command or not self.is_on:
             return
         groups = msgspec.to_builtins(config, enc_hook=str)  # paths
-        groups["auth"] = ""  # the checksum of a short token would tell it
+        groups["auth"] = ""  # the checksum of a short token would reveal it
         encoded = {name: msgspec.json.encode(value, order="sorted") for name, value in groups.items()}
         settings = {name: hashlib.sha256(value).hexdigest()[:_GROUP_DIGITS] for name, value in encoded.items()}
         who, version = user_name(), f"memd {__version__}"
         self.note(Act(at=_now(), act="start", who=who, detail=version, settings=settings, tokens=tuple(names)))
 
     def note_tokens(self, files: str, changes: str) -> None:
-        """Note that a daemon took up tokens that were changed in files while it ran, by whomever."""
+        """Record that the running daemon loaded tokens changed in files, by an unknown user."""
         self.note(Act(at=_now(), act="settings", who="memd", source=files, detail=f"tokens {changes}"))
 
     async def record_token(self, request: web.BaseRequest, name: str, detail: str) -> None:
-        """Write that a token was given in somebody's name, or taken back. Raises StoreError: it was not written, so
-        none must be given."""
+        """Write that a token was issued in somebody's name, or revoked. Raises StoreError: it was not written, so no
+        token may be issued."""
         what = f"{request.method} {request.path}"
         given = Act(at=_now(), act="token", who=name, source=request.remote or "", what=what, detail=detail)
         await self._write_first(given)
 
     async def begin(self, act: Act) -> int:
-        """Write the line that begins an act, and all before it; return its number, 0 if nothing is noted. Raises
-        StoreError: it was not written, so the act must not be done."""
+        """Write the line that begins an act, and all queued ones; return its number, 0 if nothing is recorded. Raises
+        StoreError: it was not written, so the act must not happen."""
         return await self._write_first(msgspec.structs.replace(act, begins=True))
 
     async def _write_first(self, act: Act) -> int:
@@ -139,7 +139,7 @@ class Auditor:
             raise not_done(error) from error
 
     async def tend(self) -> None:
-        """Write what was noted, and every hour the head into the log, until cancelled."""
+        """Write queued acts, and every hour the head into the log, until cancelled."""
         anchored = time.monotonic()
         while True:
             await self._has_some.wait()
@@ -152,10 +152,10 @@ class Auditor:
                 await self.anchor()
 
     async def flush(self) -> bool:
-        """Write what was noted; whether that worked."""
+        """Write queued acts; return whether that worked."""
         self._has_some.clear()
         try:
-            await self._append([])  # behind what somebody else writes just now
+            await self._append([])  # waits for a concurrent append
         except StoreError as error:
             if not self._has_failed:
                 log.error("the audit cannot be written and is tried again", extra={"error": error})
@@ -167,12 +167,12 @@ class Auditor:
         return True
 
     async def written(self) -> Head | None:
-        """Write what was noted; return the head that this process knows, None if nothing is noted."""
+        """Write queued acts; return the head known to this process, None if nothing is recorded."""
         await self.flush()
         return self._head if self.is_on else None
 
     async def anchor(self) -> None:
-        """Keep the present head, in a file and in the log: what stands before it cannot be changed unseen any more."""
+        """Store the present head in a file and in the log, so that changes to earlier lines are detected."""
         if not self.is_on:
             return
         try:
@@ -183,7 +183,7 @@ class Auditor:
         log.info("the head of the audit", extra={"head": str(head)})
 
     async def end(self) -> None:
-        """Write the rest and the head; the daemon ends."""
+        """Write the remaining acts and the head when the daemon ends."""
         if not self._command:
             self.note(Act(at=_now(), act="stop", who=user_name()))
         if self._waiting and await self.flush():
@@ -194,7 +194,7 @@ class Auditor:
             waiting, self._waiting = self._waiting, []
             lost, self._lost = self._lost, 0
             acts: list[Act] = []
-            refused: dict[tuple[str, ...], int] = {}  # who try what they may not in quick succession get one line each
+            refused: dict[tuple[str, ...], int] = {}  # merges equal refusals in quick succession
             for act in waiting:
                 key = (act.who, act.source, act.what, act.detail, *act.topics)
                 if act.act == "refused" and key in refused:
@@ -205,10 +205,10 @@ class Auditor:
                     refused[key] = len(acts)
                 acts.append(act)
             acts += [*([Act(at=_now(), act="lost", who="memd", count=lost)] if lost else []), *more]
-            if not acts:  # whoever appended just before took them along
+            if not acts:  # the previous append wrote them
                 return self._head or Head()
             try:
-                # Who is cancelled leaves the thread to its work: they are written once, and nobody takes them back.
+                # A cancelled caller leaves the thread running: the acts are written once and not queued again.
                 self._head = await asyncio.to_thread(self._book.append, acts)
             except StoreError:
                 self._waiting, self._lost = waiting + self._waiting, lost + self._lost
@@ -218,8 +218,8 @@ class Auditor:
 
 @asynccontextmanager
 async def own_erasure(auditor: Auditor, who: str, topic_id: str, chunks: int) -> AsyncIterator[None]:
-    """Let the audit have the lines around an erasure that memd does by itself. Raises StoreError: the first line cannot
-    be written; the block did not run."""
+    """Write audit lines around an erasure by memd itself. Raises StoreError: the first line cannot be written; the
+    block did not run."""
     act = Act(at=_now(), act="erase", who=who, source="memd", topics=names_of([topic_id]), count=chunks)
     began = await auditor.begin(act)
     detail = "failed"
@@ -231,7 +231,7 @@ async def own_erasure(auditor: Auditor, who: str, topic_id: str, chunks: int) ->
 
 
 class Streamed(NamedTuple):
-    """An answer that was sent piece by piece."""
+    """An answer that was sent in pieces."""
 
     response: web.StreamResponse
     lines: int
@@ -240,7 +240,7 @@ class Streamed(NamedTuple):
 async def audited(
     auditor: Auditor, request: web.Request, route: Route, asked: Extent, answer: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """Answer a request to one of memd's own routes that asks for so much, and note what it was."""
+    """Answer a request to one of memd's own routes and record it. `asked`: the extent of the request."""
     kind: str | None = route.act
     if kind is None or not auditor.is_on:
         return await answer()
@@ -284,12 +284,12 @@ class AuditQuery(PeriodQuery, frozen=True, kw_only=True):
 
 
 class AuditedAct(Act, frozen=True, kw_only=True):
-    """One act and where it is from."""
+    """An act with its origin."""
 
     n: int = 0
-    """Its line's number; 0: it is told by a receipt, or by the difference of two starts."""
+    """Number of its line; 0 if it comes from a receipt or from comparing two starts."""
     daemon: str = ""
-    """In a cluster, whose record it is in."""
+    """In a cluster, the daemon whose record it is in."""
 
 
 class ChainState(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,19 +298,19 @@ class ChainState(msgspec.Struct, frozen=True, kw_only=True):
     is_whole: bool
     lines: int
     head: str
-    """Of the last line: `NUMBER:HASH`, to be kept elsewhere."""
+    """The last line's `NUMBER:HASH`, to be stored elsewhere."""
     findings: tuple[str, ...]
-    """Lines that are missing or were changed, and where."""
+    """Missing or changed lines, with their places."""
     notices: tuple[str, ...]
 
 
 class AuditAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Acts, the oldest first, and whether any may be missing."""
+    """Acts, oldest first, and whether any may be missing."""
 
     chain: ChainState | None
-    """None: no chain was ever begun here. In a cluster that of the daemon that was asked."""
+    """None if no chain was ever begun here. In a cluster, the chain of the daemon that was asked."""
     receipts_since: int | None
-    """When the oldest receipt is of, in microseconds since the epoch; what was asked of a model before is not known."""
+    """Time of the oldest receipt, in microseconds since the epoch; earlier requests to a model are unknown."""
     acts: tuple[AuditedAct, ...]
 
 
@@ -328,15 +328,15 @@ async def audit(parts: DaemonParts, query: AuditQuery) -> AuditAnswer:
 def audit_of(
     files: LocalDisk, data_dir: Path, receipts: Iterable[bytes], query: AuditQuery, known: Sequence[KnownHead] = ()
 ) -> AuditAnswer:
-    """Read the audit of a data directory. `receipts`: as they stand in the files. `known`: heads that the chain must
-    have. Raises StoreError: a file cannot be read; BadQuestion: `expect` is no head."""
+    """Read the audit of a data directory. `receipts`: raw lines of the files. `known`: heads that the chain must
+    contain. Raises StoreError: a file cannot be read; BadQuestion: `expect` is not a head."""
     if query.expect is not None:
         try:
             known = [*known, KnownHead(head_from(query.expect), "the head that was expected")]
         except ValueError as error:
             raise BadQuestion(str(error)) from None
 
-    def wanted(act: Act) -> bool:  # one that was about all topics was about each
+    def wanted(act: Act) -> bool:  # an act on all topics concerns each
         return (
             query.has(act.at)
             and (not query.who or act.who in query.who)
@@ -347,7 +347,7 @@ def audit_of(
     kept = read_book(files, data_dir, lambda act: act.act in ("start", "restore") or wanted(act), known)
     oldest, told = 1 << 63, list[AuditedAct]()
     for receipt in map(receipt_in, receipts):
-        if receipt is not None:  # else it is torn, or the first line of a file
+        if receipt is not None:  # None: torn, or the first line of a file
             oldest = min(oldest, receipt.at)
             told += [_numbered(act) for act in _acts_of(receipt) if wanted(act)]
     chain = None
@@ -361,15 +361,15 @@ def audit_of(
 
 
 def note_turn(auditor: Auditor, receipt: Receipt) -> None:
-    """Have the acts of a turn whose receipt is not kept among the lines of the chain."""
+    """Record the acts of a turn whose receipt is not kept."""
     if auditor.is_on:
         for act in _acts_of(receipt):
             auditor.note(msgspec.structs.replace(act, turn=""))
 
 
 def _without_beginnings(acts: Sequence[tuple[int, Act]]) -> Iterator[AuditedAct]:
-    """The acts of a chain; between two starts of a daemon, what of its settings is another. A backup's own copy of the
-    chain has its beginning alone: what was restored from it says that it had an end."""
+    """Yield the acts of a chain and, between two starts of a daemon, the settings that changed. A restored backup's
+    chain has only the beginning of the backup's act; the line of the restoration shows that it ended."""
     ended = {act.ends for _, act in acts if act.ends and act.act != "restore"}
     restored = {act.ends for _, act in acts if act.act == "restore"}
     before: Act | None = None

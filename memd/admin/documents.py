@@ -1,8 +1,8 @@
-"""The operations on documents, sources and imports: files that a command has read or that were
-dropped on the page, and folders of the settings.
+"""The operations on documents, sources and imports: files read by a command or dropped on the page, and folders of the
+settings.
 
-Rule: the daemon reads no file or folder that a request names: whoever may ask it need not be allowed to read what it
-may. What is answered is durable.
+Rule: the daemon reads no file or folder named in a request, because a client may have fewer permissions than the
+daemon. Data is durable when the answer is sent.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from memd.store.store import TopicLog
 from memd.wire.lenient_json import decode_or_none
 
 DOCUMENT_BYTES_MAX = 32 << 20
-"""Of a body with a document: JSON takes up to six bytes for one of a text, base64 four for three of a file."""
+"""Limit for a body with a document: JSON needs up to six bytes for a byte of text, base64 four for three of a file."""
 DROPPED = root_digits("dropped on the page")
-"""In place of the root of files that were handed over by themselves."""
+"""Replaces the root's digest for files that were handed over individually."""
 
 
 class DocumentBody(TopicBody, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class RemovalBody(TopicBody, frozen=True, kw_only=True):
 
     sources: tuple[str, ...]
     below: bool = False
-    """Also all documents below these folders."""
+    """Also remove all documents below these folders."""
 
 
 class DocumentList(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ class DocumentChunks(msgspec.Struct, frozen=True):
     topic_id: str
     source: str
     of: int
-    """How many it has."""
+    """Number of chunks of the document."""
     chunks: tuple[DocumentChunk, ...]
 
 
@@ -131,8 +131,8 @@ async def document(
 
 @post("/memd/documents", "write", act="write", touches=_written, body_bytes_max=DOCUMENT_BYTES_MAX)
 async def take_document(parts: DaemonParts, body: DocumentBody, who: Principal) -> TakenDocument:
-    """Remember a document as it is now; of one that was known only what changed is embedded and written. What
-    changes or takes out somebody else's chunks needs the right to correct."""
+    """Remember a document as it is now; of a known document only changes are embedded and written. To change or remove
+    chunks of others needs the right to correct."""
     if (body.document is None) == (body.file is None):
         raise BadQuestion("give either a document (its text in sections) or a file (its name and bytes)")
     async with parts.held_one(body.topic_id, who, "write", creating=True) as topic:
@@ -146,7 +146,7 @@ async def take_document(parts: DaemonParts, body: DocumentBody, who: Principal) 
 
 @post("/memd/documents/remove", "write", act="correct", touches=_written)
 async def remove_documents(parts: DaemonParts, body: RemovalBody, who: Principal) -> TakenDocument:
-    """Take out all chunks of documents; the log keeps them. Those of others need the right to correct."""
+    """Remove all chunks of documents; the log keeps them. Chunks of others need the right to correct."""
     who.check("write", body.topic_id)
     wanted = {source.rstrip("/") for source in body.sources}
     is_apart = not who.may("read", body.topic_id)
@@ -177,8 +177,8 @@ def _no_document(topic_id: str, named: str) -> str:
 
 
 def _dropped(topic: Topic, file: GivenFile, author: str | None) -> GivenDocument:
-    """A file that was handed over as it is, read; it takes the place of an earlier one (`author`: of his), never of a
-    source's."""
+    """Read a dropped file. It replaces an earlier dropped one of this name (`author`: only his), never a source's
+    file."""
     snapshot, name = topic.log.snapshot(), file.name
     known = chunks_of(snapshot, name, author)
     if any(isinstance(one.part, Section) and one.part.root.hex() != DROPPED for one in known):
@@ -211,7 +211,7 @@ class KnownSource(msgspec.Struct, frozen=True, kw_only=True):
     documents: int
     chunks: int
     at: int
-    """When something of it changed here last, in microseconds since the epoch."""
+    """Time of its last change in memory, in microseconds since the epoch."""
 
 
 class SourceList(SourceStates, frozen=True):
@@ -264,7 +264,7 @@ def _states(parts: DaemonParts, who: Principal) -> tuple[SourceState, ...]:
 
 IMPORT_BYTES_MAX = 2 * ITEM_BYTES_MAX
 AHEAD_MAX_US = 86_400_000_000
-"""Clocks differ, but not by more than a day."""
+"""Tolerance for clocks that are ahead."""
 AHEAD = (
     "a line has an origin_id of more than a day from now, which later ids of all topics would have to follow; have it"
     " imported by whoever may write in all of them"
@@ -285,7 +285,7 @@ class EntriesBody(TopicBody, frozen=True, kw_only=True):
 
 
 class _MetChunk(msgspec.Struct, frozen=True):
-    """The members of a line by which it meets a chunk that is still to be stored."""
+    """Members of a line that identify a pending chunk."""
 
     uuid: str
     content: str = ""
@@ -319,13 +319,13 @@ async def take_messages(parts: DaemonParts, body: MessagesBody, who: Principal) 
     body_bytes_max=IMPORT_BYTES_MAX,
 )
 async def take_entries(parts: DaemonParts, body: EntriesBody, who: Principal) -> LinesTaken:
-    """Append the lines of an export that the topic does not have. Whom they name as authors is believed of whoever
-    has the right to admin in it; else they are the importer's. What changes somebody else's chunk corrects it."""
+    """Append the lines of an export that the topic lacks. Authors in the lines are kept if the importer has the right
+    to admin there; otherwise the importer becomes the author. A line that changes a chunk of others corrects it."""
     signed_by = None if who.may("admin", body.topic_id) else who.author
     is_apart = not who.may("read", body.topic_id)
 
     def drafts(log: TopicLog, drafter: Drafter) -> tuple[list[Draft], LinesTaken]:
-        own = drafter.cutter.redactor.identifier(who.author)  # as the log has the name
+        own = drafter.cutter.redactor.identifier(who.author)  # the name as the log has it
         guest = partial(uuid_of_guest, log.snapshot(), author=own, is_apart=is_apart)
         renamed = () if who.may("correct", body.topic_id) else (guest,)
         try:
@@ -353,12 +353,12 @@ async def _appended(
     make: Callable[[TopicLog, Drafter], tuple[list[Draft], Taken]],
     lines: Sequence[GivenLine] = (),
 ) -> Taken:
-    """Append the drafts that `make` returns behind all that is still to be stored and that these lines name or repeat;
-    return its answer."""
+    """Store the pending chunks that these lines name or repeat, append the drafts that `make` returns, and return its
+    answer."""
     taken: list[Taken] = []
 
     async with parts.held_one(topic_id, who, "write", creating=True) as topic:
-        if lines and (unstored := topic.unstored()):  # so that it is known whose it is
+        if lines and (unstored := topic.unstored()):  # so that their author is known
             met = await asyncio.to_thread(_met, unstored, lines)
             await parts.archiver.store_named(topic, met)
 
@@ -372,7 +372,7 @@ async def _appended(
 
 
 def _met(unstored: BufferedText, lines: Sequence[GivenLine]) -> list[bytes]:
-    """The uuids of the chunks that are still to be stored and whose uuid or text a line has. Called in a thread."""
+    """Return the uuids of pending chunks whose uuid or text a line has. Called in a thread."""
     read = [one for line in lines if (one := decode_or_none(_met_decoder, bytes(line.line))) is not None]
     uuids, texts = {one.uuid for one in read}, {one.content for one in read}
     waiting = (chunk.entry for chunk in unstored.chunks())

@@ -1,7 +1,7 @@
-"""The log as people read it: entries as events, the present state of chunks, the story of one chunk.
+"""The log for people: entries as events, present states of chunks, the history of one chunk.
 
-Rule: everything is read from snapshots; nothing is changed and nothing is kept. An event names no chunk that its reader
-may not know (`known_to`).
+Rule: reads only snapshots, changes nothing and stores nothing. An event names no chunk that its reader may not know
+(`known_to`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from memd.store.store import Snapshot, TopicLog
 from memd.wording import day_and_time
 
 LOOKED_THROUGH_MAX = 20_000
-"""Chunks that one page of a filtered list may read from disk."""
+"""Limit of chunks read from disk for one page of a filtered list."""
 QUARTER_US = 900_000_000
-"""Days begin at one of these in every time zone, so that few moments have to be turned into days."""
+"""In every time zone days begin at a multiple of this, so only few times must be converted to days."""
 Known = Callable[[bytes], bool]
-"""Whether a reader may know the chunk with this uuid."""
+"""Returns whether a reader may know the chunk with this uuid."""
 
 
 class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,41 +45,41 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     canonical_id: int
     at: int
-    """When it was appended, in microseconds since the epoch."""
+    """Time it was appended, in microseconds since the epoch."""
     said_at: int
-    """When the chunk was said."""
+    """Time the chunk was said, in microseconds since the epoch."""
     topic_id: str
     id: str
     uuid: str
     event: str
-    """`told`, `replacement` (by an Update), `Helpful`, `Unhelpful`, `Update` (taken out by one), `Undo`, `re-embedded`,
-    `erased`: its text is gone, `pending`: said, and not in the log yet, or `damaged`: it cannot be read."""
+    """`told`, `replacement` (by an Update), `Helpful`, `Unhelpful`, `Update` (which removed the chunk), `Undo`,
+    `re-embedded`, `erased` (its text is gone), `pending` (not in the log yet) or `damaged` (it cannot be read)."""
     reason: str | None
     content: str
-    """The chunk's text; of a chunk that was taken out, its last text."""
+    """The chunk's text; for a removed chunk, its last text."""
     roles: tuple[str, ...]
     kind: str
     source: str | None
     tags: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()
-    """Of a note its title, of a document's chunk the headings above it."""
+    """The title of a note, or the headings above a document's chunk."""
     page: int | None = None
     sheet: str | None = None
     author: str = ""
-    """The principal who said it; empty for the owner, and where there are none."""
+    """The principal who said it; empty for the owner, or if there are no principals."""
     by: str = ""
-    """The principal who wrote this entry: who said it, or made the correction."""
+    """The principal who wrote this entry: the speaker, or the author of the correction."""
     multiplier: float
     live: bool
-    """Whether this entry is the chunk's present state and can be recalled."""
+    """True if this entry is the chunk's present state and can be recalled."""
     takes_out: bool = False
-    """Whether the chunk was not shown any more from this entry on; `content` is then what went."""
+    """True if this entry removes the chunk; `content` is then the removed text."""
     supersedes: tuple[str, ...]
     """The uuids of the chunks that it replaced."""
     shown: tuple[str, ...] = ()
-    """The uuids of the chunks that memory showed to the assistant that speaks in it."""
+    """The uuids of the chunks in the prompt of the assistant's message in it."""
     instructs: tuple[str, ...] = ()
-    """The signs that a document or a tool's result in it looks like an instruction to a model."""
+    """Signs that a document or tool result in it tries to instruct a model."""
 
 
 class Transcript(msgspec.Struct, frozen=True):
@@ -87,23 +87,23 @@ class Transcript(msgspec.Struct, frozen=True):
 
     chunks: tuple[LogEvent, ...]
     of: int
-    """How many there are."""
+    """Number of all live chunks of the selection."""
 
 
 class SaidDay(msgspec.Struct, frozen=True):
-    """A day (ISO 8601), and how many chunks were said on it."""
+    """A day (ISO 8601) and the number of chunks said on it."""
 
     day: str
     chunks: int
 
 
 class Named(NamedTuple):
-    """The chunk that an id means, and the first topic that has it."""
+    """A chunk found by its id, in the first topic that has it."""
 
     snapshot: Snapshot
     uuid: bytes
     waiting: PendingView | None = None
-    """The chunks that are not in the log yet, if it is one of them."""
+    """The pending chunks, if it is one of them."""
 
 
 class LogPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +115,7 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkStory(msgspec.Struct, frozen=True, kw_only=True):
-    """One chunk with its whole history."""
+    """One chunk with its history."""
 
     topic_id: str
     id: str
@@ -127,14 +127,14 @@ class ChunkStory(msgspec.Struct, frozen=True, kw_only=True):
     """The live chunks of its stream that were said just before and just after it."""
     after: LogEvent | None
     replaces: tuple[str, ...]
-    """The uuids of the chunks that it replaced, and of those that replaced it: none where that was undone."""
+    """The uuids of the chunks that it replaced, and of those that replaced it; without undone replacements."""
     replaced_by: tuple[str, ...]
     turns: tuple[str, ...] = ()
-    """The latest turns that put it into the prompt."""
+    """The latest turns with it in the prompt."""
 
 
 def known_to(who: Principal, snapshots: Sequence[Snapshot]) -> Known:
-    """Of somebody who may not read every topic: only chunks that one of these has."""
+    """Return the test for a reader; without the right to read every topic it admits only chunks of these."""
     if who.may_everywhere("read"):
         return lambda uuid: True
     return lambda uuid: any(snapshot.knows(uuid) for snapshot in snapshots)
@@ -148,8 +148,8 @@ def log_page(
     states: Literal["every", "last", "live"] = "every",
     wanted: Selection = EVERYTHING,
 ) -> LogPage:
-    """Return the latest entries of these topics, newest first, as `who` may read them. `states`: every entry; or of
-    each chunk the present state alone; or that only of those that were not taken out."""
+    """Return the latest entries of these topics, newest first, as `who` may read them. `states`: every entry, each
+    chunk's last one, or only the last ones of live chunks."""
     merged = heapq.merge(*(_ids(one, before, wanted) for one in snapshots), key=lambda found: -found[0])
     known, events, read = known_to(who, snapshots), list[LogEvent](), 0
     for canonical_id, snapshot, place in merged:
@@ -171,7 +171,7 @@ def log_page(
 def read_in_order(
     snapshots: Sequence[Snapshot], who: Principal, wanted: Selection, skip: int, limit: int
 ) -> Transcript:
-    """Return the live chunks of a choice in the order in which they were said, without the first `skip`."""
+    """Return live chunks of a selection in the order said, without the first `skip`."""
     known, parts = known_to(who, snapshots), []
     for number, snapshot in enumerate(snapshots):
         for segment_id, view in chosen(snapshot, wanted).views.items():
@@ -185,7 +185,7 @@ def read_in_order(
 
 
 def said_days(snapshots: Sequence[Snapshot], wanted: Selection) -> tuple[SaidDay, ...]:
-    """Count the live chunks of a choice by the day on which they were said, earliest first."""
+    """Count live chunks of a selection by the day they were said, earliest first."""
     counts: Counter[date] = Counter()
     for view in (view for one in snapshots for view in chosen(one, wanted).views.values()):
         quarters, chunks = np.unique(view.rows["said_at"][~view.dead] // QUARTER_US, return_counts=True)
@@ -195,8 +195,8 @@ def said_days(snapshots: Sequence[Snapshot], wanted: Selection) -> tuple[SaidDay
 
 
 def story(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingView | None, known: Known) -> ChunkStory:
-    """Read the whole history of a chunk of a topic, see `Named`; one that is not in the log yet has one version. Raises
-    StoreError: an entry cannot be read."""
+    """Return the history of a chunk found by `named`; a pending one has one version. Raises StoreError: an entry cannot
+    be read."""
     versions: tuple[LogEvent, ...]
     if waiting is not None:
         events = {}
@@ -233,23 +233,23 @@ def story(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingView | None, kn
 
 
 def named(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_id: str) -> Named:
-    """Find the chunk that an id or the first digits of a uuid name, stored or not: the one whose public id they are, or
-    else the one whose uuid begins with them. Called in a thread: text may be cut first.
+    """Find the chunk, stored or pending, with this public id, or else the one whose uuid begins with these digits.
+    Called in a thread, because it may cut text.
 
     Args:
-        topics: to look in, each with its text that is not stored.
+        topics: where to search, each with its pending text.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is no such chunk.
         BadQuestion: it is not an id, or several chunks match.
     """
     digits = checked_digits(chunk_id)
-    # Nothing else has a whole uuid, so for one that is stored no text is cut.
+    # A whole uuid is unique, so a stored chunk needs no text to be cut.
     is_stored = len(digits) == 32 and any(log.snapshot().knows(bytes.fromhex(digits)) for log, _ in topics)
     found: dict[bytes, tuple[bool, Named]] = {}
     for log, unstored in topics:
         waiting = NOTHING_PENDING if is_stored else unstored.chunks()
-        snapshot = log.snapshot()  # taken after that: what is stored between the two looks is in one of them
+        snapshot = log.snapshot()  # taken second, so that a chunk stored in between is in one of them
         for one, is_its in snapshot.named(digits).items():
             found.setdefault(one, (is_its, Named(snapshot, one)))
         for entry in (one.entry for one in waiting if one.entry.uuid.hex().startswith(digits)):
@@ -264,7 +264,7 @@ def named(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_id: str) -> Nam
 
 
 def uuids_of(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_ids: Iterable[str]) -> dict[str, bytes]:
-    """The chunks that ids name, without the ids that name none; BadQuestion where one names several. See `named`."""
+    """Return the chunks by id, without unknown ids. Raises BadQuestion: an id names several. See `named`."""
     found = {}
     for one in chunk_ids:
         if digits_of_id(one) is not None:
@@ -274,7 +274,7 @@ def uuids_of(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_ids: Iterabl
 
 
 def checked_digits(chunk_id: str) -> str:
-    """The hexadecimal digits of an id, however it is written; BadQuestion if it is none."""
+    """Return the hexadecimal digits of an id in any notation. Raises BadQuestion: it is not an id."""
     if (digits := digits_of_id(chunk_id)) is None:
         raise BadQuestion(f"{chunk_id[:60]!r} is no chunk's id: those are four or more hex digits, as in [mem:a3f9]")
     return digits
@@ -285,7 +285,7 @@ def _is_wanted(one: LogEvent, wanted: Selection) -> bool:
 
 
 def _told(entry: Entry, topic_id: str, known: Known, **facts: Any) -> LogEvent:
-    """An entry as an event; `facts` are what does not stand in the entry."""
+    """Return an entry as an event; `facts`: fields that the entry does not have."""
     return LogEvent(
         canonical_id=entry.canonical_id,
         said_at=entry.said,
@@ -337,7 +337,7 @@ def _event(snapshot: Snapshot, place: Place, known: Known) -> LogEvent:
 
 
 def _kind(snapshot: Snapshot, place: Place, entry: Entry) -> str:
-    """Name the change that an entry is to its chunk."""
+    """Return the kind of change that an entry makes to its chunk."""
     is_live = entry.status is Status.ACTIVE
     plain = "replacement" if is_live and entry.action == "Update" else entry.action or "told"
     earlier = [one for one in snapshot.places(entry.uuid) if _canonical_id(snapshot, one) < entry.canonical_id]
@@ -351,13 +351,13 @@ def _kind(snapshot: Snapshot, place: Place, entry: Entry) -> str:
     parts = ("status", "utility_steps", "action", "reason", "content")
     if any(getattr(before, name) != getattr(entry, name) for name in parts):
         return plain
-    # The same praise again, beyond which nothing changes, is praise all the same.
+    # A repeated Helpful beyond the limit changes nothing, but is no re-embedding.
     models = {snapshot.views[segment].segment.header.fingerprint for segment, _ in (last, place)}
     return "re-embedded" if len(models) > 1 or entry.action not in STEPS else plain
 
 
 def _beside(snapshot: Snapshot, place: Place, other: Place | None, known: Known) -> LogEvent | None:
-    """The entry beside another one in time, unless it belongs to another stream or cannot be read."""
+    """Return the entry adjacent in time, unless it belongs to another stream or cannot be read."""
     if other is None:
         return None
     try:
@@ -368,7 +368,7 @@ def _beside(snapshot: Snapshot, place: Place, other: Place | None, known: Known)
 
 
 def _ids(snapshot: Snapshot, before: int | None, wanted: Selection) -> Iterator[tuple[int, Snapshot, Place]]:
-    """The entries that may be wanted, newest first."""
+    """Yield the entries that may match, newest first."""
     wanted = with_sources(snapshot, wanted)
     bits = {number: may_be_wanted(view.rows, wanted) for number, view in snapshot.views.items()}
     for place in snapshot.latest_places(None if before is None else id_before(snapshot, before)):

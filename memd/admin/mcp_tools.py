@@ -1,7 +1,7 @@
 """The tools that a model is given: search, read, remember, correct, index, list.
 
-Rule: a tool asks the operations that people use, so that the same rights, checks and receipts hold; its answer is text
-for a model, of bounded size, in which stored text is neutralised.
+Rule: a tool calls the operations that people use, so that the same rights, checks and receipts apply. Its answer is
+text for a model, bounded in size, with stored text neutralised.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ VALUE_CHARACTERS_MAX = 40
 
 
 def not_called(tool: str, problems: Iterable[str], known: Sequence[str]) -> str:
-    """Return why a tool was not called, and the arguments that it takes."""
+    """Return the reason why a tool was not called, and the arguments that it takes."""
     told = "; ".join(dict.fromkeys(problems))
     return f"{tool} was not called: {told}. It takes {', '.join(known) or 'no arguments'}."
 
 
 def _problem_of(error: Mapping[str, Any]) -> str:
-    """The problem of an argument, of an error as `ValidationError.errors()` has it."""
+    """Return the problem with an argument, from an item of `ValidationError.errors()`."""
     name = str(error["loc"][0])[:VALUE_CHARACTERS_MAX] if error["loc"] else "an argument"
     if error["type"] == "missing":
         return f"{name} is missing"
@@ -54,11 +54,11 @@ def _problem_of(error: Mapping[str, Any]) -> str:
 
 
 CHARACTERS_MAX = 1_200
-"""Of one chunk in an answer, about 300 tokens."""
+"""Limit for one chunk in an answer, about 300 tokens."""
 FOUND_MAX = 30
 VERSIONS_MAX = 10
 INDEX_SECONDS_MAX = 20.0
-"""An index that takes longer goes on by itself; its tool tells how far it is."""
+"""A longer index run continues in the background; the tool reports its progress."""
 ASK_AGAIN_SECONDS = 0.2
 
 INSTRUCTIONS = """memd remembers conversations, notes and documents of this user, word for word. Search it before you \
@@ -68,8 +68,8 @@ chunk in read_memory and correct_memory."""
 
 
 def of(kind: type[msgspec.Struct], name: str, **bounds: Any) -> Any:
-    """An argument of a tool as a parameter of its operation describes it. `kind`: the query or body. `name`: the
-    parameter or member. `bounds`: narrower than the operation's, as of `pydantic.Field`."""
+    """Describe a tool's argument like a parameter of its operation. `kind`: the query or body. `name`: the parameter or
+    member. `bounds`: narrower than the operation's, as for `pydantic.Field`."""
     [annotated] = (one.type for one in msgspec.structs.fields(kind) if one.encode_name == name)
     [meta] = (one for one in get_args(annotated)[1:] if isinstance(one, msgspec.Meta))
     return Field(description=meta.description, **bounds)
@@ -81,13 +81,13 @@ Topics = Annotated[list[str], Field(description="Only these topics. Empty: all."
 
 
 class PlainlySpokenServer(MCPServer[Any]):
-    """A server that says in a sentence what is wrong with a call, and calls no tool with arguments that it lacks."""
+    """A server that describes wrong calls in a sentence, and rejects unknown arguments."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """Call a tool by its name. Raises ToolError: the tool is not there, its arguments are wrong, or what it asked
-        for was refused."""
+        """Call a tool by its name. Raises ToolError: the tool does not exist, its arguments are wrong, or its operation
+        was refused."""
         known = {tool.name: list(tool.input_schema.get("properties", {})) for tool in await self.list_tools()}
         if name not in known:
             raise ToolError(f"there is no tool {name[:80]!r}; there are {', '.join(known)}")
@@ -106,9 +106,9 @@ class PlainlySpokenServer(MCPServer[Any]):
 
 
 class MemoryTools:
-    """The tools over one daemon, in the order in which clients are told them. They run in threads: each asks and waits.
+    """The tools over one daemon, in the order in which clients list them. They block, so they run in threads.
 
-    What a tool does is the first sentence of its operation; here is how much its answer costs.
+    A tool's description is the first sentence of its operation; the docstrings here add the size of its answer.
     """
 
     def __init__(self, daemon: AskedDaemon) -> None:
@@ -221,11 +221,11 @@ class MemoryTools:
 
 
 def server_for(daemon: AskedDaemon) -> MCPServer[Any]:
-    """Make the server whose tools ask this daemon."""
+    """Return a server whose tools ask this daemon."""
     server = PlainlySpokenServer(
         "memd", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING", subscriptions=False
     )
-    logging.getLogger("mcp").setLevel(logging.WARNING)  # it tells of every request, which memd's own log does
+    logging.getLogger("mcp").setLevel(logging.WARNING)  # memd's log has the requests already
     tools = MemoryTools(daemon)
     reads, adds = ToolAnnotations(read_only_hint=True), ToolAnnotations(read_only_hint=False, destructive_hint=False)
     for name in filter(TOOLS.__contains__, vars(MemoryTools)):
@@ -242,7 +242,7 @@ def server_for(daemon: AskedDaemon) -> MCPServer[Any]:
 async def answered(
     server: MCPServer[Any], body: bytes, headers: Sequence[tuple[bytes, bytes]]
 ) -> tuple[int, Sequence[tuple[str, str]], bytes]:
-    """Answer a POST of streamable HTTP by itself, without a session: status, headers and body."""
+    """Answer a POST of streamable HTTP without a session: status, headers and body."""
     application = server.streamable_http_app(stateless_http=True, json_response=True, host="")
     request = httpx2.Request("POST", "http://localhost/mcp", headers=headers, content=body)
     async with server.session_manager.run():  # of this application
@@ -259,7 +259,7 @@ def _head(chunk: FoundChunk | LogEvent) -> str:
     part = f"page {chunk.page}" if chunk.page else f"sheet {chunk.sheet}" if chunk.sheet else ""
     source = ", ".join(one for one in (chunk.source or "", " > ".join(chunk.heading), part) if one)
     named = (chunk.topic_id, day_and_time(chunk.said_at), kind, chunk.author and f"by {chunk.author}", source)
-    where = neutralised(" ".join(", ".join(filter(None, named)).split()))  # an import names roles as it likes
+    where = neutralised(" ".join(", ".join(filter(None, named)).split()))  # an import may name roles freely
     return ", ".join(filter(None, (f"[mem:{chunk.id}] {where}", instructing_words(chunk.instructs))))
 
 

@@ -1,9 +1,9 @@
-"""The parts of a running daemon that operations work with, and the topics that they are about.
+"""The parts of a running daemon that operations use, and the topics that they are about.
 
-Rule: an operation is a function of these and of what is asked; it keeps nothing. Nothing here is changed while the
-daemon runs, though most of it has a state of its own. An unknown topic is the caller's mistake, except where a note is
-put down: its topic begins with it. A right is asked for before it is looked whether the topic exists, so that a refusal
-neither says nor takes the time of that.
+Rule: an operation is a function of these parts and the request, and keeps no state. The parts are not replaced while
+the daemon runs, though most have a state of their own. An unknown topic is the caller's error, except for a note, which
+creates its topic. Rights are checked before the topic is looked up, so that neither a refusal nor its timing reveals
+whether the topic exists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memd.errors import BadQuestion, NotFound, Refused, StoreError, UnknownTopic
 from memd.principals import Principal, Right
 from memd.wording import no_topic
 
-if TYPE_CHECKING:  # a command reads the declarations of operations, and needs none of these
+if TYPE_CHECKING:  # a command reads the declarations of operations and needs none of these
     from memd.admin.auditing import Auditor
     from memd.admin.oauth.ledger import Ledger
     from memd.admin.status import UpstreamHealth
@@ -50,15 +50,15 @@ Result = TypeVar("Result")
 
 
 class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts; a daemon has more of them."""
+    """The parts that operations use; a daemon has more."""
 
     config: Config
     base_url: str
-    """Where clients find the model."""
+    """Address at which clients find the model."""
     own_url: str
-    """Where memd's own page and routes are."""
+    """Address of memd's own page and routes."""
     local_url: str
-    """The same, by an IP address of this machine."""
+    """The same, with an IP address of this machine."""
     store: Store
     topics: Topics
     redactor: Redactor
@@ -78,24 +78,24 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Tasks
     backup: BucketTender | None
     cache_bytes: Callable[[], int]
-    """Bytes in the caches of parsed messages, their token counts, and entries that were read."""
+    """Returns the bytes in the caches of parsed messages, their token counts, and read entries."""
     upstreams: Callable[[], list[UpstreamHealth]]
-    """The model servers as they are seen now, in the order of the settings."""
+    """Returns the present state of the model servers, in the order of the settings."""
     budget: Callable[[], Awaitable[Budget]]
-    """The budget that a prompt to the present upstream model would get."""
+    """Returns the budget of a prompt to the present upstream model."""
     exposition: Callable[[str], Awaitable[tuple[bytes, str]]]
-    """The metrics in the format that an `Accept` header asks for, and the content type."""
+    """Returns the metrics in the format that an `Accept` header asks for, with the content type."""
     inquiry: Inquiry | None = None
-    """In a cluster, of one request: a look at the shared log since it came."""
+    """In a cluster, one request's check of the shared log, made after the request came."""
 
     @property
     def principals(self) -> Principals:
-        """Who may use it."""
+        """The principals who may use the daemon."""
         return self.token_watch.principals
 
     @property
     def name(self) -> str:
-        """This daemon's in a cluster; empty: it is alone."""
+        """This daemon's name in a cluster; empty without a cluster."""
         return "" if self.store.kept is None else self.own_url
 
     @asynccontextmanager
@@ -106,12 +106,11 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
         rights: Sequence[Right] = ("read",),
         refused: Refused | None = None,
     ) -> AsyncIterator[list[Topic]]:
-        """Hold the topics of these names, or if there are none all in which `who` has one of the rights, open while the
-        block runs. `refused`: see `Topics.readable`.
+        """Hold the topics of these names, or without names all in which `who` has one of the rights, open during the
+        block. `refused`: see `Topics.readable`.
 
         Raises:
-            Forbidden: `who` does not have the first right in one of them.
-            BadTopicId, BadQuestion: there is no such topic.
+            Forbidden: `who` lacks the first right in one of them.
             StoreError: a topic cannot be read.
         """
         wanted = [checked_topic_id(name) for name in names]
@@ -126,23 +125,23 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
             yield found
 
     async def read(self, names: Sequence[str], who: Principal, work: Callable[[list[Snapshot]], Result]) -> Result:
-        """Do work, in a thread, on snapshots of the topics of these names, or of all that `who` may read and that can
-        be read; raises as `held`."""
+        """Run `work` in a thread on snapshots of the topics of these names, or without names of all readable ones;
+        raises as `held`."""
         async with self.held(names, who, refused=None if names else {}) as found:
             return await asyncio.to_thread(work, [topic.log.snapshot() for topic in found])
 
     def held_if_there(
         self, names: Sequence[str], who: Principal, refused: Refused
     ) -> AbstractAsyncContextManager[list[Topic]]:
-        """Hold those of these topics that still exist and `who` may read open while the block runs. `refused`: see
+        """Hold those of these topics that still exist and `who` may read open during the block. `refused`: see
         `Topics.readable`."""
         return self.topics.held([one for one in names if who.may("read", one)], refused=refused)
 
     async def named(
         self, found: Sequence[Topic], chunk_ids: Iterable[str], names: Sequence[str], who: Principal
     ) -> list[Named]:
-        """Find chunks in topics that are held, see `history.named`. If they were asked for by these names, and another
-        one that `who` may read has the chunk, the error says so."""
+        """Find chunks in held topics, see `history.named`. If `names` excluded another readable topic that has the
+        chunk, the error says so."""
 
         async def in_one_of(topics: Sequence[Topic], chunk_id: str) -> Named:
             return await asyncio.to_thread(named, [(one.log, one.unstored()) for one in topics], chunk_id)
@@ -161,14 +160,13 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
     async def held_one(
         self, name: str, who: Principal, right: Right, *, creating: bool = False
     ) -> AsyncIterator[Topic]:
-        """Hold the topic of this name open while the block runs.
+        """Hold the topic of this name open during the block.
 
         Args:
-            creating: one that does not exist yet is created.
+            creating: create a missing topic.
 
         Raises:
-            Forbidden: `who` does not have the right in it.
-            BadTopicId, UnknownTopic: there is no such topic.
+            Forbidden: `who` lacks the right in it.
             StoreError: it cannot be read or created.
         """
         who.check(right, checked_topic_id(name))
@@ -180,9 +178,9 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_changes(who: Principal, topic: TopicLog, drafts: Iterable[Draft], author: str) -> None:
-    """Make sure that `who` may append these entries where they change chunks of others in the topic, or what was said:
-    others may have said the same, and it is kept once. `author`: `who` as the log names them. Raises Forbidden: `who`
-    has no right to correct there; StoreError: an entry cannot be read."""
+    """Check that `who` may append these entries if they change chunks of others, or messages that others have said too
+    (they are stored once). `author`: `who`'s name in the log. Raises Forbidden: `who` lacks the right to correct there;
+    StoreError: an entry cannot be read."""
     if not who.may("correct", topic.topic_id):
         snapshot = topic.snapshot()
         known = (snapshot.find(uuid) for uuid in {draft.uuid for draft in drafts})

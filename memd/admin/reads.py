@@ -1,7 +1,7 @@
-"""The operations that read the memory: search, the log, chunks, the export, digests, what belongs together, names.
+"""The operations that read the memory: search, log, chunks, export, digests, related chunks, names.
 
-Rule: nothing here changes the log or a prompt. Long answers are paged or streamed; views are computed in a thread when
-asked and never stored.
+Rule: nothing here changes the log or a prompt. Long answers are paged or streamed. Views are computed in a thread on
+request and never stored.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ async def export(
     """The log as JSON Lines, as `memd export` writes it."""
     if topic is not None:
         async with parts.held([topic], who):
-            pass  # it exists, which is all that matters: the export reads the files
+            pass  # raises if it does not exist; the export reads the files
     lines = export_log(
         parts.config.data_dir,
         parts.store.files,
@@ -158,9 +158,9 @@ async def export(
 
 
 DIGESTED_MAX = 20_000
-"""Chunks of which a digest is made: a minute of work for a large topic is nobody's wish."""
+"""Limit of chunks in a digest: a digest of a whole large topic would take a minute."""
 LATEST = 5
-"""Chunks that the list of names gives for each."""
+"""Chunks per name in the list of names."""
 
 
 class Digest(msgspec.Struct, frozen=True):
@@ -168,7 +168,7 @@ class Digest(msgspec.Struct, frozen=True):
 
     by: Literal["day", "week"]
     periods: tuple[Period, ...]
-    """Oldest first; those in which nothing was said are left out."""
+    """Oldest first, without empty periods."""
 
 
 class RelatedChunks(msgspec.Struct, frozen=True):
@@ -192,9 +192,9 @@ class Entity(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: Kind
     count: int
-    """Of the chunks."""
+    """Number of its chunks."""
     chunks: tuple[ChunkName, ...]
-    """The latest of them; all, up to `limit`, where the name was asked for."""
+    """The latest of them; all, up to `limit`, if the name was asked for."""
 
 
 class Entities(msgspec.Struct, frozen=True):
@@ -202,7 +202,7 @@ class Entities(msgspec.Struct, frozen=True):
 
     entities: tuple[Entity, ...]
     total: int
-    """How many there are, with those beyond `limit`."""
+    """Number of all names, including those beyond `limit`."""
 
 
 @get("/memd/digest", "read", act="read", touches=lambda told: Extent(count=len(told.periods)))
