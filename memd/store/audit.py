@@ -1,15 +1,14 @@
-"""The audit: what was done with the memory and by whom, one act a line, in a file a month.
+"""The audit: who did what with the memory, one act a line, in a file a month.
 
     {"n":7,"at":1763912000000000,"act":"search","who":"ann","from":"10.0.0.7",…,"hash":"9f2c…"}
 
 Rule: `hash` is the SHA-256 of the previous line's `hash` (64 hexadecimal digits; zeros before line 1) and of this line
-up to `,"hash":`. Whoever may write the files can also write all of them anew: that shows only where a head, the number
-and hash of a line, was kept elsewhere. A line has names, ids and numbers; nothing that was said.
+up to `,"hash":`. A user who can write the files can rewrite all of them. That shows only if a head, the number and hash
+of a line, was kept elsewhere. A line has names, ids and numbers; no text of the memory.
 
-The files are appended to by every process that does something. Who appends holds the audit's own lock for that moment
-and looks first whether another process has appended, so a command may write beside a running daemon. What was appended
-is on disk when `append` returns. A line that a killed process did not finish is taken out by the next one, which says
-so in a line.
+Several processes append to the files. Each holds the audit's own lock for an append and first reads the appends of the
+others, so a command may write beside a running daemon. Acts are durable when `append` returns. The next process removes
+a line that a killed process did not finish, and records that in a line.
 """
 
 from __future__ import annotations
@@ -50,18 +49,18 @@ ActKind = Literal[
     "lost",
     "removed",
 ]
-"""restore: the folder came out of a backup. start, stop: of a daemon. file: the first line of a file. recovered: what a
-killed process left of a line was taken out. lost: acts that could not be written, by their number. removed: old files,
-as `audit.keep_months` says."""
+"""restore: the folder came out of a backup. start, stop: of a daemon. file: the first line of a file. recovered: an
+unfinished line of a killed process was removed. lost: the number of acts that could not be written. removed: old files
+were, by `audit.keep_months`."""
 KINDS: tuple[ActKind, ...] = get_args(ActKind)
 BEFORE_ALL = "0" * 64
 LINE_BYTES_MAX = 1 << 20
-"""The start of a daemon with the most tokens that settings may have is one line."""
+"""Enough for a daemon's start with the most tokens that settings allow, which is one line."""
 DETAIL_CHARACTERS_MAX = 4_096
 _HASH_MEMBER = b',"hash":"'
 
 LOCK_SECONDS_MAX = 10.0
-"""How long one process waits for another's append."""
+"""Longest wait for another process's append."""
 LOCK_RETRY_SECONDS = 0.05
 
 
@@ -76,42 +75,42 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: int
     """Microseconds since the epoch, by this machine's clock."""
     act: str
-    """One of `KINDS`, or one that a later memd knows."""
+    """One of `KINDS`, or of a later memd's."""
     who: str
-    """The name of a principal; of a command without a daemon the system's name of its user."""
+    """The name of a principal; for a command without a daemon, the user's name in the system."""
     source: str = msgspec.field(default="", name="from")
     """The address of the client, or the command."""
     what: str = ""
     """The route."""
     topics: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
-    """Of the chunks that were told or changed; the first `IDS_MAX`."""
+    """Ids of the chunks that were returned or changed; the first `IDS_MAX`."""
     count: int | None = None
-    """How many chunks, entries, files or bytes."""
+    """Number of chunks, entries, files or bytes."""
     turn: str = ""
     """Of the receipt that has the rest."""
     status: int | None = None
-    """The HTTP status of the answer; None where there is none."""
+    """The HTTP status of the answer; None without one."""
     times: int = 1
-    """One line stands for so many attempts."""
+    """Number of attempts that the line stands for."""
     begins: bool = False
-    """Written before the act, which was not done unless this was durable; another line with `ends` is its end."""
+    """Whether the line was written before the act, which required it; a line with `ends` records the end."""
     ends: int = 0
-    """The number of the line that begins it; restore: of the line that begins the backup that it is from."""
+    """The number of the line that began the act; for restore, of the line that began the backup."""
     detail: str = ""
-    """The folder of a backup, or what went wrong."""
+    """The folder of a backup, or the error."""
     previous: str = ""
-    """In the first line of a file: the hash of the line before it, which is in another file."""
+    """In the first line of a file: the hash of the previous file's last line."""
     upto: int = 0
-    """removed: the number of the last line that is not kept any more."""
+    """removed: the number of the last removed line."""
     settings: dict[str, str] = {}
-    """start: of each group of settings the beginning of its SHA-256; of `auth` without its secrets."""
+    """start: the beginning of the SHA-256 of each group of settings; `auth` without its secrets."""
     tokens: tuple[str, ...] = ()
-    """start: the names of those who have a token."""
+    """start: the names of principals with a token."""
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The last line of a chain at some moment; where it is kept elsewhere, no line up to it can be changed unseen."""
+    """The last line of a chain at some moment. A copy kept elsewhere reveals changes of lines up to it."""
 
     n: int = 0
     hash: str = BEFORE_ALL
@@ -126,7 +125,7 @@ class _NumberedAct(Act, frozen=True, kw_only=True):
 
 
 class KnownHead(msgspec.Struct, frozen=True):
-    """A head and where it was kept."""
+    """A head and the place where it was kept."""
 
     head: Head
     kept: str
@@ -137,21 +136,21 @@ class Checked(msgspec.Struct, frozen=True):
 
     head: Head
     findings: tuple[str, ...]
-    """Lines that were changed or are missing; empty if the chain is whole."""
+    """Lines that were changed or are missing; empty if the chain is intact."""
     notices: tuple[str, ...]
-    """Facts that are as they should be, and may surprise."""
+    """Facts that are correct but may surprise."""
     acts: tuple[tuple[int, Act], ...]
-    """Those that were wanted, with their numbers."""
+    """The wanted acts, with their numbers."""
 
 
 _decoder = msgspec.json.Decoder(_NumberedAct)
 
 
 def encoded(act: Act, before: Head) -> tuple[bytes, Head]:
-    """The line of an act, with its line break, and the head that it makes.
+    """Return the line of an act, with its line break, and the new head.
 
-    A detail is cut, and what is no UTF-8 in it written with escapes: whoever chooses it must not keep an act, and those
-    that wait beside it, out of the chain.
+    A detail is cut, and invalid UTF-8 in it escaped: nobody who chooses it may keep an act, and others pending with it,
+    out of the chain.
     """
     detail = act.detail[:DETAIL_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
     act, number = msgspec.structs.replace(act, detail=detail), before.n + 1
@@ -163,7 +162,7 @@ def encoded(act: Act, before: Head) -> tuple[bytes, Head]:
 
 
 def head_of(line: bytes) -> Head | None:
-    """The head that a line makes; None if it is no line."""
+    """Return the head after a line; None if it is no line."""
     found = _decoded(line)
     return None if found is None else Head(found.n, found.hash)
 
@@ -181,8 +180,8 @@ def head_from(text: str) -> Head:
 def check(
     files: Iterable[tuple[str, bytes]], wanted: Callable[[Act], bool], known: Sequence[KnownHead] = ()
 ) -> Checked:
-    """Read a chain and say where it is not as it was written. `files`: names and contents, the oldest first. `known`:
-    heads that were kept; the chain must have them."""
+    """Read a chain and report where it was changed. `files`: names and contents, oldest first. `known`: heads that were
+    kept; the chain must contain them."""
     found = _ChainWalk(wanted, {one.head.n for one in known})
     name = ""
     for name, data in files:
@@ -194,15 +193,15 @@ def check(
 
 
 class _ChainWalk:
-    """From line to line. `head` is the last one that stood in its place."""
+    """The check, line by line. `head` is the last line in the right place."""
 
     def __init__(self, wanted: Callable[[Act], bool], numbers: set[int]) -> None:
         self._wanted = wanted
         self.head = Head()
         self._befores: set[str] | None = {BEFORE_ALL}
-        """The hashes that the next line may follow; None: unknown."""
+        """Hashes that the next line may follow; None if unknown."""
         self._unreadable = 0
-        """Lines since the head that cannot be read."""
+        """Number of unreadable lines since the head."""
         self._gaps: list[tuple[int, int, str]] = []
         self._upto = 0
         self._hashes = dict.fromkeys(numbers, "")
@@ -244,7 +243,7 @@ class _ChainWalk:
         self.head, self._befores, self._unreadable = Head(line.n, line.hash), {line.hash}, 0
 
     def _misplaced(self, line: _NumberedAct, where: str) -> None:
-        """A line with a number that should have come before."""
+        """Report a line whose number should have come before."""
         for gap in self._gaps:
             first, last, place = gap
             if first <= line.n <= last:
@@ -255,7 +254,7 @@ class _ChainWalk:
                 return
         self.findings.append(f"{where}: there is another line {line.n}: one of the two was put in")
         if line.n == self.head.n and self._befores is not None:
-            self._befores.add(line.hash)  # the next line says which of them it followed
+            self._befores.add(line.hash)  # the next line shows which of them it followed
 
     def end(self, name: str) -> None:
         if self._tail:
@@ -298,25 +297,24 @@ def _digest(before: str, body: bytes) -> str:
 
 
 class AuditBook:
-    """The audit of one data directory, for one process. Any thread."""
+    """The audit of one data directory, for one process. Thread-safe."""
 
     def __init__(self, files: LocalDisk, data_dir: Path, keep_months: int = 0) -> None:
-        """`keep_months`: the files that are kept, a month each; 0: all."""
+        """`keep_months`: number of files to keep, one a month; 0 for all."""
         self._files = files
         self._layout = AuditLayout(data_dir)
         self._keep_months = keep_months
         self._mutex = threading.Lock()
         self._head: Head | None = None
-        """Of the file `_name` with `_size` bytes; None: to be read."""
+        """Head of the file `_name` of `_size` bytes; None if it must be read."""
         self._name, self._size = "", 0
 
     def is_kept(self, record: str) -> bool:
-        """Whether acts are to be in it. `record`: the setting `audit.record`."""
+        """Return whether acts are recorded. `record`: the setting `audit.record`."""
         return record == "always" or (record == "auto" and self._layout.names(self._files) != [])
 
     def append(self, acts: Sequence[Act]) -> Head:
-        """Append acts in this order, durably; return the head that the last one makes. Raises StoreError: none of them
-        was written."""
+        """Append acts in this order, durably; return the new head. Raises StoreError: none of them was written."""
         with self._mutex, self._locked():
             try:
                 return self._append(acts)
@@ -325,8 +323,8 @@ class AuditBook:
                 raise
 
     def keep_head(self) -> Head:
-        """Note the present head in a file of its own, so that the loss of the end is seen; return it. Raises
-        StoreError: it was not noted."""
+        """Store the present head in a file of its own, so that a lost end is detected; return it. Raises StoreError: it
+        was not stored."""
         with self._mutex, self._locked():
             head = self._caught_up()
             if head.n:
@@ -368,7 +366,7 @@ class AuditBook:
         return self._without_old_files(head, at)
 
     def _without_old_files(self, head: Head, at: int) -> Head:
-        """Remove the files that are older than they have to be; a line before says so."""
+        """Remove files older than the kept months, after a line that says so."""
         names = self._layout.names(self._files)
         old = names[: -self._keep_months] if self._keep_months else []  # by number: a clock may be wrong for a moment
         if not old:
@@ -383,7 +381,7 @@ class AuditBook:
         return head
 
     def _caught_up(self) -> Head:
-        """The head, after whatever other processes appended."""
+        """Return the head, after reading appends of other processes."""
         name = (self._layout.names(self._files) or [""])[-1]
         size = (self._files.size(self._layout.folder / name) or 0) if name else 0
         if self._head is not None and (name, size) == (self._name, self._size):
@@ -391,17 +389,17 @@ class AuditBook:
         known, self._head = self._head or noted_head(self._files, self._layout) or Head(), None
         self._name, self._size = name, size
         torn, head = self._end_of(name, size) if name else (0, Head())
-        if head.n < known.n:  # the end is gone: its numbers stay free, so that the gap shows
+        if head.n < known.n:  # the end is gone: its numbers stay unused, so that the gap shows
             head = known
         if torn:
-            self._size -= torn  # behind which the next append cuts the file off
+            self._size -= torn  # the next append cuts off the rest
             recovered = Act(at=_now(), act="recovered", who="memd", count=torn)
             head = self._write(head, [recovered])
         self._head = head
         return head
 
     def _end_of(self, name: str, size: int) -> tuple[int, Head]:
-        """Bytes behind the last line break, and the head that the last line makes; an older file's if this has none."""
+        """Return the number of bytes after the last line break, and the head, perhaps an older file's."""
         names = [one for one in self._layout.names(self._files) if one <= name]
         torn = 0
         for one in reversed(names):
@@ -429,7 +427,7 @@ class AuditBook:
 
 
 def noted_head(files: LocalDisk, layout: AuditLayout) -> Head | None:
-    """The head in the file beside the months; None if there is none, or it cannot be read."""
+    """Return the head stored beside the monthly files; None if it is missing or unreadable."""
     try:
         return head_from(files.read(layout.head).decode())
     except (StoreError, ValueError):

@@ -1,13 +1,12 @@
-"""The right to write the folder of a topic, who has it, and appending to a file: all of a write, or none of it.
+"""The right to write the folder of a topic, and appending to a file: all of a write, or none of it.
 
-Rule: reading and searching work on the files of a topic's folder. Whatever must survive is written through the topic's
-claim and nowhere else. A topic needs no lease, because the directory has one daemon at a time, which its lock sees to.
-What an interrupted write leaves (`.tmp`, `.torn`) is mended by whoever opens the topic, before it resumes a stream.
+Rule: reading and searching use the files of a topic's folder. Everything that must survive is written through the
+topic's claim and nowhere else. A topic needs no lease, because the directory's lock admits one daemon at a time. The
+remains of an interrupted write (`.tmp`, `.torn`) are repaired when the topic is opened, before it resumes a stream.
 
-A topic has two streams, which grow at their end: the log's file that is appended to, and the journal. All its other
-files are written as a whole. After a write or sync that failed, a stream is cut back
-to its previous end and the cut is synced, so that data left in the page cache by a failed fsync is dropped, not
-trusted. Nothing else is appended until that has succeeded.
+A topic has two streams that grow at their end: the log's active file and the journal. All its other files are written
+as a whole. After a failed write or sync, a stream is cut back to its previous end and the cut is synced, so that data
+left in the page cache by a failed fsync is dropped, not trusted. Nothing else is appended until that has succeeded.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ Stream = Literal["log", "hot"]
 
 
 class AppendFile:
-    """An append-only file that is known to be intact up to `end`. For one thread."""
+    """An append-only file, intact up to `end`. For one thread."""
 
     def __init__(self, files: LocalDisk, path: Path, end: int) -> None:
-        """The file that the path names now; another one that it may name later is left alone."""
+        """Use the file now at the path; if the path names another one later, that is left alone."""
         self._files, self._path = files, path
         self._identity = files.identity(path)
         self._is_whole, self._is_synced = False, True
-        """Whether it ends at `end`, as far as is known; whether all in it is durable."""
+        """Whether the file is known to end at `end`; whether all in it is durable."""
         self.end = end
 
     def append(self, data: bytes, *, sync: bool) -> None:
@@ -47,7 +46,7 @@ class AppendFile:
                 self.sync()
         except StoreWriteFailed:
             self.close()
-            with suppress(StoreError):  # the first error is the one to report; else the next append cuts the file
+            with suppress(StoreError):  # report the first error; the next append cuts the file again
                 self._mend()
             raise
         self.end += len(data)
@@ -83,11 +82,11 @@ class AppendFile:
 class Claim:
     """The right to write one topic. For one thread each stream.
 
-    Every method but `release` raises StoreWriteFailed: Fenced if it was released, and then for good.
+    Every method but `release` raises StoreWriteFailed: Fenced, permanently, after its release.
     """
 
     def __init__(self, files: LocalDisk, layout: TopicLayout) -> None:
-        """Make the topic's folder. The directory's lock is held, and any earlier claim was released."""
+        """Make the topic's folder. The directory's lock must be held, and any earlier claim released."""
         for directory in (layout.directory, layout.segments):
             files.make_directory(directory)
         self.files = files
@@ -96,13 +95,13 @@ class Claim:
         self._is_released = False
 
     def resume(self, stream: Stream, at: int) -> None:
-        """Go on at the end of a stream that was read, and mended where an interrupted write had torn it."""
+        """Continue at the end of a stream that was read, and repaired if an interrupted write had torn it."""
         self.check()
         self._ends[stream] = AppendFile(self.files, self._path(stream), at)
 
     def append(self, stream: Stream, data: bytes, *, sync: bool = True) -> int:
-        """Append to a stream that was resumed or rolled: all of `data`, or nothing. Return where it begins. `sync`:
-        durably; else it is before the next `sync`, and a crash may take it."""
+        """Append to a stream that was resumed or rolled: all of `data`, or nothing. Return its offset. Without `sync`
+        it is durable only after the next `sync`, and a crash may lose it."""
         file = self._ends.get(stream)
         if file is None:
             self.check()
@@ -118,13 +117,13 @@ class Claim:
             file.sync()
 
     def roll(self, stream: Stream, data: bytes, wiper: Wiper | None = None) -> None:
-        """Begin a stream, or replace it, durably and in one step. `wiper`: overwrites what the stream was."""
+        """Begin a stream, or replace it, durably and in one step. `wiper`: overwrites the old one."""
         if file := self._ends.get(stream):
             file.close()
         self.resume(stream, self.write(self._path(stream), data, wiper).bytes)
 
     def rotate(self, segment_id: int) -> None:
-        """File the log's stream, which is full, as this segment. The next one begins with `roll`."""
+        """Turn the log's full stream into this segment. The next stream begins with `roll`."""
         self.check()
         if file := self._ends.get("log"):
             file.close()
@@ -132,24 +131,24 @@ class Claim:
         self._ends.pop("log", None)
 
     def write(self, path: Path, data: bytes | Iterable[bytes], wiper: Wiper | None = None) -> FileChecksum:
-        """Write a file of the topic, or replace it, durably and in one step. `wiper`: overwrites what it was."""
+        """Write a file of the topic, or replace it, durably and in one step. `wiper`: overwrites the old one."""
         return replace_file(self.files, path, data, wiper, self.check)
 
     def remove(self, paths: Iterable[Path], wiper: Wiper | None = None) -> None:
-        """Remove files of the topic that nobody reads any more, in this order. `wiper`: overwrites them."""
+        """Remove unused files of the topic, in this order. `wiper`: overwrites them."""
         self.check()
         for path in paths:
             self.files.remove(path) if wiper is None else wiper.wipe(path)
 
     def release(self) -> None:
-        """Let go of the topic; later writes are Fenced. A second call does nothing."""
+        """Release the topic; later writes are Fenced. Idempotent."""
         self._is_released = True
         for file in self._ends.values():
             file.close()
         self._ends = {}
 
     def check(self) -> None:
-        """Raise Fenced unless it is still the claim to its topic."""
+        """Raise Fenced if it was released."""
         if self._is_released:
             raise Fenced(f"topic {self.layout.topic_id}: was closed, or opened anew since; nothing is written")
 

@@ -1,23 +1,21 @@
-"""The disk: calls of the system, whose errors become those of the store; files of this machine, and what the store does
-with them, which is read, append, write anew and rename; and the trouble with it: it is full, has no room for another
-file, is read-only, or writing to it fails.
+"""The disk: system calls, whose errors become those of the store; local files, which the store reads, appends to,
+rewrites and renames; and trouble: the disk is full, has no room for another file, is read-only, or writes fail.
 
-Rule: it is the only code of the store that touches a disk; no other module opens, names or removes a file by itself.
-Every call either happens or raises one of the declared errors, which names the file and the remedy. A file or a name is
-durable only after `sync` of the file and `sync_directory` of its directory; `replace_file` does all of it in the right
-order. An encrypted disk is one over another (encryption/disk.py); that of the tests, with power cuts and full
-disks, is tests/support/crash_files.py.
+Rule: only this module of the store touches a disk; no other one opens, names or removes a file by itself. Every call
+either succeeds or raises one of the declared errors, which names the file and the remedy. A file or a name is durable
+only after `sync` of the file and `sync_directory` of its directory; `replace_file` does all of it in the right order.
+An encrypted disk wraps another (encryption/disk.py); that of the tests, with power cuts and full disks, is
+tests/support/crash_files.py.
 
-The number of topics takes no descriptors: a file that is appended to has one until it is synced. Connections get the
-other half of what there is; a reserve stays for all that is opened for a moment.
+Descriptors do not depend on the number of topics: an appended file has one until it is synced. Connections get the
+other half of the descriptors; a reserve is left for files opened briefly.
 
-A data directory has one daemon at a time, for as long as its lock file keeps its place. The lock is flock's, on the
-file that the path names. It ends with the process, and a file that was removed or replaced keeps nobody out; so it is
-looked at again before each write.
+A data directory has one daemon at a time, as long as its lock file stays in place. The lock is flock's, on the file at
+that path. It ends with the process, and a removed or replaced file excludes nobody; so it is checked before each write.
 
-Looking for trouble decides nothing and changes nothing but a nameless file that tests writing, which is written only
-where there is doubt. A disk is full before the last byte is written, so that what is under way can still be put in
-order; and it is in trouble until it has some more room than that, so that nobody goes to and fro.
+The check for trouble only writes a nameless test file, and only in doubt. A disk counts as full before the last byte is
+written, so that work in progress can still be completed. Trouble ends only with some more room than that, so that it
+does not flap.
 """
 
 from __future__ import annotations
@@ -45,29 +43,29 @@ from memd.errors import CorruptFile, DiskFull, FileReplaced, ReadOnlyDisk, Store
 from memd.wording import sized
 
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
-"""Nobody but the user may read what was said. For native libraries, which know no modes, `memd` sets its umask."""
+"""Only the user may read stored text. For native libraries, which set no modes, `memd` sets its umask."""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves data in the drive's cache
 WRITE_REMEDY = "check that the disk is healthy, mounted writable and that memd may write there"
 _READ_REMEDY = "check the disk and the permissions"
 
 RESERVED = 64
-"""For the process itself, which has about thirty, and for files that are read, written whole or indexed."""
+"""Descriptors for the process itself, which has about thirty, and for files that are read, written whole or indexed."""
 APPENDED_MIN, APPENDED_MAX = 8, 1024
-"""Appended files that have a descriptor until they are synced. To open one again takes some microseconds."""
+"""Limits on appended files that keep a descriptor until they are synced. Reopening one takes some microseconds."""
 PER_CONNECTION = 2
-"""The client's, and the upstream's of the request that it waits for."""
+"""The client's, and the upstream's for its request."""
 CONNECTIONS_MIN = 8
 _RAISED_MAX = 1 << 18
-"""More is never used; some systems call a limit of a billion what has none."""
+"""More is never used; some systems report a limit of a billion for unlimited."""
 _ACCEPTED_MAX = 10_240
-"""macOS takes no higher limit from a process, whatever it says that the hard one is."""
+"""macOS accepts no higher limit from a process, whatever the hard limit says."""
 DESCRIPTORS_REMEDY = "allow more: `ulimit -n 4096` in the shell that starts memd, LimitNOFILE in a systemd unit"
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise what fails within as StoreWriteFailed (DiskFull, ReadOnlyDisk)."""
+    """Turn an OSError within into StoreWriteFailed (DiskFull, ReadOnlyDisk)."""
     try:
         yield
     except OSError as error:
@@ -80,7 +78,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise what fails within as StoreError."""
+    """Turn an OSError within into StoreError."""
     try:
         yield
     except OSError as error:
@@ -88,8 +86,8 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def opened(path: Path, flags: int) -> int:
-    """Open a file or a directory; who waits for the other end of a pipe, or reads a device, would never come back.
-    Raises StoreError: it is something else."""
+    """Open a file or a directory. Anything else, such as a pipe or a device, might block forever. Raises StoreError: it
+    is something else."""
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE)
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
@@ -100,7 +98,7 @@ def opened(path: Path, flags: int) -> int:
 
 @contextmanager
 def open_descriptor(path: Path, flags: int) -> Iterator[int]:
-    """A descriptor of a file, for as long as the block runs; see `opened`."""
+    """Open a descriptor of a file for the block; see `opened`."""
     descriptor = opened(path, flags)
     try:
         yield descriptor
@@ -109,8 +107,8 @@ def open_descriptor(path: Path, flags: int) -> Iterator[int]:
 
 
 def close_descriptor(descriptor: int) -> None:
-    """Close a descriptor, whatever the system says about it."""
-    with suppress(OSError):  # it is closed all the same, and what matters was synced before
+    """Close a descriptor, ignoring errors."""
+    with suppress(OSError):  # it is closed anyway, and was synced before if that matters
         os.close(descriptor)
 
 
@@ -123,25 +121,25 @@ def sync_descriptor(descriptor: int) -> None:
 
 
 def read_private(path: Path, length: int) -> tuple[bytes, int]:
-    """Return the first bytes of a file and its permissions: both of the same file, whatever the path names later."""
+    """Return the first bytes of a file and its permissions, both of the same file despite a replacement."""
     with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
         return os.pread(descriptor, length, 0), stat.S_IMODE(os.fstat(descriptor).st_mode)
 
 
 def create_private(path: Path, data: bytes) -> None:
-    """Write a new file durably that nobody but the user may read; raises StoreWriteFailed if there is one."""
+    """Write a new file durably that only the user may read. Raises StoreWriteFailed: it exists, or the write failed."""
     with writing(path), open_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
         os.write(descriptor, data)
         sync_descriptor(descriptor)
 
 
 def descriptors_limit() -> int:
-    """Return how many descriptors this process may have now."""
+    """Return the current limit on this process's descriptors."""
     return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def descriptors_hard_limit() -> int:
-    """Return how many descriptors this process may have once it has raised its limit."""
+    """Return the limit on descriptors after this process has raised it."""
     return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
@@ -150,7 +148,7 @@ def _bounded(limit: int) -> int:
 
 
 def raise_descriptors_limit() -> int:
-    """Raise the soft limit as far as the hard one allows, and return what it is now. Never lowers it."""
+    """Raise the soft limit as far as the hard one allows, and return the new limit. Never lowers it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (_bounded(hard), min(_bounded(hard), _ACCEPTED_MAX)):
         if soft != resource.RLIM_INFINITY and wanted > descriptors_limit():
@@ -160,17 +158,17 @@ def raise_descriptors_limit() -> int:
 
 
 def appended_max(descriptors: int) -> int:
-    """Return how many appended files may be open where there are so many descriptors."""
+    """Return the limit on open appended files for a limit on descriptors."""
     return max(APPENDED_MIN, min(APPENDED_MAX, (descriptors - RESERVED) // 4))
 
 
 def connections_room(descriptors: int) -> int:
-    """Return for how many connections there is room beside the files."""
+    """Return the number of connections for which descriptors are left besides the files."""
     return max(CONNECTIONS_MIN, (descriptors - RESERVED - appended_max(descriptors)) // PER_CONNECTION)
 
 
 def _told(error: OSError, remedy: str) -> str:
-    """Return the reason of an error of the system and the remedy; where descriptors have run out, those of that."""
+    """Return the reason of a system error and a remedy; if descriptors have run out, the remedy for that."""
     reason = error.strerror or str(error)
     if error.errno == errno.EMFILE:
         return f"({reason}: the limit of this process is {descriptors_limit()}); {DESCRIPTORS_REMEDY}"
@@ -181,30 +179,30 @@ def _told(error: OSError, remedy: str) -> str:
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS}
 _APPENDING = os.O_WRONLY | os.O_APPEND
 _APPENDING_LOCKS = 64
-"""Of so many files at once, one a lock, nobody waits for another's write or sync."""
+"""Locks that files share by hash; with so many files at once, few wait for another's write or sync."""
 _ZEROS_BYTES = 1 << 20
 # A directory of autofs, squashfs, 9p or some FUSE: there is nothing to sync, or the file system does it by itself.
 _NOTHING_TO_SYNC = {errno.EINVAL, errno.EBADF}
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Ends the name of a file until it is complete; after a crash such a file may be removed."""
+"""Suffix of a file's name until it is complete; after a crash such a file may be removed."""
 _PIECE_BYTES = 8 << 20
 
 LOCK_TRIES, LOCK_RETRY_SECONDS = 5, 0.02
-"""Whoever asks `is_locked` holds the lock too, for an instant."""
+"""A caller of `is_locked` holds the lock too, briefly, so locking is retried."""
 
 
 class Room(msgspec.Struct, frozen=True):
-    """How much a file system still takes from this user."""
+    """The room left for this user on a file system."""
 
     bytes: int | None
     files: int | None
-    """None, as of bytes: it does not count them."""
+    """None, for bytes too, if the file system does not count them."""
     is_read_only: bool
 
 
 class FileChecksum(msgspec.Struct, frozen=True):
-    """Size and CRC32 that a file has, or must have."""
+    """The size and CRC32 of a file."""
 
     bytes: int
     crc: int
@@ -214,28 +212,28 @@ class LocalDisk:
     """The real file system. Reads raise StoreError, writes StoreWriteFailed (DiskFull if it is full)."""
 
     def __init__(self, unsynced_max: int | None = None) -> None:
-        """`unsynced_max`: files that have a descriptor; None: what the limit of this process allows."""
+        """`unsynced_max`: limit on files that keep a descriptor; None derives it from the limit of this process."""
         self.unsynced_max = unsynced_max or appended_max(descriptors_limit())
         self._unsynced: dict[Path, int] = {}
-        """The descriptors of files, each from a write until that is synced."""
+        """The descriptors of files with unsynced writes."""
         self._appending_locks = [threading.Lock() for _ in range(_APPENDING_LOCKS)]
         self._locks: list[Lock] = []
 
     def note(self, path: Path) -> None:
-        """Called after a file was appended to, made, replaced, cut or removed; see bucket/writing.py."""
+        """Called after a file was appended to, created, replaced, cut or removed; see bucket/writing.py."""
 
     def size(self, path: Path) -> int | None:
-        """Size of a file in bytes; None if there is no such file."""
+        """Return the size of a file in bytes; None if there is no such file."""
         found = _stat(path)
         return None if found is None else found.st_size
 
     def identity(self, path: Path) -> Hashable | None:
-        """Tell a file from any other that its path may name later; None if there is no such file."""
+        """Return a key that distinguishes a file from any other at its path later; None if there is no such file."""
         found = _stat(path)
         return None if found is None else _identity(found)
 
     def names(self, directory: Path) -> list[str]:
-        """Names of the entries of a directory, sorted; empty if there is no such directory."""
+        """Return the names of the entries of a directory, sorted; empty if there is no such directory."""
         with reading(directory):
             try:
                 return sorted(entry.name for entry in directory.iterdir())
@@ -243,11 +241,11 @@ class LocalDisk:
                 return []
 
     def is_directory(self, path: Path) -> bool:
-        """Whether `path` is a directory."""
+        """Return whether `path` is a directory."""
         return path.is_dir()
 
     def read(self, path: Path) -> bytes:
-        """Read the whole file, as one that has its name at one moment."""
+        """Read the whole file; all bytes come from the same file, even if its name is replaced meanwhile."""
         with (
             reading(path),
             open_descriptor(path, os.O_RDONLY) as descriptor,
@@ -265,7 +263,7 @@ class LocalDisk:
             return [_pread_all(descriptor, offset, length) for offset, length in pieces]
 
     def damage_of(self, path: Path) -> str | None:
-        """Tell the damage of a file that cannot be seen in what is read of it; None: there is none."""
+        """Return a description of damage to a file that its readable bytes do not show; None if there is none."""
         return None
 
     def create(self, path: Path) -> None:
@@ -277,9 +275,9 @@ class LocalDisk:
         self.note(path)
 
     def append(self, path: Path, data: bytes, identity: Hashable | None = None) -> None:
-        """Write all of `data` at the end of a file; after an error, part of it may be there. Where too many files wait
-        to be synced, this one is at once, so that the number of topics takes no descriptors. `identity`: of the file
-        that is meant; None: whatever has the name. Raises FileReplaced: it is another one."""
+        """Write all of `data` at the end of a file; after an error, part of it may be there. If too many files are
+        unsynced, this one is synced at once, so that descriptors do not depend on the number of topics. `identity`: of
+        the file to append to; None for the one at the path. Raises FileReplaced: it is another one."""
         rest = memoryview(data)
         self.confirm_lock()
         with self._appending(path, identity) as descriptor:
@@ -291,18 +289,18 @@ class LocalDisk:
 
     def sync(self, path: Path) -> None:
         """Make the contents of a file durable."""
-        with self._appending(path) as descriptor:  # the one that wrote: a later one could not vouch for all of it
+        with self._appending(path) as descriptor:  # the descriptor that wrote: a new one could not vouch for all of it
             sync_descriptor(descriptor)
             close_descriptor(self._unsynced.pop(path))
 
     def close(self, path: Path) -> None:
-        """Let go of a file that was appended to, without syncing it."""
+        """Close a file that was appended to, without syncing it."""
         with self._appending_lock(path):
             if (descriptor := self._unsynced.pop(path, None)) is not None:
                 close_descriptor(descriptor)
 
     def cut(self, path: Path, size: int) -> None:
-        """Cut a file to its first `size` bytes, durably; after an error, it may be cut all the same."""
+        """Cut a file to its first `size` bytes, durably; after an error, it may be cut anyway."""
         self.confirm_lock()
         with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
             os.ftruncate(descriptor, size)
@@ -314,8 +312,8 @@ class LocalDisk:
 
     @contextmanager
     def _appending(self, path: Path, identity: Hashable | None = None) -> Iterator[int]:
-        """A descriptor to append with. Raises FileReplaced unless the path names the file before and afterwards: an
-        unlinked one takes writes, and loses them."""
+        """Yield a descriptor for appending. Raises FileReplaced unless the path names the same file before and
+        afterwards: an unlinked file accepts writes, and loses them."""
         with self._appending_lock(path), writing(path):
             named = self.identity(path)
             if named is None or named != (identity or named):
@@ -325,17 +323,17 @@ class LocalDisk:
             if _identity(os.fstat(descriptor)) != named:
                 raise FileReplaced(str(path))
             yield descriptor
-            if self.identity(path) != named:  # what is acknowledged is in the file that the path names
+            if self.identity(path) != named:  # acknowledged data must be in the file at the path
                 raise FileReplaced(str(path))
 
     def make_directory(self, path: Path) -> None:
-        """Create a directory unless it exists; an empty one becomes its user's alone. Its parent must exist."""
+        """Create a directory unless it exists; an empty one becomes private to its user. Its parent must exist."""
         if not path.is_dir():
             self.confirm_lock()
             with writing(path):
                 path.mkdir(DIRECTORY_MODE, exist_ok=True)
         elif all(below.name.startswith(".") for below in path.iterdir()):
-            with suppress(OSError):  # another user's; `memd check` tells it
+            with suppress(OSError):  # another user's; `memd check` reports it
                 path.chmod(DIRECTORY_MODE)
 
     def rename(self, old: Path, new: Path) -> None:
@@ -347,7 +345,7 @@ class LocalDisk:
         self.note(new)
 
     def link(self, old: Path, new: Path) -> bool:
-        """Give a file a second name, not durably; False where the two places cannot share a file."""
+        """Give a file a second name, not durably; False if the two places cannot share a file."""
         self.confirm_lock()
         with writing(new):
             try:
@@ -360,7 +358,7 @@ class LocalDisk:
         return True
 
     def changed_at(self, path: Path) -> int:
-        """When a file was last changed, in nanoseconds, by the file system's clock; 0 where there is none."""
+        """Return a file's time of last change, in ns by the file system's clock; 0 if there is no such file."""
         found = _stat(path)
         return 0 if found is None else found.st_mtime_ns
 
@@ -373,15 +371,15 @@ class LocalDisk:
             self.note(path)
 
     def wipe(self, path: Path) -> bool:
-        """Remove a file durably, then overwrite it as far as the disk lets one; False if its bytes may still be
-        somewhere. The name goes first: whatever interrupts this, nobody finds half a file under it.
+        """Remove a file durably, then overwrite it as far as the disk allows; False if its bytes may remain somewhere.
+        The name goes first, so that an interruption leaves no half file under it.
 
-        They are where the file has another name (a backup's hard link), whose owner keeps it as it is.
+        Bytes remain if the file has another name (a backup's hard link), whose owner keeps it as it is.
         """
         return not os.path.lexists(path) or self._wiped(path, partial(path.unlink, missing_ok=True))
 
     def replace_wiping(self, new: Path, path: Path) -> bool:
-        """Give `new` the name `path`, durably, then overwrite the file that had it; see `wipe`."""
+        """Rename `new` to `path`, durably, then overwrite the replaced file; see `wipe`."""
         return self._wiped(path, partial(new.replace, path))
 
     def _wiped(self, path: Path, take_name: Callable[[], object]) -> bool:
@@ -413,29 +411,29 @@ class LocalDisk:
                     raise
 
     def map(self, path: Path, expected: FileChecksum) -> memoryview:
-        """Return the bytes of a file, for reading, in memory that they share with others if the disk has them as they
-        are; raises CorruptFile unless it is the one expected."""
+        """Return the bytes of a file, read-only; memory-mapped unless the disk has to decode them. Raises CorruptFile:
+        it is not the one expected."""
         check_file(self, path, expected)
         with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
             return memoryview(mmap.mmap(descriptor, expected.bytes, access=mmap.ACCESS_READ))
 
     def lock(self, path: Path) -> Lock:
-        """Lock the file `path`, created if necessary; raises StoreLocked, naming the holder, if another process did.
+        """Lock the file `path`, created if necessary. Raises StoreLocked, naming the holder: another process holds it.
 
-        Until it is released, all that changes something confirms it first.
+        Until it is released, every change confirms it first.
         """
         lock = Lock(path)
         self._locks = [*(one for one in self._locks if one.is_held), lock]
         return lock
 
     def confirm_lock(self) -> None:
-        """Make sure that the locks which were taken still keep others out: see `Lock.confirm`."""
+        """Make sure that the held locks still exclude others; see `Lock.confirm`."""
         for lock in self._locks:
             if lock.is_held:
                 lock.confirm()
 
     def is_locked(self, path: Path) -> bool:
-        """Whether any process holds the lock."""
+        """Return whether any process holds the lock."""
         with suppress(OSError), open_descriptor(path, os.O_RDONLY) as descriptor:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -444,14 +442,14 @@ class LocalDisk:
         return False
 
     def room(self, directory: Path) -> Room:
-        """How much can still be written to the file system of a directory."""
+        """Return the room left on the file system of a directory."""
         with reading(directory):
             found = os.statvfs(directory)
         size = found.f_bavail * found.f_frsize if found.f_blocks else None
         return Room(size, found.f_favail if found.f_files else None, bool(found.f_flag & os.ST_RDONLY))
 
     def try_writing(self, directory: Path, data: bytes) -> None:
-        """Write and lock an unnamed file, drop it and sync the directory: raises whatever a start there would raise."""
+        """Write and lock an unnamed file, drop it and sync the directory. Raises any error of a start there."""
         with writing(directory), tempfile.TemporaryFile(prefix="memd-", dir=directory) as file:
             file.write(data)
             file.flush()
@@ -460,22 +458,22 @@ class LocalDisk:
         self.sync_directory(directory)
 
     def encrypts(self, path: Path) -> bool:
-        """Whether what is written to a file reaches the disk encrypted."""
+        """Return whether data written to a file reaches the disk encrypted."""
         return False
 
     def may_write(self, path: Path) -> bool:
-        """Whether permissions let this process write a file, or create files in a directory."""
+        """Return whether permissions let this process write a file, or create files in a directory."""
         return os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK)
 
 
 def _overwritten(descriptor: int) -> bool:
-    """Overwrite a file with zeros, in place where the file system works so; False if that failed."""
+    """Overwrite a file with zeros, in place if the file system works so; False if that failed."""
     try:
         size, at = os.fstat(descriptor).st_size, 0
         while at < size:
             at += os.pwrite(descriptor, bytes(min(_ZEROS_BYTES, size - at)), at)
         sync_descriptor(descriptor)
-    except OSError:  # it is removed all the same
+    except OSError:  # it is removed anyway
         return False
     return True
 
@@ -509,13 +507,13 @@ class Lock:
         self._path = path
         self._renewing = threading.Lock()
         self.is_held = True
-        """Whether it was not released; others may have it all the same, see `confirm`."""
+        """Whether it was not released. Others may still have taken it, see `confirm`."""
         self._descriptor = self._locked(os.O_CREAT)
 
     def confirm(self) -> None:
-        """Make sure that the lock still keeps others out; raises StoreLocked if it does not any more.
+        """Make sure that the lock still excludes others. Raises StoreLocked: it does not any more.
 
-        Whoever removes the lock file lets another process in. It is made anew, if nobody else has done so.
+        A removed lock file lets another process in. It is created again, unless another process has done so.
         """
         with self._renewing:
             if self._descriptor is not None and self._names(self._descriptor):
@@ -538,7 +536,7 @@ class Lock:
         self._close()
 
     def __enter__(self) -> None:
-        """It is held already."""
+        """Do nothing: it is held already."""
 
     def __exit__(self, *failed: object) -> None:
         self.release()
@@ -549,7 +547,7 @@ class Lock:
             close_descriptor(descriptor)
 
     def _locked(self, flags: int) -> int | None:
-        """A descriptor that holds the lock; None on a read-only disk without a lock file: there nobody writes."""
+        """Return a descriptor that holds the lock; None on a read-only disk without a lock file."""
         while True:
             try:
                 with writing(self._path):
@@ -572,14 +570,14 @@ class Lock:
             close_descriptor(descriptor)
 
     def _names(self, descriptor: int) -> bool:
-        """Whether the path is still the name of this file."""
+        """Return whether the path still names this file."""
         with suppress(OSError):
             return os.path.samestat(os.fstat(descriptor), self._path.stat())
         return False
 
 
 def lock_alone(descriptor: int, path: Path) -> None:
-    """Lock a file, or raise StoreLocked, naming the holder (StoreError where nothing can be locked)."""
+    """Lock a file. Raises StoreLocked, naming the holder: another has it; StoreError: files cannot be locked."""
     for left in reversed(range(LOCK_TRIES)):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -599,7 +597,7 @@ def lock_alone(descriptor: int, path: Path) -> None:
 
 
 def _sign(descriptor: int) -> None:
-    """Write into the lock file who holds it, where that can be written."""
+    """Write the holder into the lock file, if it is writable."""
     started = time.strftime("%Y-%m-%d %H:%M:%S %z")
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
@@ -615,7 +613,7 @@ def make_folder(files: LocalDisk, path: Path) -> None:
 
 
 def is_empty_or_begun(files: LocalDisk, folder: Path, marker: str) -> bool:
-    """Whether a folder has nothing in it, or has the marker that is written there first, perhaps not whole yet."""
+    """Return whether a folder is empty, or has only the marker that is written there first, perhaps incomplete."""
     names = {*files.names(folder)}
     return marker in names or names <= {marker + TEMPORARY_SUFFIX}
 
@@ -630,8 +628,8 @@ def replace_file(
     """Replace the whole file durably: after a crash it is the old or the new one, never part of one.
 
     Args:
-        wiper: overwrites the old one.
-        confirm: called once all is written, before it gets its name; it raises what prevents that.
+        wiper: overwrites the old file.
+        confirm: called after writing and before renaming; raises an error to prevent that.
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with only_whole(files, temporary):
@@ -642,7 +640,7 @@ def replace_file(
 
 
 def write_pieces(files: LocalDisk, path: Path, pieces: Iterable[bytes]) -> FileChecksum:
-    """Write a new file, whose contents are durable then and whose name is not; return its size and checksum."""
+    """Write a new file with durable contents, but no durable name; return its size and checksum."""
     size = crc = 0
     files.create(path)
     try:
@@ -656,8 +654,8 @@ def write_pieces(files: LocalDisk, path: Path, pieces: Iterable[bytes]) -> FileC
 
 
 def put_in_place(files: LocalDisk, temporary: Path, path: Path, wiper: Wiper | None = None) -> None:
-    """Give a temporary file its name, durably; it is gone afterwards, also after an error. `wiper` overwrites the file
-    that had the name."""
+    """Rename a temporary file to `path`, durably; it is gone afterwards, also after an error. `wiper` overwrites the
+    replaced file."""
     with only_whole(files, temporary):
         if wiper is None:
             files.rename(temporary, path)
@@ -669,7 +667,7 @@ def put_in_place(files: LocalDisk, temporary: Path, path: Path, wiper: Wiper | N
 
 @contextmanager
 def only_whole(files: LocalDisk, *temporaries: Path) -> Iterator[None]:
-    """Remove temporary files that could not be finished: on a full disk their room is what all others lack."""
+    """Remove unfinished temporary files after an error: on a full disk others need their room."""
     try:
         yield
     except StoreError:
@@ -701,7 +699,7 @@ def check_file(files: LocalDisk, path: Path, expected: FileChecksum) -> None:
 
 
 class Wiper:
-    """Removes and overwrites files, as far as the disk lets one; whatever could not be overwritten is noted.
+    """Removes and overwrites files, as far as the disk allows; files that could not be overwritten are listed.
 
     A file that a backup shares (a hard link) is never overwritten: the backup's owner decides about it.
     """
@@ -709,7 +707,7 @@ class Wiper:
     def __init__(self, files: LocalDisk) -> None:
         self.files = files
         self.left: list[Path] = []
-        """Files that were removed or replaced, and not overwritten."""
+        """Files that were removed or replaced, but not overwritten."""
 
     def wipe(self, path: Path) -> None:
         """Remove and overwrite a file, if it exists. Raises StoreWriteFailed: it cannot be removed."""
@@ -717,12 +715,12 @@ class Wiper:
             self.left.append(path)
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Replace the contents of a file durably, and overwrite what it was. Raises StoreWriteFailed: it is as it was
+        """Replace the contents of a file durably, and overwrite the old ones. Raises StoreWriteFailed: nothing changed
         (DiskFull if the disk is full)."""
         replace_file(self.files, path, data, self)
 
     def wipe_folder(self, folder: Path) -> None:
-        """Wipe all that is in a folder, and remove it. Doing it again goes on where it ended."""
+        """Wipe everything in a folder, and remove it. Resumable."""
         for name in self.files.names(folder):
             path = folder / name
             if self.files.is_directory(path):
@@ -739,7 +737,7 @@ log = logging.getLogger("memd")
 RESERVE_BYTES, RESERVE_FILES = 16 << 20, 64
 """A disk with less room is full: an append may have megabytes, a topic some twenty files."""
 _ENOUGH = 2
-"""So many times that ends a trouble."""
+"""Multiple of the reserve at which trouble ends."""
 _EFFECT = "what is said waits in memory until it can be written, but in a new topic; in a cluster others write it"
 _PROBE = bytes(64 << 10)
 
@@ -748,11 +746,11 @@ KINDS: tuple[Kind, ...] = ("full", "inodes", "read-only", "errors")
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Something that is wrong with a daemon."""
+    """A problem of a daemon."""
 
     what: str
     since: int
-    """Microseconds since the epoch; 0: not known."""
+    """Microseconds since the epoch; 0 if unknown."""
     remedy: str
     """The way to end it."""
 
@@ -761,13 +759,13 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class DiskTrouble(Trouble, frozen=True, kw_only=True):
-    """The trouble with a disk."""
+    """A problem of a disk."""
 
     kind: Kind
 
 
 def disk_trouble(directory: Path, room: Room, *, was: bool = False) -> DiskTrouble | None:
-    """Return the trouble with the disk of a directory, by the room that it has. `was`: it was in trouble until now."""
+    """Return the trouble with the disk of a directory, judged by its room. `was`: it was in trouble before."""
     least = _ENOUGH if was else 1
     if room.is_read_only:
         return _found("read-only", f"{directory}: the disk is read-only", "mount it writable")
@@ -781,7 +779,7 @@ def disk_trouble(directory: Path, room: Room, *, was: bool = False) -> DiskTroub
 
 
 def trouble_by_writing(directory: Path, files: LocalDisk) -> DiskTrouble | None:
-    """Return the trouble with the disk of a directory that shows when something is written there."""
+    """Return the trouble with the disk of a directory, found by a test write."""
     try:
         files.try_writing(directory, _PROBE)
     except StoreError as error:
@@ -796,7 +794,7 @@ def trouble_by_writing(directory: Path, files: LocalDisk) -> DiskTrouble | None:
 
 
 class DiskWatch:
-    """Knows the trouble with the disk of a data directory. `look` in one thread at a time."""
+    """The current trouble with the disk of a data directory. Call `look` in one thread at a time."""
 
     def __init__(
         self, files: LocalDisk, directory: Path, now_us: Callable[[], int] = lambda: time.time_ns() // 1000
@@ -805,11 +803,11 @@ class DiskWatch:
         self._directory = directory
         self._now_us = now_us
         self.trouble: DiskTrouble | None = None
-        """As of the last look."""
+        """As of the last check."""
 
     def look(self, *, is_doubtful: bool) -> None:
-        """Look at the disk, and say once in the log that it is in trouble, and that it is not any more. `is_doubtful`:
-        something could not be written."""
+        """Check the disk; log once that trouble has begun, and once that it has ended. `is_doubtful`: a write has
+        failed."""
         before, found = self.trouble, None
         try:
             found = disk_trouble(self._directory, self._files.room(self._directory), was=before is not None)

@@ -1,8 +1,8 @@
 """The latest receipts on disk, in two files: when the newer one is full, it replaces the older one.
 
 Rule: receipts explain what memory did and are no part of it: they are written without fsync, damaged ones are skipped,
-and a write that fails loses only the receipt. One JSON object per line, newest last. Where several people's are full,
-the older file takes those that stay: of whoever has the most the oldest go (`memd.principals`).
+and a write that fails loses only the receipt. One JSON object per line, newest last. If several people's receipts fill
+the files, the older file takes those to keep, and whoever has the most loses the oldest (`memd.principals`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("memd")
 
 
 class _Authored(msgspec.Struct):
-    """The member of a receipt that says whose it is."""
+    """A receipt's author."""
 
     author: str = ""
 
@@ -33,8 +33,7 @@ _authored_decoder = msgspec.json.Decoder(_Authored)
 
 
 def rewrite_receipts(data_dir: Path, change: Callable[[bytes], bytes], wiper: Wiper) -> None:
-    """See `ReceiptRing.rewrite`; also for receipts that were kept once and are not any more. A file in which nothing
-    changes is left alone."""
+    """See `ReceiptRing.rewrite`; also for receipts kept under earlier settings. Unchanged files are left alone."""
     for path in (data_dir / RECEIPTS_NAME, data_dir / RECEIPTS_OLD_NAME):
         if wiper.files.size(path) is not None:
             data = wiper.files.read(path)
@@ -44,11 +43,11 @@ def rewrite_receipts(data_dir: Path, change: Callable[[bytes], bytes], wiper: Wi
 
 
 class ReceiptRing:
-    """Any thread may read; one writes."""
+    """The two files of receipts. Any thread may read; one writes."""
 
     def __init__(self, files: LocalDisk, data_dir: Path, bytes_max: int, redaction: str = "") -> None:
-        """Open the ring; files that were written under other redaction settings are removed. One that cannot be read
-        stays, and stops no start.
+        """Open the ring. Files written under other redaction settings are removed. An unreadable one stays, without an
+        error.
 
         Args:
             bytes_max: of both files together.
@@ -65,7 +64,7 @@ class ReceiptRing:
             if self._is_of_other_settings(path):
                 files.remove(path)
         self._file: AppendFile | None = None
-        """The newer one."""
+        """The newer file."""
         self._lock = threading.Lock()
 
     def _is_of_other_settings(self, path: Path) -> bool:
@@ -92,8 +91,8 @@ class ReceiptRing:
             return receipt_lines(self._files, self._newer.parent)
 
     def rewrite(self, change: Callable[[bytes], bytes], wiper: Wiper) -> None:
-        """Put what `change` makes of it in the place of every line, and overwrite the files that were. Raises
-        StoreError: a file could not be read or written, and is as it was."""
+        """Replace every line by the result of `change`, and overwrite the old files. Raises StoreError: a file could
+        not be read or written, and is unchanged."""
         with self._lock:
             self._close()
             rewrite_receipts(self._newer.parent, change, wiper)
@@ -119,7 +118,7 @@ class ReceiptRing:
         return self._file
 
     def _make_room(self) -> None:
-        """Put the newer file in the place of the older one, with what stays of that one."""
+        """Replace the older file by the newer one and the receipts of the older one that are kept."""
         lines = list(dict.fromkeys(reversed(receipt_lines(self._files, self._newer.parent))))  # oldest first
         kept = [line for line in lines if line and line + b"\n" != self._first_line]
         held = [Held(_author_of(line), len(line) + 1) for line in kept]

@@ -2,17 +2,17 @@
 
 Rule: the source is only read and needs no lock. A file of the backup is complete when it has its name, and names appear
 in the order in which the daemon gave them: an interrupted backup is the log as it was at some moment, and the next
-backup continues from it. No part of the log is ever removed from a backup, but what was erased since: the next backup
-erases it there too.
+backup continues from it. No part of the log is ever removed from a backup, except that the next backup also erases text
+erased from the source.
 
-The journal is read before the log, so that the log has everything that the journal counts as stored; the active file
-is read before the segments are listed (see layout.py). The files of a full segment are never written again, only
-replaced by rename, so a hard link is a copy that takes no room; files that are appended to are always copied. Merged
-indexes are left out: they come and go while a daemon serves, and it builds them again.
+The journal is read before the log, so that the log has everything that the journal counts as stored; the active file is
+read before the segments are listed (see layout.py). The files of a full segment are never written again, only replaced
+by rename, so a hard link is a copy that takes no room; appended files are always copied. Merged indexes are left out:
+they come and go while a daemon serves, and it rebuilds them.
 
-`memd log` and the like open a backup as a daemon does, and leave files in it. It is a backup for as long as it has
-nothing of its own. Whatever may have been said, corrected or erased in it is a reason to leave it alone; that its last
-segment was closed, and what is built from the log, is none.
+`memd log` and the like open a backup as a daemon does, and leave files in it. It remains a backup as long as it has no
+content of its own. A backup that may have text, corrections or erasures of its own is left alone. A closed last segment
+and files derived from the log do not count.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from memd.store.log.segment import read_header
 from memd.store.tools.export import active_bytes
 
 Waiting = Callable[[Path, LocalDisk], int]
-"""How many messages of a journal are in no log yet."""
+"""Returns the number of messages of a journal that are in no log yet."""
 MARKER_NAME = ".memd-backup"
 """An empty file that marks a folder as a backup; no topic can have this name."""
 LISTING_NAME = ".memd-backup-topics"
-"""The topics that the backup had when it was made, a line each: a folder that is lost leaves no other trace."""
+"""The topics of the backup when it was made, a line each: a lost folder leaves no other trace."""
 
 
 class BackupReport(msgspec.Struct):
@@ -71,9 +71,9 @@ class BackupReport(msgspec.Struct):
     linked: int = 0
     copied: int = 0
     kept: int = 0
-    """Files that the backup had already, unchanged."""
+    """Unchanged files that the backup had already."""
     erased: int = 0
-    """Files and topics from which the backup lost what was erased since the last one."""
+    """Files and topics that lost text in the backup, because it was erased since the last one."""
     bytes_copied: int = 0
     findings: list[Finding] = []
     """Files that could not be backed up or contradict an earlier backup."""
@@ -83,7 +83,7 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
     """Bring the folder `target`, created if necessary, up to date with what `data_dir` has acknowledged.
 
     Args:
-        waiting: how many messages of a journal are in no log; None: as many as it may have.
+        waiting: returns the number of messages of a journal that are in no log; None assumes the most it may have.
 
     Raises:
         StoreError: `target` is neither empty nor an earlier backup, or has entries of its own; memd serves from it or
@@ -115,8 +115,8 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
 
 
 def note_backup(data_dir: Path, target: Path, files: LocalDisk) -> None:
-    """Note in the data directory that it has a backup in `target`, so that who erases is told of it; and in all its
-    backups, so that this is known after a restore. Without the note the backup is whole all the same."""
+    """Note the backup in `target` in the data directory, so that erasures can report it, and in all its backups, so
+    that a restored one knows it. The backup is complete without the note."""
     places = [*_noted_backups(data_dir, files), str(target.resolve())]
     for folder in (data_dir, *map(Path, known_backups(data_dir, files)), target):
         with suppress(StoreError):
@@ -131,7 +131,7 @@ def note_places(folder: Path, places: Iterable[str], files: LocalDisk) -> None:
 
 
 def known_backups(data_dir: Path, files: LocalDisk) -> list[str]:
-    """Return the other folders with backups of a data directory, as far as they are known and still there."""
+    """Return the other folders with backups of a data directory, as far as known and still present."""
     own, told = str(data_dir.resolve()), _noted_backups(data_dir, files)
     return [one for one in told if one != own and files.size(Path(one) / MARKER_NAME) is not None]
 
@@ -142,13 +142,13 @@ def known_buckets(data_dir: Path, files: LocalDisk) -> list[str]:
 
 
 def _noted_backups(folder: Path, files: LocalDisk) -> list[str]:
-    """Also those that are gone, or on a disk that is not there now."""
+    """Return all noted backups, also removed ones and those on a disk that is not mounted."""
     is_noted = files.size(folder / BACKUPS_NAME) is not None
     return files.read(folder / BACKUPS_NAME).decode("utf-8", "replace").splitlines() if is_noted else []
 
 
 def missing_topics(folder: Path, files: LocalDisk) -> list[Finding]:
-    """Return a finding for each topic that a backup had when it was made, and that is neither there nor erased."""
+    """Return a finding for each topic that a backup had when it was made, and that is neither present nor erased."""
     if files.size(folder / LISTING_NAME) is None:
         return []
     listed = files.read(folder / LISTING_NAME).decode("utf-8", "replace").split()
@@ -176,7 +176,7 @@ class _BackupRun:
         self.report = BackupReport()
 
     def erasures(self, data_dir: Path, target: Path) -> None:
-        """Erase in the backup the topics that were erased, and note all erasures there."""
+        """Erase in the backup the topics that were erased, and record all erasures there."""
         found, problems = read_erasures(self._files, erasures_dir(data_dir))
         self.report.findings += problems
         ledger = ErasureLedger(self._files, target)
@@ -190,7 +190,7 @@ class _BackupRun:
                 ledger.write(erasure)
 
     def _is_of(self, layout: TopicLayout, erasure: Erasure) -> bool:
-        """Whether a topic of the backup is the one that was erased, and not a later one of its name."""
+        """Return whether a topic of the backup is the erased one, not a later one of its name."""
         for path in layout.log_files(self._files):
             for entry in read_log_file(self._files.read(path), name=str(path), dimension=None).entries:
                 return entry.canonical_id <= erasure.highest_id
@@ -218,7 +218,7 @@ class _BackupRun:
             self._add_finding(source.directory, f"could not be backed up completely: {error}")
 
     def audit(self, source: AuditLayout, target: AuditLayout) -> None:
-        """Copy the audit and note its head. A backup has what it had: an audit that was changed since is a finding."""
+        """Copy the audit and store its head. If the source differs from earlier lines, these stay: a finding."""
         files, last = self._files, b""
         for name in source.names(files):
             data = files.read(source.folder / name)
@@ -236,12 +236,12 @@ class _BackupRun:
             replace_file(files, target.head, str(head).encode())
 
     def _key(self, source: TopicLayout, target: TopicLayout) -> bool:
-        """Copy the key of an encrypted topic, before all that it encrypts; False if the backup has another one."""
+        """Copy the key of an encrypted topic, before the files it encrypts; False if the backup has another one."""
         files = self._files
         if files.size(source.key) is None:
             return True
         key = files.read(source.key)
-        if not has_files(files, target.directory):  # at most what was forbidden, which follows
+        if not has_files(files, target.directory):  # at most the forbidden text, which follows
             replace_file(files, target.key, key)
         elif files.read(target.key) != key:
             self._add_finding(
@@ -283,16 +283,16 @@ class _BackupRun:
         self._torn_tails(source, target)
 
     def _journal(self, path: Path) -> bytes | None:
-        """The journal up to its last intact record."""
+        """Return the journal up to its last intact record."""
         if self._files.size(path) is None:
             return None
         data = self._files.read(path)
         return data[: scan_records(data).end]
 
     def _active(self, layout: TopicLayout) -> tuple[bytes | None, int | None]:
-        """An `active.bin` up to its last complete append, and the number in its header.
+        """Return an `active.bin` up to its last complete append, and the number in its header.
 
-        None, if there is no file, and if the header is damaged.
+        Both are None without a file; the number is None if the header is damaged.
         """
         data = active_bytes(self._files, layout)
         if data is None:
@@ -315,7 +315,7 @@ class _BackupRun:
         log, *derived = zip(source.of_segment(segment_id), target.of_segment(segment_id), strict=True)
         meta = derived[-1]
         has_index = files.size(meta[0]) is not None
-        # A `.meta` has the checksum of its log: if it is the same, so is that.
+        # A `.meta` has the checksum of its log, so an identical `.meta` means an identical log.
         if has_index and files.size(log[0]) == files.size(log[1]) and self._is_same(*meta):
             self.report.kept += 1
         elif files.size(log[1]) is None or self._is_same(*log):
@@ -365,7 +365,7 @@ class _BackupRun:
             self._count_copy(len(data))
 
     def _keep_if_diverged(self, target: TopicLayout, grown: bytes) -> None:
-        """Save a copy of the earlier `active.bin` if the present one does not begin with it, but for what was erased.
+        """Save a copy of the earlier `active.bin` unless the present one begins with it, apart from erased text.
 
         An append that was read before its fsync may have failed afterwards or been lost in a power cut.
         """
@@ -401,13 +401,13 @@ class _BackupRun:
 
 
 def _be_backup_again(files: LocalDisk, data_dir: Path, target: Path, waiting: Waiting | None) -> None:
-    """Make a folder what the last backup of `data_dir` left, but for what is newer in the same log.
+    """Restore a folder to the state of the last backup of `data_dir`, but keep newer entries of the same log.
 
     Raises:
         StoreError: it has, or may have, entries of its own; nothing was changed.
 
     Args:
-        waiting: None: whatever is in a journal, and not in that of the source.
+        waiting: None counts everything in a journal that is not in the source's.
     """
     erased = [{one.id for one in read_erasures(files, erasures_dir(folder))[0]} for folder in (target, data_dir)]
     topics = [(TopicLayout(data_dir, name), TopicLayout(target, name)) for name in topic_folders_in(files, target)]
@@ -417,7 +417,7 @@ def _be_backup_again(files: LocalDisk, data_dir: Path, target: Path, waiting: Wa
         )
     for source, layout in topics:
         _reopen_last(files, source, layout)
-        Wiper(files).wipe_folder(layout.lexical)  # it has words of what may have been erased since
+        Wiper(files).wipe_folder(layout.lexical)  # it may have words of text that was erased since
     files.remove(target / RECENT_NAME)
 
 
@@ -435,11 +435,11 @@ def _has_own(files: LocalDisk, source: TopicLayout, target: TopicLayout, waiting
 
 
 def _is_known(files: LocalDisk, path: Path, source: TopicLayout, number: int) -> bool:
-    """Whether the segment of the source begins with a log file, but for what was erased there since."""
+    """Return whether the source's segment begins with a log file, apart from text erased there since."""
     full = source.bin(number)
     if files.identity(path) == files.identity(full):
         return True
-    # Once it is full it is no longer the active one: looked for in this order, it is not missed.
+    # First the active file, then the segment, so that a rotation in between does not hide it.
     header = read_header(files, source.active)
     is_active = header is not None and header.segment_id == number
     places = (*([source.active] if is_active else []), full)
@@ -447,7 +447,7 @@ def _is_known(files: LocalDisk, path: Path, source: TopicLayout, number: int) ->
 
 
 def _goes_on(grown: bytes, earlier: bytes) -> bool:
-    """Whether a log file begins with an earlier state of it, but for what was erased since."""
+    """Return whether a log file begins with an earlier state of it, apart from text erased since."""
     return grown.startswith(earlier) or is_erasure_of(grown[: len(earlier)], earlier)
 
 

@@ -1,8 +1,7 @@
 """Disk usage of a data directory: topics, entries, bytes.
 
-Rule: writes nothing, needs no lock and works beside a running daemon. Sealed segments are counted from
-their `.meta`; only the rest of the log is read, and again only where a file has changed: the page asks for all topics
-every time that it is looked at.
+Rule: writes nothing, needs no lock and works beside a running daemon. Sealed segments are counted from their `.meta`.
+Only the rest of the log is read, and only again if a file has changed: the page requests all topics at every view.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ class TopicDiskUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     topic_id: str
     chunks: int
-    """Live ones."""
+    """Number of live chunks."""
     entries: int
     segments: int
-    """Full ones."""
+    """Number of full segments."""
     log_bytes: int
     """The log and the journal: all that a backup needs."""
     derived_bytes: int
-    """Indexes and columns: they can be rebuilt."""
+    """Indexes and columns, which can be rebuilt."""
     chunks_by_model: dict[str, int]
-    """Live ones by the fingerprint of the embedding model, without those of files whose header is damaged."""
+    """Live chunks by the fingerprint of the embedding model, without files whose header is damaged."""
 
     def chunks_of_others(self, fingerprint: str) -> int:
         """Return the number of live chunks that a model with another fingerprint embedded."""
@@ -51,9 +50,9 @@ def disk_usage(data_dir: Path, files: LocalDisk) -> list[TopicDiskUsage]:
 
 
 Stamps = dict[Path, tuple[int, int]]
-"""Of the files of entries: size and time of the last change."""
+"""Size and time of the last change of each log file."""
 _known: WeakKeyDictionary[LocalDisk, dict[Path, tuple[Stamps, TopicDiskUsage]]] = WeakKeyDictionary()
-"""By the folder of a topic, as it was counted last."""
+"""The last counts, by the folder of a topic."""
 
 
 def _topic(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
@@ -77,7 +76,7 @@ def _topic(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
 
 
 def _counted(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
-    """A topic that cannot be read has no chunks; `memd verify` and the daemon's health name it."""
+    """Count a topic. An unreadable one has no chunks; `memd verify` and the daemon's health report it."""
     found = []
     with suppress(StoreError):
         found = list(log_columns(files, layout))
@@ -96,7 +95,7 @@ def _counted(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
 
 
 def _by_model(parts: Sequence[tuple[Header | None, Records]], live: Bits) -> dict[str, int]:
-    """Live rows by the fingerprint in the header of their file; `live` has a bit for the rows of all files."""
+    """Return the number of live rows by the fingerprint in their file's header; `live` covers the rows of all files."""
     counts: Counter[str] = Counter()
     start = 0
     for header, rows in parts:

@@ -1,16 +1,16 @@
-"""The whole log as plain values, for people and other programs: a line of `memd export`, an entry as JSON, with what
-`memd import` makes of it again; and conversations in the forms that other programs read.
+"""The whole log as plain values, for people and other programs: a line of `memd export`, which is an entry as JSON and
+can be imported again; and conversations in the formats of other programs.
 
 Rule: writes nothing, needs no lock and works beside a running daemon: it exports what was acknowledged when it began.
 The places of all entries are gathered first, then the entries are read one by one in order, so that memory does not
 grow with the contents.
 
-The fields of a line are those of `memd.entries`; only what JSON has in another form stands here. Read back, a line
-gives the draft of the same state; its vector and the digests of its messages are not in it.
+The fields of a line are those of `memd.entries`; this module defines only fields whose JSON form differs. A line is
+read back as a draft of the same state, but without vector and message digests.
 
-The log has chunks: messages are put together again from their speakers, word for word; calls of tools stay spelled out
-as text. An imported conversation is one by its source. Which live conversation a turn was said in is not in the log:
-turns of a topic with less than `PAUSE_US` between them count as one. Notes and documents are no conversation.
+The log has chunks: messages are rebuilt from their speakers, word for word; tool calls stay spelled out as text. An
+imported conversation is identified by its source. The log does not record the live conversation of a turn: turns of a
+topic less than `PAUSE_US` apart count as one. Notes and documents belong to no conversation.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from memd.wording import no_topic
 Wants = Callable[[str], bool]
 
 _ID_MAX = (1 << 53) - (1 << 40)
-"""The ids after an imported one are larger, and must be exact in JavaScript too, up to 2^53."""
+"""Ids after an imported one are larger, and must be exact in JavaScript too, up to 2^53."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _LEFT_OUT = {
     *("vector", "digests", "completes", "group_left", "asked_by", "line_tokens", "terms", "erased", "pad", "unknown"),
 }
 _FIRST = ("id", "uuid", "topic_id", "canonical_id", "origin_id", "status", "live", "utility_multiplier", "created_at")
-"""The members that every line begins with; the others follow as their fields are defined."""
+"""The first members of every line; the others follow as their fields are defined."""
 
 State = TypeVar("State", bound=ChunkState)
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -80,8 +80,8 @@ def export(
     The members of a dict are those of `as_line`.
 
     Args:
-        is_wanted: where no topic is named, only those are exported of which it says so.
-        tells_others: also the ids, in `shown`, of chunks that no topic has which is exported.
+        is_wanted: selects the topics to export if none is named.
+        tells_others: also exports ids, in `shown`, of chunks that no exported topic has.
 
     Raises:
         BadTopicId: not a topic name.
@@ -96,8 +96,8 @@ def export(
 def exported_topics(
     data_dir: Path, files: LocalDisk, topic_id: str | None, is_wanted: Wants = lambda topic_id: True
 ) -> list[str]:
-    """The topics to export: this one, or all that are wanted. Raises BadTopicId: not a topic name; UnknownTopic: there
-    is no such topic."""
+    """Return the topics to export: this one, or all wanted. Raises BadTopicId: not a topic name; UnknownTopic: there is
+    no such topic."""
     topic_ids = topic_ids_in(files, data_dir)
     if topic_id is None:
         return [one for one in topic_ids if is_wanted(one)]
@@ -121,13 +121,13 @@ def exported_entries(
         row = position - int(starts[int(owners[position])])
         live = not bool(topic.dead[row])
         if live or not live_only:
-            with suppress(CorruptFile):  # `memd verify` tells it
+            with suppress(CorruptFile):  # `memd verify` reports it
                 entry = topic.read(row)
                 yield topic.topic_id, _without_others(entry, known), live
 
 
 def _without_others(entry: Entry, known: UInts | None) -> Entry:
-    """An entry that names in `shown` the known chunks alone, by the first halves of their uuids; None: any."""
+    """Return the entry with only known chunks in `shown`, by the first halves of their uuids; None keeps all."""
     if known is None or entry.shown is UNSET:
         return entry
     is_known = np.isin(np.array([uuid_halves(one)[0] for one in entry.shown], dtype=np.uint64), known)
@@ -136,7 +136,7 @@ def _without_others(entry: Entry, known: UInts | None) -> Entry:
 
 
 class _TopicEntries:
-    """The places of one topic's entries, and which of them count."""
+    """The places of one topic's entries, and whether each is dead."""
 
     def __init__(self, files: LocalDisk, layout: TopicLayout) -> None:
         self.topic_id = layout.topic_id
@@ -157,8 +157,8 @@ class _TopicEntries:
 
 
 def log_columns(files: LocalDisk, layout: TopicLayout) -> Iterator[tuple[list[Path], Header | None, Records]]:
-    """Yield the log files of a topic, oldest first: each with the other name it may get, its header (None: damaged) and
-    the columns of its entries; of a sealed one as its `.meta` has them."""
+    """Yield the log files of a topic, oldest first: the file's name and the one it may get, its header (None if
+    damaged) and the columns of its entries; for a sealed one those in its `.meta`."""
     data = active_bytes(files, layout)
     active = read_log_file(data, name=str(layout.active), dimension=None) if data is not None else None
     number = active.header.segment_id if active is not None and active.header is not None else None
@@ -182,11 +182,11 @@ def active_bytes(files: LocalDisk, layout: TopicLayout) -> bytes | None:
     except StoreError:
         if files.size(layout.active) is None:  # just rotated, or nothing was ever appended
             return None
-        return files.read(layout.active)  # created between the two looks, or damaged
+        return files.read(layout.active)  # created between the two reads, or damaged
 
 
 class _Form(msgspec.Struct, frozen=True):
-    """A field whose JSON form differs: its name and type in a line, and the way there and back."""
+    """A field whose JSON form differs: its name and type in a line, and the conversions both ways."""
 
     name: str
     type: Any
@@ -240,8 +240,8 @@ _ORDER = dict.fromkeys([*_FIRST, *(form.name for form in _ALL_FORMS.values())])
 _IDENTITY = ("public_id", "uuid", "canonical_id", "appended_at")
 _LATER = ("speakers", "shown", "said_at", "author", "action_by")
 _STATE = tuple(name for name in _FIELDS if name not in (*_IDENTITY, *_LATER))
-"""Without those in `_LATER`: a line of a version without them tells of the same state, and so does one that names other
-authors, whom an import need not believe."""
+"""Without the fields in `_LATER`: lines of a version without them have the same state, and so do lines with other
+authors, which an import need not believe."""
 
 _Line = msgspec.defstruct(
     "_Line",
@@ -255,12 +255,12 @@ _Line = msgspec.defstruct(
     frozen=True,
     kw_only=True,
 )
-"""The members of a line that an import reads; `live` follows from the log, and what a later version adds is ignored."""
+"""The members of a line that an import reads. `live` follows from the log; members of later versions are ignored."""
 _decoder = msgspec.json.Decoder(_Line)
 
 
 def as_line(entry: Entry, topic_id: str, *, live: bool) -> dict[str, Any]:
-    """The entry as JSON values, for `memd export`.
+    """Return the entry as JSON values, for `memd export`.
 
     The members are id, uuid (hex), topic_id, canonical_id, origin_id, status ("Active" or "Deprecated"), live,
     utility_multiplier, created_at (ISO 8601, UTC), and the fields of `ChunkState` from `content` on.
@@ -276,19 +276,19 @@ def as_line(entry: Entry, topic_id: str, *, live: bool) -> dict[str, Any]:
 
 
 def shown_text(line: Mapping[str, Any]) -> str:
-    """The content of a line as people read it: every message opened by its role."""
+    """Return the content of a line for people, with each message after its role."""
     speakers = msgspec.convert(line.get("speakers", ()), tuple[Speaker, ...])
     return text_with_roles(line["content"], speakers)
 
 
 def decode_line(line: bytes) -> tuple[str, Draft]:
-    """The topic of a line of `memd export` and the draft of its entry, without a vector. Raises ValueError: it is no
-    such line, or contradicts itself; BadTopicId: its topic_id is no topic name."""
+    """Return the topic of a line of `memd export` and the draft of its entry, without a vector. Raises ValueError: it
+    is no such line, or contradicts itself; BadTopicId: its topic_id is no topic name."""
     members: Any = _decoder.decode(line)
     values = {name: getattr(members, form.name) for name, form in _ALL_FORMS.items()}
     fields = {name: form.decode(values[name]) for name, form in _ALL_FORMS.items() if values[name] is not UNSET}
     canonical_id = fields.pop("canonical_id")
-    fields.pop("appended_at", None)  # of the log that it came from
+    fields.pop("appended_at", None)  # of the source's log
     draft = _without_text_if_deprecated(Draft(vector=b"", **fields))
     if not (members.uuid.startswith(members.id) and len(members.id) >= PUBLIC_ID_DIGITS_MIN):
         raise ValueError(f"id {members.id!r} is not the beginning of uuid {members.uuid}")
@@ -300,7 +300,7 @@ def decode_line(line: bytes) -> tuple[str, Draft]:
 
 
 def state_of(state: ChunkState) -> bytes:
-    """16 bytes over what a line has of an entry, its identity aside: equal for an entry and the draft of its line."""
+    """Return a 16-byte hash of a line's fields, except its identity: equal for an entry and the draft of its line."""
     shown = _without_text_if_deprecated(state)
     values = {name: value for name in _STATE if (value := getattr(shown, name)) is not UNSET}
     return hashlib.blake2b(msgspec.msgpack.encode(values), digest_size=16).digest()
@@ -325,7 +325,7 @@ class ToldMessage(msgspec.Struct):
     role: str
     text: str
     at: int
-    """Microseconds since the epoch; that of its chunk."""
+    """Microseconds since the epoch, from its chunk."""
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -338,7 +338,7 @@ class Told(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Its own, else the first words of it."""
+        """Its given title, else its first words."""
         if self.called:
             return self.called
         first = next((one.text for one in self.messages if one.role == "user"), self.messages[0].text)
@@ -352,7 +352,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def conversations(entries: Iterable[Entry], topic_id: str) -> Iterator[Told]:
-    """Put the live entries of one topic together, in the order in which conversations began."""
+    """Rebuild the conversations in one topic's live entries, in the order of their beginnings."""
     ordered = sorted((entry for entry in entries if entry.kind == "turn"), key=lambda entry: entry.origin_id)
     groups: dict[str, list[Entry]] = {}
     last, number = 0, 0
@@ -411,7 +411,7 @@ def _sharegpt(told: Told) -> dict[str, Any]:
 
 
 def _chatgpt(told: Told) -> dict[str, Any]:
-    """As Open WebUI and LibreChat import it: a root without a message, and a chain below it."""
+    """Return the form that Open WebUI and LibreChat import: a root without a message, and a chain below it."""
     names = ["root", *(f"{told.id}-{place}" for place in range(len(told.messages)))]
     mapping: dict[str, Any] = {"root": {"id": "root", "message": None, "parent": None, "children": names[1:2]}}
     for place, (name, one) in enumerate(zip(names[1:], told.messages, strict=True), 1):
@@ -461,7 +461,7 @@ FORMS: dict[str, tuple[Form, bool]] = {
     "chatgpt": (_chatgpt, False),
     "open-webui": (_open_webui, False),
 }
-"""By name: how a conversation is written, and whether each is a line; else all are one array."""
+"""By name: the encoder of a conversation, and whether each is a line; otherwise all form one array."""
 
 
 def written(told: Iterable[Told], form: str) -> Iterator[bytes]:

@@ -32,7 +32,7 @@ _WRONG = {"damaged", "derived", "foreign", "returned", "unfinished"}
 
 
 class VerifyCounts(msgspec.Struct):
-    """Numbers of what was read."""
+    """Numbers of things read."""
 
     topics: int = 0
     files: int = 0
@@ -47,7 +47,7 @@ class VerifyReport(msgspec.Struct):
     """For a person: the findings, then a summary."""
     counts: VerifyCounts
     damaged: list[recovery.Finding]
-    """Findings of what is lost, in the wrong place or must be rebuilt."""
+    """Findings about files that are lost, misplaced or must be rebuilt."""
     ok: bool
 
 
@@ -71,8 +71,8 @@ def verify(data_dir: Path, files: LocalDisk, *, is_served: bool = False) -> Veri
 
 
 def with_audit(report: VerifyReport, data_dir: Path, files: LocalDisk) -> VerifyReport:
-    """Return the report with what there is to say about the audit, if there is one. Raises StoreError: its files cannot
-    be read."""
+    """Return the report with the findings about the audit, if there is one. Raises StoreError: its files cannot be
+    read."""
     kept = read_book(files, data_dir, lambda _: False)
     if kept is None:
         return report
@@ -96,13 +96,13 @@ class _Verification:
         self._records: list[Records] = []
         """Their columns, if something was erased in the topic."""
         self._marks: Counter[tuple[int, str]] = Counter()
-        """Erased entries of all topics, by when and by whom."""
+        """Number of erased entries in all topics, by time and author of the erasure."""
         erasures, problems = read_erasures(files, self._erasures_dir)
         self._erasures = begun(erasures)
         self.findings += problems
 
     def erasures(self) -> None:
-        """Say what was erased, when and by whom."""
+        """Report each erasure, with its time and author."""
         self.findings += (finding_of(one, self._erasures_dir) for one in self._erasures)
         known = {one.at for one in self._erasures}
         for (at, by), count in self._marks.items():
