@@ -1,17 +1,17 @@
-"""A bucket, on any server that speaks S3; the objects of a backup in it, and what they say of the files of the data
-directory at each time.
+"""A bucket on any S3-compatible server, the objects of a backup in it, and the state of the data directory's files that
+they record for each time.
 
-Rule: the only module that knows obstore, which is imported when somebody wants a bucket. Every failure is a
-`BucketError` that says what to do. A request ends within some minutes, whatever the server does. A round object is
-complete in itself, and is never changed but for text that was erased from its pieces. A generation is read from a full
-round on, without a gap: where a listing lacks a round, that is an error and never an older state. Whoever wants to know
-a time gets what the last round up to it says.
+Rule: only this module uses obstore, which is imported when a bucket is first used. Every failure is a `BucketError`
+with a remedy. A request ends within some minutes, whatever the server does. A round object is complete in itself, and
+never changed, except that erased text is overwritten in its pieces. A generation is read from a full round on, without
+a gap: if a listing lacks a round, that is an error and never an older state. The state at a time is that of the last
+round up to it.
 
-    memd-backup.json                                  whose backup this is
-    owner.json                                        the generation that writes at present
-    rounds/GENERATION/NUMBER-TIME.full                what the bucket has of every file at a time
-    rounds/GENERATION/NUMBER-TIME.tail                what has changed since the round before
-    files/TOPIC/NAME.GENERATION-COUNT                 a file by itself: a full segment, or what is large
+    memd-backup.json                                  the identity of the backup's data directory
+    owner.json                                        the generation that currently writes
+    rounds/GENERATION/NUMBER-TIME.full                the state of every file in the bucket at a time
+    rounds/GENERATION/NUMBER-TIME.tail                the changes since the previous round
+    files/TOPIC/NAME.GENERATION-COUNT                 a single file: a full segment, or a large file
 
 A round object; its header is a MessagePack map, compressed with zlib:
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or MEMD_BACKUP_ACCESS_KEY and MEMD_BACKUP_SECRET_KEY"
 _SECONDS_CONNECT, _SECONDS_RETRY, _RETRIES = 5, 20, 4
 _SECONDS_REQUEST = 180
-"""Of 8 MB, the largest round, over a line of 50 KB a second."""
+"""For 8 MB, the largest round, at 50 KB a second."""
 _PART_BYTES, _PARTS_AT_ONCE = 5 << 20, 2
 _EXPIRED = f"the credentials have expired; renew {_KEYS} and start memd again"
 _REMEDIES = {
@@ -62,7 +62,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 
 
 class StoredObject(msgspec.Struct, frozen=True):
-    """An object as a listing tells of it."""
+    """An object in a listing."""
 
     key: str
     size: int
@@ -71,22 +71,22 @@ class StoredObject(msgspec.Struct, frozen=True):
 
 
 class Bucket:
-    """The objects under one prefix. Any thread may use it."""
+    """The objects under one prefix. Thread-safe."""
 
     def __init__(self, store: ObjectStore, url: str) -> None:
-        """`url`: what to call it."""
+        """`url`: the name for messages."""
         self._store = store
-        self._has_versions = url.startswith("s3://")  # a folder or memory calls other things so
+        self._has_versions = url.startswith("s3://")  # for a folder or in memory, versions mean something else
         self.url = url
         self.keeps_versions = False
-        """Whether it was seen to keep what is overwritten and removed."""
+        """Whether it was seen to keep overwritten and removed versions."""
         self.requests = 0
         self.bytes_sent = 0
 
     @classmethod
     def of(cls, settings: BackupSettings, env: Mapping[str, str]) -> Bucket:
-        """Return the bucket of the settings; nothing is asked of it yet. Raises BucketError: the package is not there,
-        or the settings contradict each other."""
+        """Return the bucket of the settings, without a request. Raises BucketError: the package is not installed, or
+        the settings contradict each other."""
         try:
             from obstore.store import S3Store
         except ImportError:
@@ -118,7 +118,7 @@ class Bucket:
         return cls(store, settings.bucket.rstrip("/"))
 
     def put(self, key: str, data: bytes | Iterable[bytes]) -> None:
-        """Write an object: all of it, or none. `data`: in pieces, it is sent in parts, and need not fit in memory."""
+        """Write an object: all of it, or none. `data` in pieces is sent in parts, and need not fit in memory."""
         import obstore
 
         with self._asked():
@@ -134,7 +134,7 @@ class Bucket:
         self.bytes_sent += len(data) if isinstance(data, bytes) else 0
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
-        """Read an object or a part of it, less than that or nothing where it is shorter; None if there is none."""
+        """Read an object or a part of it; shorter or empty if the object ends before; None if there is none."""
         import obstore
 
         with self._asked():
@@ -152,7 +152,7 @@ class Bucket:
                 return b""
 
     def read(self, key: str, start: int, end: int) -> bytes:
-        """Read a part of an object that has to be there. Raises ObjectMissing: it is not."""
+        """Read a part of an object that must exist. Raises ObjectMissing: it does not."""
         if (data := self.get(key, start, end)) is None:
             raise ObjectMissing(
                 f"{self.url}/{key}: is missing; something else than memd has removed it, or the server does not list "
@@ -173,7 +173,7 @@ class Bucket:
             raise self._problem(error) from error
 
     def delete(self, keys: list[str]) -> None:
-        """Remove objects; one that is not there is no error."""
+        """Remove objects; a missing one is no error."""
         import obstore
 
         self.requests += len(keys) // 1000
@@ -182,7 +182,7 @@ class Bucket:
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
-        """A request: counted, and what it fails with is told."""
+        """Count a request, and turn its errors into a BucketError."""
         self.requests += 1
         try:
             yield
@@ -212,7 +212,7 @@ class Bucket:
 
 
 def at_url(settings: BackupSettings, url: str) -> BackupSettings:
-    """Return the settings with another bucket. Raises ConfigError: it is no address of one."""
+    """Return the settings with another bucket. Raises ConfigError: the URL is no bucket's."""
     try:
         return msgspec.convert(msgspec.structs.asdict(settings) | {"bucket": url}, BackupSettings)
     except msgspec.ValidationError:
@@ -235,16 +235,16 @@ _TRAILER = struct.Struct("<II8s")
 _NAME = re.compile(r"rounds/(\d{8}-[0-9a-f]{8})/(\d{10})-(\d{16})\.(full|tail)")
 
 READERS = 8
-"""Requests at once: what a bucket answers in 20 ms each is then read at 400 a second."""
+"""Concurrent requests: at 20 ms each they read 400 objects a second."""
 _GUESS_BYTES = 4096
 """Headers of most rounds are shorter, so one request is enough."""
 
 
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes of a file: where they are in the bucket."""
+    """The place of a file's bytes in the bucket."""
 
     key: str
-    """Of the object; empty in a round: this one."""
+    """Key of the object; empty for the round itself."""
     offset: int
     length: int
 
@@ -254,49 +254,49 @@ class KnownFile(msgspec.Struct, frozen=True, array_like=True):
 
     size: int
     crc: int
-    """CRC32 of all of it."""
+    """CRC32 of the whole file."""
     changed_at: int
-    """When it was last changed, by its file system: by this, and the size, a start knows it again."""
+    """Time of its last change in its file system. By this and the size, a start recognises an unchanged file."""
     extents: tuple[Stretch, ...]
 
 
 class FileChange(msgspec.Struct, frozen=True, array_like=True):
-    """The change of a file since the round before."""
+    """The change of a file since the previous round."""
 
     folder: str
     name: str
     kind: Literal["new", "grown", "gone"]
     file: KnownFile | None = None
-    """Of a grown one only what was added has extents here."""
+    """For a grown file, `extents` has only the added bytes."""
 
 
 class RoundHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The contents of a round object beside its pieces."""
+    """The header of a round object."""
 
     at: int
     """The time up to which it has everything, in microseconds since the epoch."""
     is_whole: bool
-    """Whether what was there when the generation began is in the bucket."""
+    """Whether everything present when the generation began is in the bucket."""
     changes: tuple[FileChange, ...] = ()
     topics: dict[str, bytes] | None = None
-    """Of a full one: by folder, its files; see `Catalog`."""
+    """In a full round: the files by folder; see `Catalog`."""
     stated_anew: tuple[str, ...] = ()
-    """Folders of which text was erased: all their files are told here, and what earlier rounds tell of them is void."""
+    """Folders from which text was erased: all their files are listed here, and earlier entries are void."""
     erasures: tuple[int, ...] = ()
-    """Erasures that are done in the bucket, by their ids; of a full round all that are known."""
+    """Ids of erasures done in the bucket; in a full round, of all known ones."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Whose backup it is."""
+    """The identity of the backup's data directory."""
 
     format: int
     directory: str
     key_id: str | None
-    """Of the key that wraps those of topics; None: it is plain text."""
+    """Id of the key that wraps those of topics; None for plain text."""
 
 
 def read_identity(stored: bytes | None, bucket: Bucket) -> Identity:
-    """Return whose backup it is. Raises NotOurBucket: it is none of memd's, or of a newer one."""
+    """Return the identity of a backup. Raises NotOurBucket: it is none of memd's, or of a newer one."""
     try:
         identity = msgspec.json.decode(stored or b"", type=Identity)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -313,19 +313,19 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class RoundName(msgspec.Struct, frozen=True, order=True):
-    """A round object as its key tells of it; sorted as they were written."""
+    """A round object, from its key; sorted in the order of writing."""
 
     generation: str
-    """Its number in eight digits, and something random."""
+    """Its number in eight digits, and a random part."""
     number: int
     at: int
     is_full: bool
     size: int = 0
-    """Of the whole object, in bytes."""
+    """Size of the whole object, in bytes."""
 
     @property
     def key(self) -> str:
-        """Its key."""
+        """The object's key."""
         return f"{ROUNDS}{self.generation}/{self.number:010d}-{self.at:016d}.{'full' if self.is_full else 'tail'}"
 
 
@@ -341,19 +341,19 @@ _files_decoder = msgspec.msgpack.Decoder(dict[str, KnownFile])
 
 
 class Catalog:
-    """By folder, the files that a bucket has. A folder is kept packed: there may be a hundred thousand."""
+    """The files in a bucket, by folder. Each folder's entry is kept packed: there may be a hundred thousand."""
 
     def __init__(self) -> None:
         self.topics: dict[str, bytes] = {}
         self.erasures: set[int] = set()
 
     def files(self, folder: str) -> dict[str, KnownFile]:
-        """The files of a folder by their names in it."""
+        """Return the files of a folder by their names in it."""
         packed = self.topics.get(folder)
         return {} if packed is None else _files_decoder.decode(packed)
 
     def apply(self, header: RoundHeader, key: str) -> None:
-        """Take over what a round says; `key` is its own."""
+        """Apply a round; `key` is that of its object."""
         if header.topics is not None:
             self.topics = dict(header.topics)
             self.erasures = set()
@@ -371,21 +371,21 @@ class Catalog:
             self.put(folder, files)
 
     def put(self, folder: str, files: dict[str, KnownFile]) -> None:
-        """Take these for the files of a folder."""
+        """Set the files of a folder."""
         if files:
             self.topics[folder] = _encoder.encode(files)
         else:
             self.topics.pop(folder, None)
 
     def extents(self) -> Iterator[tuple[str, str, Stretch]]:
-        """All places in the bucket that are in use: folder, name, extent."""
+        """Yield all places in the bucket that are in use: folder, name, extent."""
         for folder in list(self.topics):
             for name, file in self.files(folder).items():
                 yield from ((folder, name, extent) for extent in file.extents)
 
 
 class Rounds:
-    """All rounds in a bucket, as a listing has them."""
+    """All rounds in a bucket, from a listing."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -394,9 +394,9 @@ class Rounds:
             RoundName(name[1], int(name[2]), int(name[3]), name[4] == "full", size) for name, size in found if name
         )
         self.names = list({(one.generation, one.number): one for one in self.every}.values())
-        """Those that count: of two with one number the later, as of the other one only the answer was lost."""
+        """The valid rounds: the later of two with the same number, because only the first one's answer was lost."""
         self.moments: list[RoundName] = []
-        """Those that can be restored, in the order of time: a full one of their generation precedes them."""
+        """The rounds that can be restored, in the order of time: a full one of their generation precedes them."""
         for one in self.names:
             if one.is_full or (self.moments and self.moments[-1].generation == one.generation):
                 self.moments.append(one)

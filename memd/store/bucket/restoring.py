@@ -1,10 +1,10 @@
 """Restoring a data directory from a bucket, or from the folder of `memd backup`.
 
-Rule: the folder is new, empty, or one whose restoration was interrupted: what is in it by then is compared and kept. As
-long as it is not whole it has a mark, and nothing serves from it. Each file is checked before it gets its name. Of a
-topic from which something was erased later than the time that is asked for, the first state after that is taken: what
-it was before is gone. The ledger of erasures is always the latest. Indexes that the bucket has lost are left out: the
-daemon builds them again.
+Rule: the folder is new, empty, or has an interrupted restoration, whose files are compared and kept. Until it is
+complete it has a marker, and nothing serves from it. Each file is checked before it gets its name. If text was erased
+from a topic after the requested time, the topic is restored as of the first state after the erasure, because earlier
+states are gone. The ledger of erasures is always the latest. Indexes missing from the bucket are left out: the daemon
+rebuilds them.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from memd.store.tools.backup import LISTING_NAME, MARKER_NAME, missing_topics, n
 from memd.wording import counted, day_and_time
 
 _ITS_OWN = (MARKER_NAME, LISTING_NAME, layout.LOCK_NAME, layout.RECENT_NAME)
-"""Files of a backup in a folder that are no part of what is restored."""
+"""Files of a backup in a folder that are not restored."""
 _WHOLE_BYTES = 256 << 10
-"""Rounds up to this are read as a whole: pieces of many files are in them."""
+"""Rounds up to this size are read as a whole, because they have pieces of many files."""
 _KEPT = 256
 _PIECE_BYTES = 8 << 20
 ReadAt = Callable[[str, int, int], bytes]
@@ -60,26 +60,26 @@ class RestoreReport(msgspec.Struct, kw_only=True):
     """The outcome of `restore`."""
 
     at: int
-    """The moment that was restored, in microseconds since the epoch."""
+    """The restored moment, in microseconds since the epoch."""
     topics: int = 0
     files: int = 0
     bytes: int = 0
     kept: int = 0
-    """Files that an interrupted restoration had brought already."""
+    """Files that an interrupted restoration had written already."""
     notes: list[str] = []
-    """For its owner to know, in sentences."""
+    """Notices for the owner, in sentences."""
     damaged: list[str] = []
-    """Damage that the backup had, as `memd verify` tells it of what was restored."""
+    """Damage in the backup, as `memd verify` reports it for the restored files."""
 
 
 def restore(
     bucket: Bucket, target: Path, files: LocalDisk, until: int | None = None, tell: Tell = lambda done, of: None
 ) -> RestoreReport:
-    """Restore the data directory as it was at a time, or at the last one that the bucket has, into `target`.
+    """Restore the data directory as of a time, or of the latest in the bucket, into `target`.
 
     Args:
         until: microseconds since the epoch.
-        tell: called with the bytes that are done, and all of them.
+        tell: called with the number of bytes done, and the total.
 
     Raises:
         BadQuestion: the bucket has nothing of that time.
@@ -103,11 +103,11 @@ def restore(
 
 
 def restore_copy(source: Path, target: Path, files: LocalDisk, tell: Tell = lambda done, of: None) -> RestoreReport:
-    """Restore the data directory whose backup `memd backup` made in the folder `source` into `target`; see `restore`.
+    """Restore the data directory backed up by `memd backup` to the folder `source` into `target`; see `restore`.
 
     Raises:
         BadQuestion: there is no such backup.
-        StoreLocked: it is written to at the moment.
+        StoreLocked: it is being written to.
         StoreError: the folder is not empty, or the disk cannot be read or written (DiskFull): run it again.
     """
     if files.size(source / MARKER_NAME) is None:
@@ -130,7 +130,7 @@ def restore_copy(source: Path, target: Path, files: LocalDisk, tell: Tell = lamb
 
 
 def _copied(source: Path, target: Path, files: LocalDisk) -> Iterator[tuple[Path, KnownFile]]:
-    """The files of a backup in a folder, by the place that each gets."""
+    """Yield the files of a backup in a folder, with the path that each gets."""
     for name in files.names(source):
         path = source / name
         if files.is_directory(path):
@@ -149,14 +149,14 @@ def _chosen(rounds: Rounds, bucket: Bucket, until: int | None) -> RoundName:
         return moments[-1]
     if (found := next((one for one in reversed(moments) if one.at <= until), None)) is not None:
         return found
-    # The first full second that is not before it: given as `--until` it reaches what was then.
+    # The first full second not before it: as `--until` it selects that moment.
     ends = [-(-at // 1_000_000) for at in (min(one.at for one in moments), max(one.at for one in moments))]
     first, latest = (datetime.fromtimestamp(one, UTC).astimezone().strftime("%Y-%m-%dT%H:%M:%S") for one in ends)
     raise BadQuestion(f"{bucket.url}: has nothing from before that time; the earliest is {first}, the latest {latest}")
 
 
 def _state(rounds: Rounds, last: RoundName, until: int | None) -> tuple[Catalog, list[str]]:
-    """The files at a moment; of what was erased since, those of the first moment after."""
+    """Return the files at a moment, but after later erasures of text, and notices about these."""
     (catalog, is_whole), notes = rounds.catalog(last), list[str]()
     if not is_whole:
         notes.append(
@@ -192,9 +192,9 @@ def _state(rounds: Rounds, last: RoundName, until: int | None) -> tuple[Catalog,
 def _restored(
     read: ReadAt, sizes: Mapping[str, int], files: LocalDisk, plan: dict[Path, KnownFile], target: Path, tell: Tell
 ) -> tuple[RestoreReport, list[str]]:
-    """Bring the files of a plan into a folder; return the figures, and why some of those that can be built again were
-    left out. What an earlier attempt, to another time, has brought goes. `sizes`: of the objects that have pieces of
-    many files, and of others."""
+    """Write the files of a plan into a folder; return the figures, and why some derived files were left out. Files of
+    an earlier attempt at another time are removed. `sizes`: of the objects that have pieces of many files, and of
+    others."""
     _check_target(files, target)
     folders = {folder for path in plan for folder in path.parents if folder.is_relative_to(target)}
     make_folder(files, target)
@@ -264,7 +264,7 @@ def _remove_others(files: LocalDisk, folder: Path, plan: dict[Path, KnownFile]) 
 
 
 def _brought(files: LocalDisk, path: Path, known: KnownFile, pieces: Iterator[bytes]) -> tuple[bool, str]:
-    """Bring one file; return whether it was there, and why an index was left out."""
+    """Write one file; return whether it was there, and why an index was left out."""
     if files.size(path) == known.size and checksum_of(files, path, known.size).crc == known.crc:
         return True, ""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)

@@ -1,29 +1,28 @@
-"""The backup of a running daemon: what has changed in a data directory is written to a bucket, a round every so many
-seconds, in a thread of its own.
+"""The backup of a running daemon: changes in a data directory are written to a bucket, in rounds every few seconds, by
+a separate thread.
 
-Rule: nothing waits for it. A round that fails has changed nothing in the bucket that counts, and what it wanted to
-write is due again. The data is read from the disk when it is sent and never held for later, so a bucket that is away
-costs a note for each changed folder; it is tried again, ever more seldom up to once a minute, and the log tells of it
-once, and of its end once. Before it writes, a round looks whether another daemon has begun to write here: then it never
-writes again.
+Rule: nothing waits for it. A failed round leaves the bucket's valid state unchanged, and its changes are due again. The
+data is read from the disk when it is sent and never held for later, so an unreachable bucket costs only a note for each
+changed folder. It is retried with back-off up to a minute; the log reports the failure once and the recovery once.
+Before it writes, a round checks whether another daemon has begun to write here; if so it never writes again.
 
-What no time that is kept needs any more is removed. The oldest full round that has to stay is the last one before the
-oldest time that is kept. Of what is older, only the objects stay that it, or the present state, has pieces in. Rounds
-of which little is in use are emptied: their files are written anew by the next rounds.
+Objects that no retained time needs are removed. The oldest full round to keep is the last one before the oldest
+retained time. Older objects stay only if that round, or the present state, has pieces in them. Rounds with few pieces
+in use are emptied: the next rounds rewrite their files.
 
-So is what was erased on the disk. What a folder has now is clean of it, as its disk is; every other byte of it in the
-bucket goes. Pieces in rounds are overwritten with zeros, so that all others stay where they are; objects of the folder
-alone are removed. Done again it goes on where it ended. Versions that the bucket itself keeps are out of reach.
+Erased text is removed too. A folder's present files are free of it, as on the disk; all its other bytes in the bucket
+go. Pieces in rounds are overwritten with zeros, so that all others keep their offsets; objects of the folder alone are
+removed. This is resumable. Versions that the bucket itself keeps are out of reach.
 
-A change is noted after it was made, so who takes the notes and reads then has the change, or the note of one that came
-later. Of a folder that is due each file that was noted, or that has another size or time than the bucket knows, is
-compared by checksum: if it begins with all that the bucket has of it, the rest is sent, else all of it. A start, after
-changes that nobody noted, does the same with all folders.
+A change is noted after it was made, so reading after taking the notes sees the change, or a later note exists. In a due
+folder, files that were noted, or whose size or time differs from the bucket's, are compared by checksum: if a file
+begins with all that the bucket has of it, the rest is sent, else all of it. A start, after changes without notes, does
+the same with all folders.
 
 The journal is read before the log, so that the log has everything that the journal counts as stored, and the active
-file before the full ones are listed. Where a file was replaced or rotated meanwhile, the folder is due again; an append
-that is under way may be read in halves, which is an interrupted write for who restores that round. What is read is what
-is on the disk: of an encrypted directory, encrypted. Merged indexes and `.torn` files are left out.
+file before the full ones are listed. If a file was replaced or rotated meanwhile, the folder is due again. An append in
+progress may be read in part; a restoration of that round treats it as an interrupted write. Files are sent as on the
+disk, so an encrypted directory's are encrypted. Merged indexes and `.torn` files are left out.
 """
 
 from __future__ import annotations
@@ -79,19 +78,19 @@ from memd.store.layout import (
 log = logging.getLogger("memd")
 
 ALONE_BYTES = 4 << 20
-"""A longer file gets an object of its own, sent in parts."""
+"""A longer file gets its own object, sent in parts."""
 BATCH_BYTES = 8 << 20
-"""A round object has no more than this and one folder's pieces."""
+"""A round object has at most this and one folder's pieces."""
 COMPARED_AT_ONCE = 500
-"""Folders that a round compares beside those that have just changed."""
+"""Folders that a round compares besides those just changed."""
 EXTENTS_MAX = 512
-"""A file in more pieces is written anew as one: its restoration takes a request for each."""
+"""A file in more pieces is rewritten as one, because its restoration takes a request for each."""
 FULL_AFTER_ROUNDS = 360
 DAY_US = 86_400_000_000
-"""A full round is due after a day at the latest, as is a cleaning. A file by itself is sent before the round that names
-it, and clocks differ: one is removed a day later than it might be."""
+"""Longest time between full rounds and between cleanings. A single file is sent before the round that names it, and
+clocks differ, so it is removed a day later than necessary."""
 REWRITTEN_BYTES = 16 << 20
-"""The most that one cleaning has written anew."""
+"""Limit on bytes that one cleaning causes to be rewritten."""
 RETRY_SECONDS_MAX = 60.0
 _PLACES_KEPT = 4096
 _OF_THE_DIRECTORY = (KEY_NAME, BACKUPS_NAME, f"{AUDIT_NAME}/", f"{ERASURES_NAME}/")
@@ -99,12 +98,12 @@ _PIECE_BYTES = 8 << 20
 
 
 _Mark = tuple[str, str, Hashable, int, int]
-"""Of a file that is sent: folder, name, identity, size, when it was changed."""
+"""Of a file being sent: folder, name, identity, size, time of last change."""
 
 
 class NotingDisk(LocalDisk):
-    """The real file system; what is changed in a data directory is noted: by folder, a topic's, or "" for that of the
-    directory itself, the names of files. For any thread."""
+    """The real file system; notes the changed files in a data directory by folder: a topic's, or "" for the directory
+    itself. Thread-safe."""
 
     def __init__(self, data_dir: Path) -> None:
         super().__init__()
@@ -127,18 +126,18 @@ class NotingDisk(LocalDisk):
             self.note_again(place[0], [place[1]])
 
     def note_again(self, folder: str, names: Iterable[str]) -> None:
-        """Note a folder that is due, and files in it."""
+        """Note a folder as due, and files in it."""
         with self._noting:
             self._noted.setdefault(folder, set()).update(names)
 
     @property
     def due(self) -> list[str]:
-        """The folders in which something has changed."""
+        """The folders with changes."""
         with self._noting:
             return list(self._noted)
 
     def take(self, folder: str) -> set[str]:
-        """Return the files of a folder that were changed, and forget them."""
+        """Return the changed files of a folder, and drop its notes."""
         with self._noting:
             return self._noted.pop(folder, set())
 
@@ -148,14 +147,14 @@ class MovedMeanwhile(StoreError):
 
 
 class _Batch:
-    """A round that is being put together."""
+    """A round in preparation."""
 
     def __init__(self) -> None:
         self.changes: list[FileChange] = []
         self.data: list[bytes] = []
         self.size = 0
         self.taken: dict[str, set[str]] = {}
-        """By folder, the files that were noted: due again if it fails."""
+        """The noted files by folder; due again if the round fails."""
 
 
 class BucketWriter:
@@ -177,17 +176,17 @@ class BucketWriter:
         self._generation = ""
         self._number = self._last_at = self._sent = 0
         self._uncompared: dict[str, None] = {}
-        """Folders of which any file may have changed before anything was noted."""
+        """Folders in which any file may have changed before notes were taken."""
         self._anew: set[tuple[str, str]] = set()
-        """Files that are written anew, though the bucket has them; by folder and name."""
+        """Files to rewrite although the bucket has them, by folder and name."""
         self._batch = _Batch()
         self._alone: dict[_Mark, KnownFile] = {}
-        """Files that were sent, in a round that is not written yet."""
+        """Files that were sent, but whose round is not written yet."""
         self._unread: set[str] = set()
-        """Folders that cannot be read; it was said of each."""
+        """Unreadable folders; each was logged once."""
         self._may_erase = False
         self._is_whole = False
-        """Whether all that there was at some time is in the bucket."""
+        """Whether everything present at some time is in the bucket."""
         self._full_at = self._cleaned_at = 0
         self._full_bytes = self._header_bytes = self._rounds_since = 0
 
@@ -198,11 +197,11 @@ class BucketWriter:
 
     @property
     def to_compare(self) -> int:
-        """How many folders are to be compared since the start."""
+        """Number of folders still to be compared since the start."""
         return len(self._uncompared)
 
     def begin(self) -> None:
-        """Begin a generation: what the bucket has is known then, and the next rounds compare all folders with it.
+        """Begin a generation: read the bucket's state; the next rounds compare all folders with it.
 
         Raises:
             NotOurBucket: it has the backup of another directory.
@@ -227,11 +226,11 @@ class BucketWriter:
         self._uncompared.update(dict.fromkeys(["", *topic_names_in(self._disk, self._data_dir), *self._catalog.topics]))
 
     def round(self) -> bool:
-        """Write what has changed since the last round; whether nothing is left of what there was when it began.
+        """Write the changes since the last round. Return whether the bucket has all that was there before.
 
         Raises:
-            NotOurBucket: another daemon writes here by now.
-            BucketError: the bucket is away; what was to be written is due again.
+            NotOurBucket: another daemon writes here now.
+            BucketError: the bucket is unreachable; the changes are due again.
         """
         due = dict.fromkeys([*self._disk.due, *islice(self._uncompared, COMPARED_AT_ONCE)])
         if not due:
@@ -253,8 +252,8 @@ class BucketWriter:
         return is_whole
 
     def tidy(self) -> None:
-        """Erase in the bucket what was erased on the disk, remove what is too old, and write a full round, where due.
-        Raises BucketError: something is left to do, and is done by the next call."""
+        """Erase in the bucket text erased on the disk, remove what is too old, and write a full round if due. Raises
+        BucketError: something is left to do; the next call resumes."""
         if self._uncompared:
             return
         at = self._now_us()
@@ -277,7 +276,7 @@ class BucketWriter:
     # -- a round ---------------------------------------------------------------------------------------------------
 
     def _add(self, folder: str) -> bool:
-        """Add what has changed in a folder to the batch; what cannot be read now is left for the next round: False."""
+        """Add the changes in a folder to the batch. Return False if a file is unreadable now: it stays due."""
         batch = self._batch
         size, count = batch.size, len(batch.data)
         noted = batch.taken[folder] = self._disk.take(folder)
@@ -292,7 +291,7 @@ class BucketWriter:
             raise
         except StoreError as error:
             self._disk.note_again(folder, noted)
-            batch.size = size  # none of it, as the journal must not be newer than the log
+            batch.size = size  # none of it, because the journal must not be newer than the log
             del batch.data[count:]
             if not isinstance(error, MovedMeanwhile) and folder not in self._unread:
                 told = "a folder cannot be backed up now; it is tried again"
@@ -305,9 +304,8 @@ class BucketWriter:
         return True
 
     def _files(self, folder: str) -> Iterator[tuple[str, Path, bool]]:
-        """Yield the files of a folder in the order in which they are to be read: name, path, and whether it is full, so
-        that nothing is ever appended to it. Raises MovedMeanwhile: the file that is appended to was rotated after it
-        was read."""
+        """Yield the files of a folder in the order of reading: name, path, and whether it is full, so that nothing is
+        ever appended. Raises MovedMeanwhile: the active file was rotated after it was read."""
         disk, base = self._disk, self._data_dir / folder
         if not folder:
             audit, ledger = AuditLayout(base), erasures_dir(base)
@@ -334,7 +332,7 @@ class BucketWriter:
     def _change(
         self, folder: str, name: str, path: Path, is_full: bool, known: KnownFile | None, is_noted: bool
     ) -> FileChange | None:
-        """Read what the bucket lacks of a file, and send it if it gets an object of its own; None: it has it all."""
+        """Read the bytes of a file that the bucket lacks, and send them if it gets its own object; None if none."""
         disk, identity = self._disk, self._disk.identity(path)
         size, changed_at = disk.size(path) or 0, disk.changed_at(path)
         if (folder, name) in self._anew or (known is not None and len(known.extents) >= EXTENTS_MAX):
@@ -358,7 +356,7 @@ class BucketWriter:
         return FileChange(folder, name, "grown" if start else "new", file)
 
     def _read(self, path: Path, identity: Hashable, start: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes of a file. Raises MovedMeanwhile: the path names another one by now, or a shorter one."""
+        """Yield the bytes of a file. Raises MovedMeanwhile: the path now names another file, or a shorter one."""
         for offset in range(start, end, _PIECE_BYTES):
             wanted = min(_PIECE_BYTES, end - offset)
             try:
@@ -386,7 +384,7 @@ class BucketWriter:
                 for one in data:
                     crc = zlib.crc32(one, crc)
                     yield one
-            except StoreError as error:  # the library that asks for them makes its own of it
+            except StoreError as error:  # obstore replaces it by an error of its own
                 failed.append(error)
                 raise
 
@@ -398,7 +396,7 @@ class BucketWriter:
         return self._alone[mark]
 
     def _flush(self, at: int, *, is_whole: bool) -> None:
-        """Write the batch as a round, unless it has nothing; `is_whole`: all that there was is in the bucket then."""
+        """Write the batch as a round, unless it is empty; `is_whole`: everything present is then in the bucket."""
         batch, is_whole = self._batch, self._is_whole or is_whole
         if batch.changes or is_whole != self._is_whole:
             self._write(RoundHeader(at=at, is_whole=is_whole, changes=tuple(batch.changes)), batch.data)
@@ -427,12 +425,12 @@ class BucketWriter:
         self._full_at, self._rounds_since = self._last_at, 0
 
     def _erase(self) -> bool:
-        """Carry out in the bucket what was erased on the disk since; whether that could be done."""
+        """Apply to the bucket the erasures on the disk since. Return whether all were applied."""
         found = read_erasures(self._disk, erasures_dir(self._data_dir))[0]
         new = [one for one in found if one.done_at is not None and one.id not in self._catalog.erasures]
         if not new:
             return True
-        if not self.round():  # the last one may have looked at a folder before it was erased in
+        if not self.round():  # the last one may have read a folder before an erasure in it
             return False
         at, folders = self._now_us(), tuple(sorted({one.topic_id for one in new}))
         files = [(folder, self._catalog.files(folder)) for folder in folders]
@@ -446,7 +444,7 @@ class BucketWriter:
     # -- whose it is -----------------------------------------------------------------------------------------------
 
     def _identify(self) -> None:
-        """Make sure that the prefix is this directory's, or becomes it."""
+        """Make sure that the prefix belongs to this directory, or claim it."""
         path = self._data_dir / BUCKET_NAME
         own = self._disk.read(path).decode("ascii", "replace").strip() if self._disk.size(path) else ""
         stored = self.bucket.get(IDENTITY_KEY)
@@ -455,7 +453,7 @@ class BucketWriter:
             own = own or self._random(16).hex()
             replace_file(self._disk, path, f"{own}\n".encode())
             self.bucket.put(IDENTITY_KEY, msgspec.json.encode(Identity(1, own, key_id)))
-            stored = self.bucket.get(IDENTITY_KEY)  # another one may have begun at this moment
+            stored = self.bucket.get(IDENTITY_KEY)  # another directory may have claimed it at this moment
         identity = read_identity(stored, self.bucket)
         if identity.directory != own:
             raise NotOurBucket(
@@ -469,8 +467,8 @@ class BucketWriter:
             )
 
     def _found(self, rounds: Rounds, last: RoundName | None) -> tuple[Catalog, bool]:
-        """The state of the bucket after the generations before, and whether that was whole once. Files whose objects
-        are gone, or shorter than they were, are not in it: the next rounds send them again."""
+        """Return the state of the bucket after the previous generations, and whether it was ever whole. Files whose
+        objects are gone or too short are left out: the next rounds send them again."""
         if last is None:
             return Catalog(), False
         try:
@@ -515,9 +513,8 @@ def _crc_of(pieces: Iterable[bytes]) -> int:
 
 
 def _cleaned(bucket: Bucket, catalog: Catalog, since: int) -> Collection[tuple[str, str]]:
-    """Remove objects that no time from `since` on needs. Return the files (folder, name) to be written anew: they have
-    pieces in old rounds of which less than half is in use. Raises BucketError: not all is removed; the next time goes
-    on."""
+    """Remove objects that no time from `since` on needs. Return the files (folder, name) to rewrite, because less than
+    half of an old round with their pieces is in use. Raises BucketError: not all is removed; the next call resumes."""
     rounds, used = Rounds(bucket), Counter[str]()
     base = next((name for name in reversed(rounds.moments) if name.is_full and name.at <= since), None)
     if base is None:
@@ -539,7 +536,7 @@ def _cleaned(bucket: Bucket, catalog: Catalog, since: int) -> Collection[tuple[s
 
 
 def _blank(bucket: Bucket, catalog: Catalog, folders: Collection[str]) -> None:
-    """Remove all bytes of these folders that they do not have now. Raises BucketError: not all of it is done."""
+    """Remove all bytes of these folders that their present files do not use. Raises BucketError: it is not finished."""
     in_use = {extent for folder in folders for file in catalog.files(folder).values() for extent in file.extents}
     rounds = Rounds(bucket)
     for name, header in rounds.headers([one for one in rounds.every if not one.is_full]):
@@ -561,15 +558,15 @@ def _blank(bucket: Bucket, catalog: Catalog, folders: Collection[str]) -> None:
 
 
 class BackupHealth(msgspec.Struct, frozen=True):
-    """The backup as it is now."""
+    """The present state of the backup."""
 
     bucket: str
     lag_seconds: float
-    """The cost of a lost disk: the age of the last moment up to which all is in the bucket."""
+    """The cost of a lost disk: seconds since the last moment up to which everything is in the bucket."""
     trouble: str | None
     """The last error, until it works again."""
     topics_left: int
-    """Topics that were there at the start, and are not compared with the bucket yet."""
+    """Topics present at the start that are not yet compared with the bucket."""
     requests: int
     bytes_sent: int
     """Since the start, as `requests`."""
@@ -589,7 +586,7 @@ class BucketTender:
 
     @classmethod
     def of(cls, config: Config, disk: LocalDisk, env: Mapping[str, str]) -> BucketTender | None:
-        """Return the backup that the settings ask for, not begun; None: there is none.
+        """Return the backup of the settings, not begun; None if there is none.
 
         `disk`: the one of the data directory, below its encryption. Raises BucketError: obstore is not installed, or
         the settings contradict each other.
@@ -603,11 +600,11 @@ class BucketTender:
         return cls(writer, settings.seconds)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, seconds_max: float) -> None:
-        """Write the last changes, and end; what a slow bucket has not taken by then, the next start sends."""
+        """Write the last changes, and end; the next start sends what a slow bucket has not accepted by then."""
         self._stop.set()
         self._thread.join(seconds_max)
         if self._thread.is_alive():
@@ -620,7 +617,7 @@ class BucketTender:
 
     @property
     def health(self) -> BackupHealth:
-        """The backup as it is now."""
+        """The present state of the backup."""
         bucket = self._writer.bucket
         left, sent = self._writer.to_compare, (bucket.requests, bucket.bytes_sent)
         return BackupHealth(bucket.url, round(self.lag_seconds, 3), self._trouble, left, *sent)
@@ -634,7 +631,7 @@ class BucketTender:
             self._stop.wait(wait)
 
     def step(self) -> float:
-        """Do what is due now; return the seconds until there is more to do."""
+        """Do the work that is due; return the seconds until there is more."""
         began = self._clock()
         try:
             if not self._writer.is_begun:

@@ -1,12 +1,12 @@
-"""`memd encrypt on`, `off` and `rekey`: a whole data directory gets other keys, topic by topic.
+"""`memd encrypt on`, `off` and `rekey`: re-encrypt a whole data directory with other keys, topic by topic.
 
-Rule: a topic is written anew beside the old one, read back and compared, and only then put in its place; whatever is
-interrupted goes on where it stopped when the command is run again, and until then memd serves nothing. The old files
-are overwritten as far as the disk lets one.
+Rule: a new copy of a topic is written beside the old one, read back and compared, and only then put in its place. An
+interrupted command resumes when it is run again, and until then memd serves nothing. The old files are overwritten as
+far as the disk allows.
 
     memd.key      state encrypting, decrypting or renewing          until all is done
-    .memd-encrypting/new-TOPIC   the new folder, until it is whole; it then becomes TOPIC
-    .memd-encrypting/old-TOPIC   the old folder, from the moment in which the new one was whole until it is wiped
+    .memd-encrypting/new-TOPIC   the new folder, until it is complete; it then becomes TOPIC
+    .memd-encrypting/old-TOPIC   the old folder, from the completion of the new one until it is wiped
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class ConversionReport(msgspec.Struct):
     """The outcome of a conversion."""
 
     topics: int = 0
-    """That were written anew this time."""
+    """Topics rewritten in this run."""
     bytes_written: int = 0
-    """Plain ones."""
+    """Plain bytes."""
     kept_elsewhere: list[Path] = []
-    """Old files whose bytes could not be overwritten: a backup shares them, or the disk does not let one."""
+    """Old files that could not be overwritten: a backup shares them, or the disk does not allow it."""
 
 
 def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> ConversionReport:
-    """Encrypt a data directory, or go on where that was interrupted. Raises WrongKey: it is encrypted already, or with
-    another key; StoreError: a daemon runs on it, or a file cannot be read or written. Done again, it goes on."""
+    """Encrypt a data directory, or resume that. Raises WrongKey: it is encrypted already, or with another key;
+    StoreError: a daemon runs on it, or a file cannot be read or written. Resumable."""
     path = data_dir / layout.KEY_NAME
     with disk.lock(data_dir / layout.LOCK_NAME):
         if disk.size(path) is None:
@@ -64,8 +64,8 @@ def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
 
 
 def decrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> ConversionReport:
-    """Write a data directory in plain text again, or go on where that was interrupted. Raises WrongKey: it is not
-    encrypted, or with another key; StoreError: see `encrypt`."""
+    """Rewrite a data directory in plain text, or resume that. Raises WrongKey: it is not encrypted, or with another
+    key; StoreError: see `encrypt`."""
     with disk.lock(data_dir / layout.LOCK_NAME):
         _check_encrypted(disk, data_dir)
         directory, key, _ = _opened(disk, data_dir, master, "decrypting", "")
@@ -78,10 +78,10 @@ def decrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
 def rekey(
     data_dir: Path, master: MasterKey, new: MasterKey, disk: LocalDisk, tell: Tell, *, data: bool
 ) -> ConversionReport:
-    """Wrap the keys of a data directory with another master key; with `data`, give all of it new keys as well.
+    """Wrap the keys of a data directory with another master key; with `data`, also re-encrypt everything with new keys.
 
     Raises:
-        WrongKey: it is not encrypted, or with another key than `master` (and `new`, where this was interrupted).
+        WrongKey: it is not encrypted, or with another key than `master` (or `new`, when resuming).
         StoreError: see `encrypt`.
     """
     path = data_dir / layout.KEY_NAME
@@ -101,7 +101,7 @@ def rekey(
 
 
 class _Conversion:
-    """Writes what is under a key of the directory, or plain text (None), anew under another one."""
+    """Rewrites all that is encrypted with a key of the directory, or plain text (None), with another one."""
 
     def __init__(
         self, data_dir: Path, disk: LocalDisk, directory: str, former: DataKey | None, key: DataKey | None, tell: Tell
@@ -168,7 +168,7 @@ class _Conversion:
         for name in plain_files.names(old):
             one, other = old / name, new / name
             if name.endswith(TEMPORARY_SUFFIX) or name == layout.TOPIC_KEY_NAME or one == lexical:
-                continue  # what was being written, the old key, what is rebuilt
+                continue  # unfinished files, the old key, and what is rebuilt
             if plain_files.is_directory(one):
                 self._copy_folder(one, other)
             else:
@@ -176,14 +176,14 @@ class _Conversion:
         plain_files.sync_directory(new)
 
     def _copy(self, old: Path, new: Path) -> None:
-        """Copy a file, and compare what can be read of the copy."""
+        """Copy a file, and compare the readable part of the copy."""
         written = write_pieces(self._target, new, pieces_of(self._source, old))
         if self._target.size(new) != written.bytes or checksum_of(self._target, new, written.bytes) != written:
             raise StoreError(f"{new}: what was written is not what is read back; check the disk, then run this again")
         self._report.bytes_written += written.bytes
 
     def _no_topics(self, path: Path) -> None:
-        """Write a file anew that the key of the directory encrypts."""
+        """Rewrite a file that the key of the directory encrypts."""
         if self._plain_files.size(path) is None or self._is_written(path):
             return
         temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
@@ -191,7 +191,7 @@ class _Conversion:
         put_in_place(self._plain_files, temporary, path, self._wiper)
 
     def _is_written(self, path: Path) -> bool:
-        """Whether such a file is as the target has it."""
+        """Return whether such a file is already as the target writes it."""
         header = decode_any_header(self._plain_files.read_at(path, 0, HEADER_BYTES))
         is_encrypted = header is not None and header.flags == FLAG_ENCRYPTED
         if self._key is None or header is None or not is_encrypted:
@@ -214,8 +214,8 @@ def _check_encrypted(disk: LocalDisk, data_dir: Path) -> None:
 def _opened(
     disk: LocalDisk, data_dir: Path, master: MasterKey, state: State, if_whole: str
 ) -> tuple[str, DataKey, DataKey | None]:
-    """The id and the keys of a directory that is whole, or in the state that the command has left; a reason `if_whole`
-    refuses."""
+    """Return the id and the keys of a directory that is whole, or that the same command left unfinished. Raises
+    WrongKey if it is whole and `if_whole` gives a reason."""
     path = data_dir / layout.KEY_NAME
     found = read_key_file(disk, path, DirectoryKeyFile)
     key, former = master.opened(path, found)

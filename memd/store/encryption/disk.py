@@ -1,13 +1,13 @@
-"""The disk of a data directory: as it is, or one over it on which whatever holds text or vectors is encrypted; files
-are read and appended to by plain offsets.
+"""The disk of a data directory: plain, or a layer that encrypts all files with text or vectors. Files are read and
+appended to by plain offsets.
 
 Rule: a directory is encrypted if it has a `memd.key`. Without its key nothing is read and nothing written; with a key,
-one that has topics in plain text is refused: `memd encrypt` is asked for, never done by the way.
+a directory with topics in plain text is refused: only `memd encrypt` converts it.
 
-Nothing of a topic reaches the disk below but as frames, temporary files included. What is no topic's (the lock,
-addresses, key files, embedding models) passes as it is. What cannot be opened reads as zeros, never as other bytes. A
-file in which nothing can be opened, though there is something, is refused unless its header names the key: with the
-wrong one, all that follows would take it for lost.
+Topics reach the disk below only as frames, temporary files included. Files of no topic (the lock, addresses, key files,
+embedding models) pass unchanged. Undecryptable bytes read as zeros, never as other bytes. A file without a readable
+frame is refused, unless it is empty or its header names the key: with a wrong key, the caller would take all of it for
+lost.
 """
 
 from __future__ import annotations
@@ -75,26 +75,26 @@ UNFINISHED = {
         ("renewing", "encrypted anew", "rekey --data"),
     )
 }
-"""A directory in which a command was begun, as said of it; by `DirectoryKeyFile.state`."""
+"""By `DirectoryKeyFile.state`: the words for a directory with an unfinished command."""
 _OWN_KINDS = (MAGIC_LOG, MAGIC_JOURNAL, MAGIC_META)
 
 _PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
-"""Of the data directory: what is in them quotes nothing, but for the digests of what is being erased."""
+"""Folders in the data directory that quote no text, except the digests of pending erasures."""
 _OF_THE_DISK_BELOW = (
     *("identity", "names", "is_directory", "changed_at", "may_write", "make_directory", "remove_directory", "link"),
     *("sync", "close", "sync_directory", "lock", "confirm_lock", "is_locked", "room", "try_writing"),
 )
-"""Names, locks and the disk itself know nothing of encryption."""
+"""Names, locks and the disk itself do not depend on encryption."""
 _OTHER_FILES = ("rename", "remove", "wipe", "replace_wiping")
-"""After these a path names another file, or none."""
+"""These change the file that a path names."""
 _FILES_KEPT = 1024
 AnyResult = TypeVar("AnyResult")
 _FOLDERS_KEPT = 65_536
 
 
 def check_header(data: bytes, key: DataKey, path: Path) -> bool:
-    """Whether a file begins with an intact header of an encrypted file. Raises ForeignFile: it is not encrypted, though
-    its neighbours are, or under another key."""
+    """Return whether a file begins with an intact header of an encrypted file. Raises ForeignFile: it is not encrypted,
+    unlike its neighbours, or with another key."""
     header = decode_any_header(data)
     if header is None:
         return False
@@ -119,18 +119,18 @@ def header_of(key: DataKey, data: bytes) -> bytes:
 
 
 class EncryptedDisk(LocalDisk):
-    """A disk that encrypts over another one; see the module. For any thread."""
+    """A disk that encrypts over another one; see the module. Thread-safe."""
 
     def __init__(self, disk: LocalDisk, directory: str, key: DataKey, *data_dirs: Path) -> None:
-        """`directory`: the id of the data directory; `key`: its own, which wraps those of topics; `data_dirs`: where it
-        is, and copies of it. All other paths pass as they are."""
+        """`directory`: the id of the data directory; `key`: its key, which wraps those of topics; `data_dirs`: its
+        path, and copies of it. All other paths pass unchanged."""
         self.plain_files = disk
         """The disk below."""
         self._directory, self._directory_key, self._data_dirs = directory, key, data_dirs
         self._keys: dict[Path, DataKey] = {}
         self._keys_lock = threading.Lock()
         self._tables: OrderedDict[Path, tuple[Hashable, FrameTable]] = OrderedDict()
-        """The frames of files, and the identity that each had when they were looked for."""
+        """The frames of files, each with the file's identity when they were read."""
         self._folder = lru_cache(_FOLDERS_KEPT)(self._folder_of)
         self._lock = threading.Lock()
         for name in _OF_THE_DISK_BELOW:
@@ -139,7 +139,7 @@ class EncryptedDisk(LocalDisk):
             setattr(self, name, self._forgetting(getattr(disk, name)))
 
     def with_copy(self, data_dir: Path) -> EncryptedDisk:
-        """Return a disk that reads and writes a copy of the data directory, too."""
+        """Return a disk that also reads and writes a copy of the data directory."""
         return EncryptedDisk(self.plain_files, self._directory, self._directory_key, *self._data_dirs, data_dir)
 
     # Reading
@@ -152,7 +152,7 @@ class EncryptedDisk(LocalDisk):
         try:
             key = self._key(path)
             return raw_size if key is None else self._table(path, key).size(raw_size)
-        except StoreError:  # whoever reads the file is told
+        except StoreError:  # reading the file raises it
             return raw_size
 
     def read(self, path: Path) -> bytes:
@@ -167,10 +167,10 @@ class EncryptedDisk(LocalDisk):
         if key is None:
             return self.plain_files.read_pieces(path, pieces)
         found: list[bytes] = []
-        for _ in range(2):  # again where the file was replaced, or cut and written anew by another process, meanwhile
+        for _ in range(2):  # a second time if another process replaced, or cut and rewrote, the file meanwhile
             raw_size = self.plain_files.size(path)
             if not raw_size:
-                return self.plain_files.read_pieces(path, pieces)  # raises where there is no file
+                return self.plain_files.read_pieces(path, pieces)  # raises if there is no file
             table = self._table(path, key)
             is_new = table.place == HEADER_BYTES
             begins = self.plain_files.read_at(path, 0, HEADER_BYTES + FRAME_BYTES_MAX) if is_new else b""
@@ -203,7 +203,7 @@ class EncryptedDisk(LocalDisk):
         self.plain_files.append(path, data, identity)
 
     def cut(self, path: Path, size: int) -> None:
-        """See LocalDisk. Where that is within a frame, another file takes its place; a crash leaves one of the two."""
+        """See LocalDisk. A cut within a frame replaces the file; a crash leaves one of the two."""
         key = self._key(path, writing=True)
         if key is None:
             self.plain_files.cut(path, size)
@@ -217,7 +217,7 @@ class EncryptedDisk(LocalDisk):
             self.plain_files.cut(path, kept.place)
 
     def _whole_table(self, path: Path, key: DataKey) -> FrameTable | None:
-        """The frames of a file; None if it has not even a header."""
+        """Return the frames of a file; None if it lacks a header."""
         raw_size = self.plain_files.size(path) or 0
         if raw_size < HEADER_BYTES:
             return None
@@ -260,8 +260,8 @@ class EncryptedDisk(LocalDisk):
         return self._folder(path) is not None
 
     def _folder_of(self, path: Path) -> Path | None:
-        """The folder whose key encrypts a file: a topic's, or the data directory for what is no topic's; None: no key
-        does."""
+        """Return the folder whose key encrypts a file: a topic's, or the data directory for files of no topic; None if
+        it is not encrypted."""
         data_dir = next((one for one in self._data_dirs if path.is_relative_to(one)), None)
         if data_dir is None:
             return None
@@ -271,7 +271,7 @@ class EncryptedDisk(LocalDisk):
             return data_dir if name in (RECEIPTS_NAME, RECEIPTS_OLD_NAME) else None
         if parts[0] == ERASURES_NAME and len(parts) == 2 and name.endswith(DIGESTS_SUFFIX):
             return data_dir
-        is_aside = parts[0] == ERASURES_NAME and len(parts) > 2  # a topic's folder, put aside
+        is_aside = parts[0] == ERASURES_NAME and len(parts) > 2  # a topic's folder, moved aside
         depth = 2 if parts[0] == CONVERSION_NAME or is_aside else 1
         is_plain = len(parts) == depth + 1 and name in (TOPIC_KEY_NAME, FORMER_NAMES)
         if (parts[0] in _PLAIN_FOLDERS and not is_aside) or len(parts) <= depth or is_plain:
@@ -279,8 +279,8 @@ class EncryptedDisk(LocalDisk):
         return data_dir.joinpath(*parts[:depth])
 
     def _key(self, path: Path, *, writing: bool = False) -> DataKey | None:
-        """The key that encrypts a file; None: it is not encrypted. Who is `writing` to a folder without files gets a
-        new one. Raises WrongKey: there are files, and no key that fits."""
+        """Return the key that encrypts a file; None if it is not encrypted. With `writing`, a folder without files gets
+        a new key. Raises WrongKey: there are files, and no matching key."""
         folder = self._folder(path)
         if folder is None or folder in self._data_dirs:
             return None if folder is None else self._directory_key
@@ -326,7 +326,7 @@ class EncryptedDisk(LocalDisk):
         return changed
 
     def _forget(self, path: Path) -> None:
-        """Read a file's frames again, and the key of a topic whose folder or key file it is."""
+        """Drop a file's frames from the cache, and a topic's key if the path is its folder or key file."""
         with self._lock:
             self._tables.pop(path, None)
         with self._keys_lock:
@@ -348,11 +348,11 @@ def disk_for(
 
     Args:
         plain: the disk below.
-        creating: a directory without topics becomes an encrypted one if there is a key.
+        creating: encrypts a directory without topics if there is a key.
 
     Raises:
         WrongKey: the key is missing, or not the one of this directory; or it is not encrypted yet.
-        StoreError: encryption is asked for, and its package is not installed; or it is a restoration that is not whole.
+        StoreError: encryption is requested, and its package is not installed; or the restoration is not finished.
     """
     disk = plain or LocalDisk()
     check_restored(disk, data_dir)
@@ -375,7 +375,7 @@ def disk_for(
 
 
 def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
-    """Return the id of the key that wraps those of the topics; None: the directory is not encrypted. Raises WrongKey:
+    """Return the id of the key that wraps those of the topics; None if the directory is not encrypted. Raises WrongKey:
     its `memd.key` is damaged."""
     path = data_dir / KEY_NAME
     if disk.size(path) is None:
@@ -384,7 +384,7 @@ def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
 
 
 def check_not_lost(disk: LocalDisk, data_dir: Path) -> None:
-    """Make sure that a directory without `memd.key` has not merely lost it. Raises WrongKey: it has."""
+    """Make sure that a directory without `memd.key` has not lost it. Raises WrongKey: it has."""
     for topic_id in topic_folders_in(disk, data_dir):
         layout = TopicLayout(data_dir, topic_id)
         has_key = disk.size(layout.key) is not None
@@ -397,7 +397,7 @@ def check_not_lost(disk: LocalDisk, data_dir: Path) -> None:
 
 
 def _is_encrypted(disk: LocalDisk, layout: TopicLayout) -> bool:
-    """Whether a file of a topic that has no key says that it is encrypted."""
+    """Return whether a file of a topic without a key has the header of an encrypted one."""
     paths = (layout.active, layout.hot, layout.forbidden, *map(layout.bin, layout.segment_ids(disk)))
     headers = (decode_any_header(disk.read_at(one, 0, HEADER_BYTES)) for one in paths if disk.size(one))
     return any(one is not None and one.flags == FLAG_ENCRYPTED for one in headers)
@@ -427,8 +427,8 @@ def master_key(settings: EncryptionSettings) -> MasterKey:
 
 
 def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> EncryptedDisk:
-    """Return the encrypted disk of a directory that has a `memd.key`. Raises WrongKey: the key is not its own, or a
-    command over it was not finished."""
+    """Return the encrypted disk of a directory that has a `memd.key`. Raises WrongKey: the key is not the directory's,
+    or a conversion of it is unfinished."""
     path = data_dir / KEY_NAME
     found = read_key_file(disk, path, DirectoryKeyFile)
     key, _ = master.opened(path, found)
@@ -438,7 +438,7 @@ def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> Encryp
 
 
 def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:
-    """Make a new directory an encrypted one, unless another process has just done so."""
+    """Encrypt a new directory, unless another process has just done so."""
     make_folder(disk, data_dir)
     with disk.lock(data_dir / LOCK_NAME):
         if disk.size(data_dir / KEY_NAME) is None:
@@ -447,6 +447,6 @@ def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:
 
 
 def check_installed() -> None:
-    """Raise StoreError unless the package that encrypts is installed."""
+    """Raise StoreError unless the encryption package is installed."""
     if find_spec("cryptography") is None:
         raise StoreError(_INSTALL)

@@ -1,7 +1,7 @@
 """The codec of encrypted files: plain bytes ⇄ frames that are encrypted one by one.
 
-Rule: never opens a file. Every frame can be opened by itself with the topic's key, so damage costs its own frame alone;
-bytes that cannot be opened read as zeros, which are no record, and so they are recovered from like any other damage.
+Rule: never opens a file. The topic's key opens every frame independently, so damage costs only its own frame.
+Undecryptable bytes read as zeros, which are no record, so recovery is the same as from other damage.
 
     | header, 80 bytes (see log/format.py; flags 1, `topic` is the id of the key) | frame | frame | ...
 
@@ -9,14 +9,14 @@ bytes that cannot be opened read as zeros, which are no record, and so they are 
     | magic | length | number | start  | salt | nonce | ciphertext      | tag      | length   |
     | 4     | u32    | u32    | u64    | 16   | 12    | length bytes    | 16       | u32      |
 
-    number   of the frame, from 0; one that is missing, was moved or repeated is noticed
-    start    the plain offset of its first byte: what was in a frame that is lost reads as zeros
-    salt     drawn for each file, the same in all its frames, so that none can be moved to another file; HKDF-SHA256
-             makes the file's key of it and the topic's key
-    nonce    drawn for each frame, so that what is written again where something was cut off shares no nonce with it
-    length   once more at the end, so that the size of a file is found without reading it
+    number   of the frame, from 0, to detect a missing, moved or repeated frame
+    start    the plain offset of its first byte: the bytes of a lost frame read as zeros
+    salt     random for each file, the same in all its frames, so that none can be moved to another file; HKDF-SHA256
+             derives the file's key from it and the topic's key
+    nonce    random for each frame, so that bytes rewritten after a cut share no nonce with the old ones
+    length   repeated at the end, so that the size of a file is found without reading it
 
-All before the nonce is associated data. Random nonces are good for 2^32 frames (64 TiB) of one file.
+All bytes before the nonce are associated data. Random nonces are good for 2^32 frames (64 TiB) of one file.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 KEY_BYTES, KEY_ID_BYTES, SALT_BYTES, NONCE_BYTES = 32, 8, 16, 12
 PIECE_BYTES = 16 << 10
-"""Plain bytes of a frame at most: what is read, and what damage costs, at the least. Opened in 6 µs."""
+"""Limit on plain bytes per frame: the minimum that is read, and that damage costs. Decrypted in 6 µs."""
 _MAGIC = b"\x8fmd\xe5"
 _HEAD = struct.Struct("<4sIIQ16s")
 _LENGTH = struct.Struct("<I")
 _SEAL_BYTES = NONCE_BYTES + 16
-"""Of what is sealed beside the bytes themselves: nonce and tag."""
+"""Bytes added by sealing: nonce and tag."""
 FRAME_OVERHEAD = _HEAD.size + _SEAL_BYTES + _LENGTH.size
 FRAME_BYTES_MAX = PIECE_BYTES + FRAME_OVERHEAD
 _FIRST_READ_BYTES, _READ_BYTES = 32 << 10, 1 << 20
 _CIPHERS_KEPT = 1024
 ReadPieces = Callable[[Sequence[tuple[int, int]]], list[bytes]]
-"""(offset, length) of each → bytes of the encrypted file."""
+"""(offset, length) pairs → bytes of the encrypted file for each."""
 
 
 def derived(secret: bytes, salt: bytes, purpose: bytes, length: int = KEY_BYTES) -> bytes:
@@ -60,24 +60,24 @@ def derived(secret: bytes, salt: bytes, purpose: bytes, length: int = KEY_BYTES)
 
 
 class DataKey:
-    """A key with which files and other keys are sealed. Any thread may use it."""
+    """A key that seals files and other keys. Thread-safe."""
 
     def __init__(self, secret: bytes) -> None:
         """`secret`: KEY_BYTES random bytes."""
         assert len(secret) == KEY_BYTES, "a key of AES-256"
         self.secret = secret
         self.id = derived(secret, b"", b"key id", KEY_ID_BYTES)
-        """Tells keys apart; says nothing of the key."""
+        """Distinguishes keys; reveals nothing of the key."""
         self._cipher = lru_cache(_CIPHERS_KEPT)(lambda salt: _cipher(derived(secret, salt, b"file")))
 
     def seal(self, data: bytes | memoryview, salt: bytes, bound: bytes) -> bytes:
-        """Encrypt with the key that `salt` makes of this one: a nonce, ciphertext and tag. `bound`: where that belongs,
-        without which it cannot be opened."""
+        """Encrypt with the key derived from this one and `salt`: a nonce, ciphertext and tag. `bound`: associated data
+        of its place, required to open it."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         return nonce + self._cipher(salt).encrypt(nonce, data, bound)
 
     def opened(self, sealed: bytes, salt: bytes, bound: bytes) -> bytes | None:
-        """Return what was sealed; None if it is not as this key has sealed it."""
+        """Return the sealed data; None unless this key sealed it for this place."""
         from cryptography.exceptions import InvalidTag
 
         with suppress(InvalidTag, ValueError):
@@ -92,7 +92,7 @@ def _cipher(key: bytes) -> AESGCM:
 
 
 class Frame(NamedTuple):
-    """The head of one frame, as it stands there."""
+    """The head of one frame."""
 
     place: int
     """Offset in the encrypted file."""
@@ -108,12 +108,12 @@ class Frame(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of the whole frame."""
+        """Size of the whole frame."""
         return self.length + FRAME_OVERHEAD
 
 
 def frames_of(data: bytes, key: DataKey, salt: bytes, *, start: int, number: int) -> list[bytes]:
-    """Encrypt `data` as frames from the plain offset `start` on, the first of which has this number."""
+    """Encrypt `data` as frames from the plain offset `start` on; `number` is that of the first."""
     view, frames = memoryview(data), list[bytes]()
     for at in range(0, len(data), PIECE_BYTES):
         piece = view[at : at + PIECE_BYTES]
@@ -123,7 +123,7 @@ def frames_of(data: bytes, key: DataKey, salt: bytes, *, start: int, number: int
 
 
 def frame_at(data: bytes, at: int, base: int = 0) -> Frame | None:
-    """Return the frame that begins at `data[at]`, whose place is `base` + `at`; None if there is no whole one."""
+    """Return the frame that begins at `data[at]`, whose place is `base` + `at`; None unless it is complete."""
     if at < 0 or at + FRAME_OVERHEAD > len(data):
         return None
     magic, length, number, start, salt = _HEAD.unpack_from(data, at)
@@ -135,30 +135,30 @@ def frame_at(data: bytes, at: int, base: int = 0) -> Frame | None:
 
 
 def opened(key: DataKey, data: bytes, at: int, frame: Frame) -> bytes | None:
-    """Return the contents of a frame, which stands at `data[at]`; None if it is not as this key has written it."""
+    """Return the contents of a frame at `data[at]`; None unless this key wrote it."""
     body = at + _HEAD.size
     return key.opened(data[body : body + _SEAL_BYTES + frame.length], frame.salt, data[at:body])
 
 
 class FrameTable:
-    """The frames of a file, found from its beginning as far as somebody asked, and what is in them. Any thread."""
+    """The frames of a file, read from its beginning as far as requested, and their contents. Thread-safe."""
 
     def __init__(self, key: DataKey, read_pieces: ReadPieces) -> None:
         self.key = key
         self.place = HEADER_BYTES
-        """Just after the last frame that was found, in the encrypted file."""
+        """Offset in the encrypted file just after the last known frame."""
         self.end = 0
-        """The plain offset up to there."""
+        """The corresponding plain offset."""
         self.number = 0
-        """Of the next frame."""
+        """Number of the next frame."""
         self.salt: bytes | None = None
-        """Of the file; None: no frame of it is known."""
+        """The file's salt; None until a frame is known."""
         self._read_pieces = read_pieces
         self._lock = threading.RLock()
         self._frames: list[Frame] = []
 
     def size(self, raw_size: int) -> int:
-        """Return the plain size of a file of so many encrypted bytes."""
+        """Return the plain size of a file with this encrypted size."""
         with self._lock:
             if self.place != raw_size and (frame := self._last_frame(raw_size)) is not None:
                 return frame.end
@@ -166,7 +166,7 @@ class FrameTable:
             return self.end + self._tail_of(raw_size)
 
     def read(self, raw_size: int, pieces: Sequence[tuple[int, int]]) -> tuple[list[bytes], bool]:
-        """Read (offset, length) pieces, and say whether all of their frames could be opened."""
+        """Read (offset, length) pieces. Return them, and whether all of their frames could be decrypted."""
         wanted: list[tuple[int, int, list[Frame]]] = []
         with self._lock:
             for offset, length in pieces:
@@ -183,7 +183,7 @@ class FrameTable:
         return [_joined(*one, contents) for one in wanted], None not in contents.values()
 
     def _last_frame(self, raw_size: int) -> Frame | None:
-        """The frame with which the file ends, found by its end alone; None unless it is whole."""
+        """Return the last frame of a file, found from its end alone; None unless it is complete."""
         length = max(0, min(FRAME_BYTES_MAX, raw_size - HEADER_BYTES))
         [data] = self._read_pieces([(raw_size - length, length)])
         if len(data) < FRAME_OVERHEAD:
@@ -193,7 +193,7 @@ class FrameTable:
         return None if frame is None or opened(self.key, data, frame.place, frame) is None else frame
 
     def _tail_of(self, raw_size: int) -> int:
-        """How many zeros stand for what is behind the last frame: an interrupted write, or damage."""
+        """Return the number of zeros that replace the bytes after the last frame: an interrupted write, or damage."""
         return raw_size - self.place if raw_size >= self.place else raw_size
 
     def cover(self, size: int, upto: int | None = None) -> None:
@@ -206,7 +206,7 @@ class FrameTable:
                     break
 
     def following(self, data: bytes) -> bytes:
-        """Encrypt what is to be written behind the frames; the table has it once that was covered."""
+        """Encrypt data to write after the frames; the table includes it after the next `cover`."""
         salt = self.salt or secrets.token_bytes(SALT_BYTES)
         return b"".join(frames_of(data, self.key, salt, start=self.end, number=self.number))
 
@@ -216,25 +216,25 @@ class FrameTable:
         return self._frames[first : bisect_left(self._frames, end, key=lambda frame: frame.start)]
 
     def upto(self, end: int) -> FrameTable | None:
-        """Return the table of the frames up to a plain offset; None if that is none at which a frame ends."""
+        """Return the table of the frames up to a plain offset; None if no frame ends there."""
         kept = FrameTable(self.key, self._read_pieces)
         for frame in self.overlapping(0, end):
             kept._add(frame)
         return kept if kept.end == end else None
 
     def _follow(self, data: bytes) -> bool:
-        """Take frames from the beginning of `data` as long as each continues the one before; whether there was one."""
+        """Add frames from the beginning of `data` while each continues the one before. Return whether there was one."""
         at, base, found = 0, self.place, False
         while (frame := frame_at(data, at, base)) is not None and frame.number == self.number:
             is_plain = frame.start == self.end and frame.salt == self.salt
             if not is_plain and not self._is_of_file(frame, data, at):
-                break  # only a frame that is known to be of this file begins it, or leaves out bytes
+                break  # only an authenticated frame of this file may be the first, or leave out bytes
             self._add(frame)
             at, found = at + frame.bytes, True
         return found
 
     def _search(self, data: bytes) -> bool:
-        """Take the first whole frame somewhere in `data`, the rest of the file; False: there is none."""
+        """Add the first complete frame in `data`, the rest of the file. Return whether there is one."""
         at = data.find(_MAGIC)
         while at >= 0:
             frame = frame_at(data, at, self.place)
@@ -255,7 +255,7 @@ class FrameTable:
 
 
 def _joined(offset: int, length: int, frames: Sequence[Frame], contents: Mapping[Frame, bytes | None]) -> bytes:
-    """The plain bytes of a piece; zeros where a frame could not be opened."""
+    """Return the plain bytes of a piece, with zeros for undecryptable frames."""
     plain = bytearray(length)
     for frame in frames:
         if (data := contents[frame]) is not None:

@@ -1,13 +1,13 @@
-"""The keys: the master key, 32 bytes that the owner keeps in a file, a variable or on standard input; and on the disk
-`memd.key` of a directory, wrapped by the master key, and `topic.key` of each topic.
+"""The keys: the master key, 32 bytes that the owner keeps in a file, a variable or on standard input; and on the disk a
+directory's `memd.key`, wrapped by the master key, and each topic's `topic.key`.
 
-Rule: the master key is never part of a message; a file that others could read is refused before its contents are
-looked at. A key file is replaced as a whole, durably, and a key is on the disk before anything that it encrypts. A
-damaged key file, a wrong key and one of another directory are told apart.
+Rule: the master key never appears in a message; a file that others can read is refused before its contents are used. A
+key file is replaced as a whole, durably, and a key is on the disk before anything that it encrypts. Errors distinguish
+a damaged key file, a wrong key and another directory's key.
 
-`memd.key` and `topic.key` are JSON with a CRC32 over their other members. The master key wraps the key of the directory
-(with HKDF over the random id of the directory), that one the keys of topics, all with AES-256-GCM and random nonces.
-So `memd encrypt rekey` replaces one file, and who destroys a `topic.key` has destroyed what it encrypts.
+`memd.key` and `topic.key` are JSON with a CRC32 over their other members. The master key wraps the directory's key
+(with HKDF over the directory's random id), and that wraps the topics' keys, all with AES-256-GCM and random nonces. So
+`memd encrypt rekey` replaces one file, and destroying a `topic.key` destroys all that it encrypts.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from memd.store.encryption.frames import KEY_BYTES, DataKey, derived
 
 _FILE_BYTES_MAX = 4096
 OTHERS = 0o077
-"""Permissions of anybody but the owner."""
+"""Permissions of all but the owner."""
 _FORM = "32 bytes: as they are, as 64 hexadecimal digits or in base64 (`memd encrypt key FILE` makes one)"
 
 
 class MasterKey:
-    """The key under which the keys of data directories are wrapped."""
+    """The key that wraps the keys of data directories."""
 
     def __init__(self, secret: bytes) -> None:
         """`secret`: 32 bytes."""
         self._secret = secret
         self.id = derived(secret, b"", b"master id", 8).hex()
-        """Tells master keys apart; says nothing of the key."""
+        """Distinguishes master keys; reveals nothing of the key."""
 
     def wrapping(self, directory: bytes) -> DataKey:
         """Return the key that wraps those of one data directory."""
@@ -48,7 +48,7 @@ class MasterKey:
     def key_file(
         self, directory: str, key: DataKey, state: State = "whole", former: DataKey | None = None
     ) -> DirectoryKeyFile:
-        """Return the `memd.key` of a directory that holds these keys."""
+        """Return the `memd.key` of a directory with these keys."""
         by = self.wrapping(bytes.fromhex(directory))
         return DirectoryKeyFile(
             directory=directory,
@@ -60,8 +60,8 @@ class MasterKey:
         )
 
     def opened(self, path: Path, found: DirectoryKeyFile) -> tuple[DataKey, DataKey | None]:
-        """Open the directory's key, and the former one while keys are renewed. Raises WrongKey: this master key is not
-        that of the directory."""
+        """Open the directory's key, and the former one during a renewal. Raises WrongKey: this is not the directory's
+        master key."""
         if found.master != self.id:
             raise WrongKey(
                 f"{path.parent}: was encrypted with the key {found.master}, the one that was given is {self.id}: "
@@ -82,7 +82,7 @@ class MasterKey:
 
     @classmethod
     def in_file(cls, path: Path) -> MasterKey:
-        """Read the key in a file. Raises WrongKey: it holds none, or others than its owner may read it; StoreError: it
+        """Read the key in a file. Raises WrongKey: it has none, or others than its owner may read it; StoreError: it
         cannot be read."""
         data, mode = read_private(path, _FILE_BYTES_MAX)
         if mode & OTHERS:
@@ -91,8 +91,8 @@ class MasterKey:
 
 
 def new_key_file(path: Path) -> MasterKey:
-    """Make a key and write it, in base64, to a new file that only its owner may read. Raises StoreWriteFailed: there is
-    such a file, or it cannot be written."""
+    """Make a key and write it, in base64, to a new file that only its owner may read. Raises StoreWriteFailed: the file
+    exists, or cannot be written."""
     secret = secrets.token_bytes(KEY_BYTES)
     create_private(path, base64.b64encode(secret) + b"\n")
     return MasterKey(secret)
@@ -109,7 +109,7 @@ def _decoded(text: bytes) -> bytes | None:
 
 _FORMAT = 1
 State = Literal["whole", "encrypting", "decrypting", "renewing"]
-"""whole: nothing is under way. The others: a command was begun and has to be finished before memd serves."""
+"""whole: no command is pending. The others: a command was begun and must be finished before memd serves."""
 
 
 class DirectoryKeyFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,9 +123,9 @@ class DirectoryKeyFile(msgspec.Struct, frozen=True, kw_only=True):
     state: State = "whole"
     key_id: str
     key: str
-    """That of the directory, wrapped by the master key."""
+    """The directory's key, wrapped by the master key."""
     former: str = ""
-    """While the keys are renewed: the one before."""
+    """The previous key, during a renewal."""
     crc: int = 0
 
 
@@ -167,12 +167,12 @@ def write_key_file(files: LocalDisk, path: Path, contents: AnyKeyFile) -> None:
 
 
 def new_key() -> DataKey:
-    """Draw a new key."""
+    """Return a new random key."""
     return DataKey(secrets.token_bytes(KEY_BYTES))
 
 
 def write_topic_key(files: LocalDisk, path: Path, directory: str, by: DataKey) -> DataKey:
-    """Draw the key of a topic and write its `topic.key`, durably."""
+    """Make a random key for a topic and write its `topic.key`, durably."""
     key = new_key()
     wrapped = _wrapped(by, key, directory)
     write_key_file(files, path, TopicKeyFile(directory=directory, by=by.id.hex(), key=wrapped))
