@@ -1,7 +1,7 @@
 """Seals full segments that could not be sealed when they were filled, and merges indexes, in the background.
 
-Rule: it runs at low priority, in threads of its own, and gives way while a request is being answered. Work that fails
-is tried again later; meanwhile searches find everything, only slower.
+Rule: it runs in its own low-priority thread, and pauses while a request is being answered. Failed work is retried;
+meanwhile searches find everything, only slower.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from memd.telemetry.tasks import Tasks
 log = logging.getLogger("memd")
 
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
-"""The pause after a first failure; it is doubled after each further one in a row."""
+"""Back-off after a first failure and its maximum; it doubles with each further failure in a row."""
 
 
 class Jobs:
-    """Works in the background, each by its name: it is not begun once more while it is under way, and its topic stays
-    open."""
+    """Named background jobs. While one runs, it is not started again, and its topic stays open."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self.names: set[str] = set()
-        """Of those under way."""
+        """Names of the running jobs."""
 
     def begin(self, name: str, topic: Topic, work: Callable[[], Awaitable[None]]) -> None:
-        """Begin a work, unless it is under way."""
+        """Start a job, unless it is running."""
         if name in self.names:
             return
         self.names.add(name)
@@ -62,11 +61,11 @@ class Indexer:
 
     @property
     def under_way(self) -> int:
-        """The number of tasks that run, wait for their thread or wait for their next attempt."""
+        """Number of jobs that run, are queued or wait for a retry."""
         return len(self._jobs.names | self._retries.waiting)
 
     def look_after(self, topic: Topic) -> None:
-        """Start the work that the topic's indexes need, unless it is running, or it is too early to try again."""
+        """Start the work that the topic's indexes need, unless it is running, or it is too early for a retry."""
         works = {
             "seal": (self._seal, topic.log.unsealed()),
             "merge": (self._merge, topic.log.due_merge()),
@@ -77,7 +76,7 @@ class Indexer:
                 self._jobs.begin(name, topic, partial(self._tried, name, partial(work, topic)))
 
     def stop(self) -> None:
-        """Let a running merge end at its next step: it starts anew next time, and nobody waits for it."""
+        """Stop a running merge at its next step, without waiting; it starts anew next time."""
         self._mergers_turn.end()
 
     def close(self) -> None:

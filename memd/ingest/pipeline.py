@@ -1,14 +1,14 @@
-"""From text to drafts that can be appended: what conversations, `memd import` and other sources have in common.
+"""Makes drafts of text, ready to append, for conversations, `memd import` and other sources.
 
-Rule: synchronous, and appends nothing. What a topic has already is left out here: messages by their digests, chunks by
-their exact text, and of chunks that have the same words within one batch all but the first. Drafts come out redacted.
+Rule: synchronous, and appends nothing. Duplicates are left out here: messages by digest, chunks of the topic by exact
+text, and chunks of one batch by their words, except the first. Drafts are redacted.
 
-Words decide. Vectors alone make no two texts one: "the port is 8081" and "the port is 8082", rows of a table, and a
-file that was read again after one number of it had changed are as near to each other (cosine above 0.995) as many a
-text is to itself in other white space.
+Words decide what is a duplicate, not vectors alone: "the port is 8081" and "the port is 8082", rows of a table, and a
+file before and after a change of one number have a cosine above 0.995, like many a text and its copy in other white
+space.
 
-What was said before is stored once, unless something else has come in its place since: "deploy on Monday", "no, on
-Tuesday", "on Monday after all" are three chunks, or memory would take for the newest what was taken back.
+A repeated text is stored once, unless another has replaced it in between: "deploy on Monday", "no, on Tuesday", "on
+Monday after all" are three chunks. Otherwise memory would take the withdrawn "Tuesday" for the newest.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from memd.store.snapshot import alike_since, live_copy
 from memd.store.store import TopicLog
 
 ALIKE_COSINE = 0.7
-"""From here on, as the bundled model measures it, two texts may be about the same thing."""
+"""Least cosine of the bundled model at which two texts may be about the same thing."""
 AGAIN_CHARACTERS_MIN = 12
-"""Shorter texts ("ok", "thanks") say nothing that could be out of date."""
+"""Shorter texts ("ok", "thanks") cannot be outdated."""
 AGAIN_CHUNKS_MAX = 4
-"""A message of more chunks is a file or a page: read again and again, it would fill the log."""
+"""A message of more chunks is a file or a page: stored at each reading, it would fill the log."""
 
 _MARK = re.compile(r"(?<=[\w)\]}\"'”’])[.,;:!…]++(?!\S)")
-"""Marks behind a word that change nothing of what is said; a question mark does."""
+"""Marks after a word that do not change the meaning; a question mark does."""
 
 
 class Cutter:
@@ -65,11 +65,11 @@ class Cutter:
         self._chunking, self._step = chunking, step
 
     def in_steps(self, step: Callable[[], None]) -> Cutter:
-        """The same, for a text of megabytes: `step` is called before each piece, and may wait or end it."""
+        """Return a copy for a text of megabytes: `step` is called before each piece, and may wait, or raise to stop."""
         return Cutter(self._chunking, self.counter, self.redactor, step)
 
     def _split(self, run: Sequence[Utterance], **fields: Any) -> Iterator[Draft]:
-        """The chunks of a run, redacted; they have these fields, and are of now."""
+        """Yield the redacted chunks of a run, with these fields, created now."""
         now_us = time.time_ns() // 1000
         for chunk in split(run, settings=self._chunking, tokenizer=self.counter, step=self._step):
             draft = msgspec.structs.replace(chunk, uuid=uuid.uuid4().bytes, created_at=now_us, **fields)
@@ -84,7 +84,8 @@ class Cutter:
         source: str | None = None,
         title: str = "",
     ) -> list[Draft]:
-        """Cut and redact; a chunk never crosses two runs. The same messages make the same chunks, uuids and all."""
+        """Cut and redact; a chunk never crosses runs. The same messages always give the same chunks with the same
+        uuids."""
         part, drafts = Section(b"", heading=(title,)) if title else UNSET, []
         for run in runs:
             places: Counter[bytes] = Counter()
@@ -97,8 +98,8 @@ class Cutter:
         return drafts
 
     def cut_note(self, topic_id: str, note_id: bytes, note: Note) -> list[Draft]:
-        """Cut and redact a note; the same one makes the same chunks. The last of them has its id among its digests:
-        where the log knows that, it has all of the note.
+        """Cut and redact a note; the same note always gives the same chunks. The last chunk has the note's id as a
+        digest: if the log has that digest, it has the whole note.
         """
         note = self.redactor.kept(note)
         drafts = [*self._split([Utterance(note.content)], kind="note", source=note.source)]
@@ -118,8 +119,8 @@ class Cutter:
     def cut_document(
         self, document: GivenDocument, step: Callable[[], None] = lambda: None, author: str = ""
     ) -> list[Draft]:
-        """Cut and redact a document of a principal's, section by section; `step` is called before each, and may end
-        it."""
+        """Cut and redact a principal's document section by section; `step` is called before each, and may raise to
+        stop."""
         hash_, root = bytes.fromhex(document.hash), bytes.fromhex(document.root)
         drafts: list[Draft] = []
         for section in document.sections:
@@ -145,7 +146,7 @@ class Drafter:
         embed_many: EmbedMany,
         same_cosine: Callable[[float], float] = float,
     ) -> None:
-        """`embed_many`, `same_cosine`: `Embedder`'s, or a caller's version of them."""
+        """`embed_many`, `same_cosine`: methods of `Embedder`, or wrappers of them."""
         self.cutter = cutter
         self._dedupe_cosine = dedupe_cosine
         self.embed_many = embed_many
@@ -161,10 +162,10 @@ class Drafter:
         title: str = "",
         is_apart: bool = False,
     ) -> list[Draft]:
-        """Cut, redact and embed one batch, of messages or of text without a speaker; a chunk never crosses two runs.
+        """Cut, redact and embed one batch, of messages or of text without a speaker; a chunk never crosses runs.
 
-        Chunks of another kind or source are no duplicates, in the batch or in the topic, whatever they say. `is_apart`:
-        nothing is a duplicate. Raises EmbeddingError: the model failed on a text.
+        Only chunks of the same kind and source are duplicates. `is_apart`: none are. Raises EmbeddingError: the model
+        failed on a text.
         """
         digests = [message.digest for run in runs for message in run if message.digest is not None]
         cut = self.cutter.cut(topic.topic_id, runs, kind=kind, source=source, title=title)
@@ -180,13 +181,13 @@ class Drafter:
         is_shown: Callable[[bytes], bool] = lambda uuid: False,
         is_new: Callable[[bytes], bool] = lambda digest: True,
     ) -> list[Draft]:
-        """Embed one batch, but for what repeats the topic's chunks or earlier ones of the batch (see `standing_for`).
+        """Embed one batch without repetitions of the topic's chunks or of earlier ones in the batch (`standing_for`).
         Raises EmbeddingError: the model failed on a text.
 
         Args:
-            digests: of the messages that the log has whole with this batch.
-            is_shown: whether a prompt has shown the chunk with this uuid: then it is kept, for it may be corrected.
-            is_new: whether the message with this digest is said now, and not a client's history sent again.
+            digests: digests of the messages that are completely in the log after this batch.
+            is_shown: tells if a prompt has shown a chunk: then it is kept, because it may be corrected.
+            is_new: tells if a message is new, not part of a history that the client sent again.
         """
         batch = self._batch(topic, drafts, is_shown, is_new)
         vectors = self._vectors(batch)
@@ -195,7 +196,7 @@ class Drafter:
         known: dict[int, dict[bytes, None]] = {}
         for one, stored in zip(batch, standing, strict=True):
             if stored is not None:
-                # A chunk that repeats an earlier one is not stored, but its messages are known by the one that is.
+                # A repeated chunk is not stored; the stored one gets its digests as well.
                 known.setdefault(stored, {}).update(dict.fromkeys(one.draft.digests))
         made = [
             msgspec.structs.replace(
@@ -212,7 +213,7 @@ class Drafter:
         is_shown: Callable[[bytes], bool],
         is_new: Callable[[bytes], bool],
     ) -> list[BatchDraft]:
-        """Those of a batch's chunks that the topic does not have, and those that may be stored again."""
+        """Return the batch's chunks that the topic does not have, and those that may be stored again."""
         snapshot, alike = topic.snapshot(), self._same_cosine(ALIKE_COSINE)
         batch = []
         for draft, may in zip(drafts, may_return(drafts), strict=True):
@@ -224,16 +225,16 @@ class Drafter:
             if (copy := live_copy(snapshot, draft)) is None:
                 batch.append(BatchDraft(draft, may_return=may))
             elif may and (all(map(is_new, draft.digests)) or draft.said_at == copy.said_at != UNSET):
-                # What one request brought is stored in batches: a history that nobody knew is new in all its length.
+                # Messages of one request have equal times: an unknown history, stored in batches, is all new.
                 since = alike_since(snapshot, copy, alike)
-                # Nobody knows whether an import that tells no times says it before or after those.
+                # An import without times may be older or newer than those.
                 is_dated = draft.source is None or draft.said_at is not UNSET
                 if since is not None:
                     batch.append(BatchDraft(draft, may_return=may, copy=copy, since=since if is_dated else ()))
         return batch
 
     def _vectors(self, batch: Sequence[BatchDraft]) -> NDArray[np.float32]:
-        """Their vectors, shape `(n, dimension)`: those of copies are known, and no text is embedded twice."""
+        """Return the drafts' vectors, shape `(n, dimension)`; copies' vectors are reused, equal texts embedded once."""
         known = {one.copy.embedded_text: one.copy.embedding for one in batch if one.copy is not None}
         texts = [text for text in dict.fromkeys(one.draft.embedded_text for one in batch) if text not in known]
         known.update(zip(texts, self.embed_many(texts) if texts else (), strict=True))
@@ -241,10 +242,10 @@ class Drafter:
 
 
 def _completing(drafts: Sequence[Draft], digests: Sequence[bytes]) -> list[Draft]:
-    """The drafts, as they say which of these messages the log has whole then: each of its own, and the last one also of
-    those of which nothing is stored now, because their text is in the log.
+    """Return the drafts with the digests that they complete: each its own, and the last one also those of messages
+    without a draft here, because their text is already in the log.
 
-    Otherwise those alone would be cut into other chunks the next time, and be stored.
+    Otherwise such messages would be cut alone into other chunks the next time, and be stored.
     """
     whole = frozenset(digests)
     complete = [tuple(one for one in draft.digests if one in whole) for draft in drafts]
@@ -258,13 +259,13 @@ def _completing(drafts: Sequence[Draft], digests: Sequence[bytes]) -> list[Draft
 
 
 def _derived_uuid(topic_id: str, first_digest: bytes, place: int, draft: Draft) -> bytes:
-    """16-byte BLAKE2b of the topic, the digest of the first message in the chunk, the chunk's place in it, the text."""
+    """Return the 16-byte BLAKE2b of topic, digest of the chunk's first message, place of the chunk in it, and text."""
     head = b"%s\0%s%d\0" % (topic_id.encode(), first_digest, place)
     return hashlib.blake2b(head + draft.content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def under_new_uuid(topic: TopicLog, draft: Draft) -> Draft:
-    """The draft, under another uuid if its own is of a chunk that was erased: that one does not come back."""
+    """Return the draft, with a new uuid if its own belongs to an erased chunk, which must not reappear."""
     snapshot = topic.snapshot()
     while snapshot.was_erased(draft.uuid):
         draft = msgspec.structs.replace(draft, uuid=hashlib.blake2b(draft.uuid, digest_size=16).digest())
@@ -278,15 +279,15 @@ def unstored_runs(
     *,
     instructions: bool = False,
 ) -> list[list[Utterance]]:
-    """The messages that are to be remembered and are not yet, redacted, in runs of neighbours; none crosses two parts.
+    """Return the messages yet to be stored, redacted, in runs of neighbours. No run crosses parts or authors.
 
-    A question in the log is remembered again in front of an answer that is not: without it nobody finds the answer. It
-    is then of the one whose request was answered. One that was corrected is not. No run has messages of two authors.
+    A stored question is stored again before an unstored answer, which could not be found without it. Its author is then
+    the one whose request was answered. A corrected question is not repeated.
 
     Args:
-        messages: consecutive messages of one conversation, each with its chained digest; None stands for one that is in
-            the log and out of the prompt.
-        instructions: system and developer messages are to be remembered too; they are once they have left the prompt.
+        messages: consecutive messages of one conversation with their chained digests; None for a message that is in the
+            log and out of the prompt.
+        instructions: also store system and developer messages, as is done once they have left the prompt.
     """
     if topic.forbidden:
         has = topic.forbidden.has_message
@@ -308,7 +309,7 @@ def unstored_runs(
         if message is None or not (position in wanted or message.tool_calls):
             continue
         kept = redactor.kept(message)
-        # Some clients give no ids, or one to several calls: nobody knows whose result it is.
+        # Some clients give no ids, or the same id to several calls: then a result's call is unknown.
         ids = Counter(call.id for call in kept.tool_calls)
         for call in kept.tool_calls:
             is_named = bool(call.id) and ids[call.id] == 1 and not topic.forbidden.has_text(call.line)
@@ -326,29 +327,29 @@ def unstored_runs(
 
 
 class BatchDraft(msgspec.Struct, frozen=True):
-    """A chunk of a batch, and what the topic has of it."""
+    """A chunk of a batch, with the topic's chunks that matter for its deduplication."""
 
     draft: Draft
     is_kept: bool = False
-    """It is stored whatever else there is."""
+    """True if it is stored even as a duplicate."""
     may_return: bool = False
     copy: Entry | None = None
     """The topic's newest chunk with the same text."""
     since: Sequence[Entry] = ()
-    """The topic's chunks that came after the copy and are alike (`ALIKE_COSINE`)."""
+    """The topic's similar chunks (`ALIKE_COSINE`) appended after the copy."""
 
 
 def words_of(text: str) -> str:
-    """The words of a text in their order, as texts are compared: the same for two that differ in white space, in marks
-    behind words, and in capitals that open words. Numbers, identifiers, paths, signs and questions stay what they are.
+    """Normalise a text for comparison: without differences in white space, marks after words, and initial capitals.
+    Numbers, identifiers, paths, signs and question marks are unchanged.
     """
     words = _MARK.sub("", text).split()
     return " ".join(word.lower() if word.isalpha() and word[1:].islower() else word for word in words)
 
 
 def may_return(drafts: Sequence[Draft]) -> list[bool]:
-    """For each chunk of a batch whether it may be stored again: not what is short, no part of something long, and of
-    notes and documents nothing."""
+    """Return for each chunk if it may be stored again: only chunks of turns that are neither short nor part of a long
+    message."""
     counts = Counter(digest for draft in drafts for digest in draft.digests)
     return [
         draft.kind == "turn"
@@ -359,12 +360,11 @@ def may_return(drafts: Sequence[Draft]) -> list[bool]:
 
 
 def is_outdated(copy: ChunkState, again: ChunkState, since: Iterable[ChunkState], to_come: Container[str] = ()) -> bool:
-    """Whether a text that is said again is to be stored again: another has come in the place of its copy.
+    """Return True if a repeated text must be stored again, because another has replaced its copy.
 
-    That is one that is alike, was said between the two in the same stream (kind and source) and by another message than
-    they were. It must not be said again itself behind this: who sends "Monday" and "Tuesday" again, in this order,
-    changes nothing. `since`: what is alike and came after the copy. `to_come`: the words (see `words_of`) of what
-    follows.
+    The replacement is similar, was said between the two in the same stream (kind and source), and came from another
+    message. It must not itself be repeated later: sending "Monday" and "Tuesday" again, in this order, changes nothing.
+    `since`: similar chunks after the copy. `to_come`: words (`words_of`) of the chunks that follow.
     """
     digests, words = {*copy.digests, *again.digests}, words_of(again.embedded_text)
     between = (
@@ -380,13 +380,13 @@ def is_outdated(copy: ChunkState, again: ChunkState, since: Iterable[ChunkState]
 def standing_for(
     batch: Sequence[BatchDraft], vectors: NDArray[np.float32], same_cosine: float, alike_cosine: float
 ) -> list[int | None]:
-    """For each of a batch's chunks the index of the one that is stored for it: its own, or that of an earlier one with
-    the same words; None where the topic's copy stands for it.
+    """Return for each chunk of a batch the index of the one stored for it: its own, or that of an earlier one with the
+    same words; None if the topic's copy suffices.
 
     Args:
         vectors: unit vectors, shape `(n, dimension)`.
-        same_cosine: from which similarity on the same words are the same text; the very same text always is.
-        alike_cosine: `ALIKE_COSINE` by this model.
+        same_cosine: least similarity at which texts with the same words are duplicates; identical texts always are.
+        alike_cosine: `ALIKE_COSINE` on this model's scale.
     """
     texts = [one.draft.embedded_text for one in batch]
     words = [words_of(text) for text in texts]
