@@ -1,18 +1,17 @@
-"""Erasures: what one would take, for the person who decides; doing it, one after the other, in every place.
+"""Plans erasures for the person who decides, and carries them out one after the other, in every place.
 
-Rule: an erasure is the owner's explicit act, or retention that he has asked for; nothing else erases. A plan only
-reads, and tells no more of a text than its first words. The order is: the ledger, receipts, the journal, the log with
-its indexes, the ledger again. Slow work is done in threads, and no request waits for it longer than for a write. A step
-that fails leaves the erasure in the ledger, and `resume` does all of it again: each step finds what is left to do. It
-is tried at the start, and once a minute.
+Rule: an erasure is an explicit act of the owner, or retention configured by the owner; nothing else erases. A plan only
+reads, and shows only the first words of a text. The order is: ledger, receipts, journal, log with its indexes, ledger
+again. Slow work runs in threads, and no request waits for it longer than for a write. After a failed step the erasure
+stays in the ledger. `resume`, which runs at the start and once a minute, repeats all steps: each finds the rest of its
+work.
 
-In a cluster the daemon that is asked erases; one that is gone has left its erasure in the book, and another one goes
-on. What another daemon has erased leaves this one's copies too; one that was away follows before it listens.
+In a cluster the daemon that receives the request erases. If it dies, another daemon finishes its erasure from the
+shared book. All daemons clear their copies; one that was away does so before it listens.
 
-Retention erases by itself what is older than its owner wants to keep: nothing without a setting, and nothing in doubt.
-The clock of a machine can be wrong: where a run would take more than half of a topic, and some of it should have gone
-long ago, it waits until a person has confirmed it once. A topic is looked at once a day, so that its files are
-rewritten once a day at most.
+Retention erases text older than a configured age, unless there is doubt. A machine's clock can be wrong: a run that
+would take more than half of a topic, some of it long overdue, needs one confirmation by a person. Each topic is checked
+once a day, so that its files are rewritten once a day at most.
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ from memd.telemetry.events import Events
 log = logging.getLogger("memd")
 
 WORDS_TOLD = 5
-"""Chunks of which a plan tells the first words."""
+"""Number of chunks whose first words a plan shows."""
 CHARACTERS_TOLD = 60
 COMPARED_MAX = 1_000
-"""Chunks whose words are looked for in receipts; of more all receipts of the topic lose their texts."""
+"""Most chunks whose words are searched for in receipts; for more, all receipts of the topic lose their texts."""
 SHORT_CONTENT = 20
-"""A shorter message ("yes, go on") is forbidden in its place alone, and not wherever somebody says it."""
+"""Shorter messages ("yes, go on") are forbidden only in their place, not wherever the same text occurs."""
 RUN = 4
-"""Words in a row."""
+"""Consecutive words that count as a repetition."""
 LOOK_SECONDS = 1.0
 RESUME_SECONDS = 60.0
-"""Between two tries; in a cluster an erasure that has not ended for so long is finished by another daemon."""
+"""Interval of retries; in a cluster, the age at which another daemon finishes an erasure."""
 _DOCUMENT = 3
 """`columns.KINDS`"""
 _WORDS = re.compile(r"\w+")
@@ -68,7 +67,7 @@ _RESULTS = role_bits(RESULT_ROLES)
 
 
 class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
-    """The chunks that go in one topic."""
+    """The chunks to be erased in one topic."""
 
     topic_id: str
     kind: Kind
@@ -76,22 +75,22 @@ class PlannedErasure(msgspec.Struct, frozen=True, kw_only=True):
     entries: int = 0
     oldest: int | None = None
     newest: int | None = None
-    """When the first and the last of them were said, in microseconds since the epoch; None: nothing goes."""
+    """Times of the first and last of them, in microseconds since the epoch; None if nothing is to be erased."""
     first_words: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
-    """Of the chunks, in no order; none of a whole topic."""
+    """Ids of the chunks, unordered; empty for a whole topic."""
     kept_documents: int = 0
-    """Older chunks of documents that stay, because their files are what they are read from."""
+    """Number of older chunks of documents, which are kept because they mirror their files."""
     kept_live: int = 0
-    """Older chunks that stay, because a live conversation still has their messages in its prompt."""
+    """Number of older chunks kept because a live conversation still has their messages in its prompt."""
     unnamed: int = 0
-    """Other chunks, of a tool's result, that lose the beginning of its call."""
+    """Number of other chunks, of tool results, that lose the line of their call."""
 
 
 def plan_of(
     snapshot: Snapshot, uuids: Collection[bytes] | None = None, calls: Collection[bytes] = ()
 ) -> PlannedErasure:
-    """Plan the erasure of some chunks of a topic; None: of the whole topic. `calls`: see `calls_of`."""
+    """Plan the erasure of chunks of a topic, of the whole topic if `uuids` is None. `calls`: see `calls_of`."""
     places = snapshot.latest_places() if uuids is None else _places_of(snapshot, uuids)
     left = [(number, row) for number, row in places if not snapshot.views[number].rows[row]["is_erased"]]
     plan = _planned(snapshot, "topic" if uuids is None else "chunks", left)
@@ -99,8 +98,8 @@ def plan_of(
 
 
 def plan_by_age(snapshot: Snapshot, before: int, visible: Collection[bytes]) -> tuple[PlannedErasure, set[bytes]]:
-    """Plan the erasure of what was said before a time, and return the uuids of the chunks that it takes. `before`:
-    microseconds since the epoch. `visible`: see `visible_digests`."""
+    """Plan the erasure of chunks said before a time; return the plan and their uuids. `before`: microseconds since the
+    epoch. `visible`: see `visible_digests`."""
     found: dict[bytes, list[Place]] = {}
     documents = set()
     for number, view in snapshot.views.items():
@@ -119,26 +118,26 @@ def plan_by_age(snapshot: Snapshot, before: int, visible: Collection[bytes]) -> 
 
 
 def visible_digests(buffer: HotBuffer) -> frozenset[bytes]:
-    """Return the digests of all messages that are in the prompt of a live conversation."""
+    """Return the digests of all messages in the prompts of live conversations."""
     return frozenset(
         one.messages[position].identity for one in buffer.conversations() for position in one.visible_positions()
     )
 
 
 def digests_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> set[bytes]:
-    """Return the digests of the messages that chunks came from; those of damaged entries are not known."""
+    """Return the digests of the messages that chunks came from, without those of damaged entries."""
     return {digest for entry in _entries_of(snapshot, uuids) for digest in entry.digests}
 
 
 def texts_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[str]:
-    """Yield all texts that these chunks ever had, and the reasons that were given for their corrections."""
+    """Yield all texts that these chunks ever had, and the reasons of their corrections."""
     for entry in _entries_of(snapshot, uuids):
         yield from (text for text in (entry.content, *entry.calls, entry.reason) if text)
 
 
 def call_lines_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[tuple[str, str]]:
-    """Return the calls in all texts that these chunks ever had: the author, and the line by which other chunks of that
-    author name the call (`Speaker.call`)."""
+    """Return the calls in all texts that these chunks ever had, each as its author and the line by which other chunks
+    of that author name it (`Speaker.call`)."""
     return {
         (entry.author or "", call_line(call))
         for entry in _entries_of(snapshot, uuids)
@@ -149,7 +148,7 @@ def call_lines_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[tuple[str
 
 
 def calls_of(snapshots: Iterable[Snapshot], uuids: Collection[bytes]) -> set[bytes]:
-    """Return the `call_digest`s of the calls in chunks: in several topics, as their results may have been copied."""
+    """Return the `call_digest`s of the calls in chunks; several topics, because results may have been copied."""
     return {call_digest(*call) for snapshot in snapshots for call in call_lines_of(snapshot, uuids)}
 
 
@@ -164,7 +163,7 @@ def naming(snapshot: Snapshot, calls: Collection[bytes]) -> set[bytes]:
 
 
 class Repeating(NamedTuple):
-    """A chunk that repeats words of what is erased, and stays."""
+    """A remaining chunk that repeats words of erased ones."""
 
     uuid: bytes
     topic_id: str
@@ -172,7 +171,7 @@ class Repeating(NamedTuple):
 
 
 def repeating(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collection[bytes]) -> list[Repeating]:
-    """Return the other chunks that repeat words of these texts; those that repeat most first."""
+    """Return the other chunks that repeat words of these texts, longest repetition first."""
     overlap, found, snapshots = Overlap(texts), dict[bytes, Repeating](), list(snapshots)
     gone = calls_of(snapshots, but)
     for snapshot in snapshots:
@@ -184,12 +183,12 @@ def repeating(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collecti
 
 
 def ever_of(snapshot: Snapshot, wanted: Selection) -> set[bytes]:
-    """Return the chunks that are, or were once, of a choice."""
+    """Return the chunks that match a selection now or did so once."""
     return {entry.uuid for entry in _entries_with(snapshot) if wanted.admits_entry(entry)}
 
 
 def versions_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[bytes]:
-    """Return the chunks that these replaced; they are chunks of their own."""
+    """Return the uuids of the chunks that these replaced, without erased ones."""
     replaced = {one for entry in _entries_of(snapshot, uuids) for one in entry.supersedes} - set(uuids)
     return {one for one in replaced if not snapshot.was_erased(one)}
 
@@ -223,7 +222,7 @@ def _entries_of(snapshot: Snapshot, uuids: Iterable[bytes]) -> Iterator[Entry]:
 
 
 def _entries_with(snapshot: Snapshot, **columns: int) -> Iterator[Entry]:
-    """The entries with these values in their columns that are not erased."""
+    """Yield the entries that are not erased and have these values in their columns."""
     for number, view in snapshot.views.items():
         bits: Bits = np.logical_and.reduce(
             [view.rows[name] == one for name, one in {"is_erased": 0, **columns}.items()]
@@ -232,7 +231,7 @@ def _entries_with(snapshot: Snapshot, **columns: int) -> Iterator[Entry]:
 
 
 def _entries(snapshot: Snapshot, places: Iterable[Place]) -> Iterator[Entry]:
-    """The entries at these places that can be read."""
+    """Yield the readable entries at these places."""
     for place in places:
         try:
             yield snapshot.read(place)
@@ -241,8 +240,7 @@ def _entries(snapshot: Snapshot, places: Iterable[Place]) -> Iterator[Entry]:
 
 
 class Overlap:
-    """The words of some texts. Four in a row, wherever they stand, are theirs; of a shorter text all of it is needed.
-    Single words are everybody's."""
+    """Finds repetitions of some texts: RUN consecutive words of one, or a whole shorter text."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         lists = [_WORDS.findall(text.lower()) for text in texts]
@@ -250,7 +248,7 @@ class Overlap:
         self._sizes = {len(run) for run in self._runs}
 
     def shared(self, text: str) -> list[str]:
-        """The passages of `text` that are made of the runs and of the short texts, the longest first."""
+        """Return the passages of `text` that repeat the texts, longest first."""
         words, theirs = _WORDS.findall(text.lower()), set[int]()
         for size in self._sizes:
             for at, run in enumerate(_runs(words, size)):
@@ -264,17 +262,17 @@ def _runs(words: list[str], size: int) -> Iterable[tuple[str, ...]]:
 
 
 class Concern(msgspec.Struct, frozen=True):
-    """Which receipts lose their texts."""
+    """Selects the receipts that lose their texts."""
 
     topic_id: str
     uuids: frozenset[str] = frozenset()
-    """Those that show one of these chunks, of whatever topic they are."""
+    """Selects receipts of any topic that show one of these chunks."""
     overlap: Overlap | None = None
-    """Those of the topic that have words of these texts; None: all of the topic."""
+    """Selects the topic's receipts that repeat words of these texts; None selects all of the topic."""
 
 
 class ErasureDone(msgspec.Struct, frozen=True, kw_only=True):
-    """An erasure that is done."""
+    """A finished erasure."""
 
     topic_id: str
     kind: Kind
@@ -282,7 +280,7 @@ class ErasureDone(msgspec.Struct, frozen=True, kw_only=True):
     entries: int
     seconds: float
     not_overwritten: tuple[str, ...] = ()
-    """Files that are gone from the data directory, and that could not be overwritten."""
+    """Files that were removed from the data directory but could not be overwritten."""
 
 
 class Eraser:
@@ -296,7 +294,7 @@ class Eraser:
         events: Events,
         blanked: Callable[[Concern, Wiper], AbstractAsyncContextManager[None]],
     ) -> None:
-        """`blanked` takes the texts out of receipts, and keeps them out of those that come while its block runs."""
+        """`blanked` removes the texts from receipts, and keeps them out of new ones while its block runs."""
         self.store = store
         self.topics = topics
         self._indexer = indexer
@@ -306,7 +304,7 @@ class Eraser:
         self._is_behind = False
 
     async def tend(self) -> None:
-        """Finish what was interrupted, now and each minute, until cancelled; what fails is told once."""
+        """Finish interrupted erasures, now and each minute, until cancelled; repeated errors are logged once."""
         told = ""
         while True:
             try:
@@ -321,23 +319,23 @@ class Eraser:
             await asyncio.sleep(RESUME_SECONDS)
 
     async def resume(self, before: int | None = None) -> list[ErasureDone]:
-        """Finish what was interrupted. `before`: only what was begun before this time. Raises StoreError: something is
-        still left to do."""
+        """Finish interrupted erasures. `before`: only those begun before this time. Raises StoreError: one is still not
+        finished."""
         done = []
         async with self._turn:
             for erasure in self.store.ledger.pending:
                 if before is None or erasure.at < before:
-                    done.append(await self._carry_out(erasure))  # noqa: PERF401  # what is done counts, whatever fails
+                    done.append(await self._carry_out(erasure))  # noqa: PERF401  # also if a later one fails
         return done
 
     async def tend_others(self) -> None:
-        """In a cluster: follow what other daemons erase, once a second, until cancelled."""
+        """In a cluster, call `follow` once a second, until cancelled."""
         while True:
             await self.follow()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def follow(self) -> None:
-        """Clear all that this daemon has of what others have erased; what fails is told once, and tried again."""
+        """Clear this daemon's copies of chunks that others have erased; a failure is logged once and retried."""
         erasures = self.store.ledger
         assert isinstance(erasures, SharedErasures), "of a cluster"
         try:
@@ -347,22 +345,22 @@ class Eraser:
                 await asyncio.to_thread(erasures.note_followed)
             self._is_behind = False
         except StoreError as error:
-            if not self._is_behind:  # its words change from one second to the next
+            if not self._is_behind:  # not by its text, which changes each second
                 log.warning("erasures of other daemons are followed later", extra={"error": error})
             self._is_behind = True
 
     async def _clear(self, erasure: Erasure) -> None:
-        """The texts of receipts cannot be compared with it any more, so those of the whole topic go."""
+        """Clear this daemon's copies. Receipts can no longer be compared with the text: the topic's all lose theirs."""
         wiper = Wiper(self.store.files)
         async with self._blanked(_concern(erasure), wiper):
             await self._forget_shown(erasure, wiper)
             self.store.clock.observe(erasure.highest_id)
             if self.topics.is_open(erasure.topic_id) or self.store.has_copy(erasure.topic_id):
-                await self.topics.get(erasure.topic_id)  # which drops a copy of before
+                await self.topics.get(erasure.topic_id)  # drops an outdated copy
         self._tell(erasure, "erased here too, as another daemon did")
 
     async def erase_again(self) -> list[ErasureDone]:
-        """Erase what a restored backup has brought back, besides what was interrupted; see `resume`."""
+        """Finish interrupted erasures (`resume`), and repeat those that a restored backup has reverted."""
         done = await self.resume()
         async with self._turn:
             for erasure in list(self.store.ledger):
@@ -377,9 +375,9 @@ class Eraser:
     async def erase(
         self, plans: Iterable[PlannedErasure], by: str, uuids: Collection[bytes] = (), *, forbid: bool = False
     ) -> list[ErasureDone]:
-        """Erase these chunks of the topics, or with a plan of a topic all of it with its folder, also where it cannot
-        be opened. All are written down before the first is carried out. Raises StoreError: none was begun, or it is not
-        finished, as it says.
+        """Erase these chunks of the topics; for a plan of a whole topic, erase it with its folder, even if it cannot be
+        opened. All are in the ledger before the first is carried out. Raises StoreError: none was begun, or one is not
+        finished; the message tells which.
         """
         async with self._turn:
             erasures = [
@@ -404,8 +402,8 @@ class Eraser:
             return [await self._carry_out(one) for one in begun]
 
     async def _with_digests(self, erasure: Erasure, calls: Collection[bytes] = ()) -> Erasure:
-        """An erasure that begins by itself, with the digests of the messages and calls as the log still has them.
-        `calls`: those that are known already."""
+        """Return an erasure ready to begin, with the digests of messages and calls that the log still has. `calls`:
+        those already known."""
         digests: set[bytes] = set(calls)
 
         def look(snapshot: Snapshot) -> set[bytes]:
@@ -454,7 +452,7 @@ class Eraser:
             [topic], uuids, digests = found, erasure.chunk_uuids, erasure.text_digests
             concern = await asyncio.to_thread(_concern, erasure, topic.log.snapshot())
             async with self._blanked(concern, wiper):
-                async with topic.storing:  # what is being stored may be of the same messages
+                async with topic.storing:  # a batch being stored may have the same messages
                     if erasure.forbid:
                         await asyncio.to_thread(self._forbid, topic, erasure)
                     await asyncio.to_thread(topic.cutter.drop, digests)
@@ -463,7 +461,7 @@ class Eraser:
                 others = await asyncio.to_thread(naming, topic.log.snapshot(), digests) - uuids
                 entries = await asyncio.to_thread(topic.log.erase, uuids, erasure.mark, wiper, others, digests)
                 await topic.follow()
-                if blocks := await _showing(topic.buffer, concern):  # of turns that had recalled it before
+                if blocks := await _showing(topic.buffer, concern):  # from turns that recalled it before
                     await topic.forget((), uuids, wiper, blocks)
                 await self._forget_shown(erasure, wiper, concern)
             self._indexer.look_after(topic)
@@ -489,7 +487,7 @@ class Eraser:
             topic.log.forbid(forbidden)
 
     async def _forget_shown(self, erasure: Erasure, wiper: Wiper, concern: Concern | None = None) -> None:
-        """Take it out of the memory blocks of other topics, too; `concern` has its words."""
+        """Remove the erased chunks from memory blocks of all topics; `concern` adds blocks that repeat their words."""
         opened = [topic.id for topic in self.topics.opened()]
         for topic_id in await asyncio.to_thread(self.topics.naming, erasure.topic_id, opened):
             async with self.topics.held([topic_id]) as found:
@@ -509,7 +507,7 @@ class Eraser:
                             views = topic.log.snapshot().views.values()
                             words = (one for view in views for one in view.segment.digests.tolist())
                             forbidden = await asyncio.to_thread(topic.log.forbidden.also, messages=words)
-                # A merge may have to end first: nobody waits for that in the thread that writes for all topics.
+                # A merge may have to end first: do not wait for it in the thread that writes for all topics.
                 await asyncio.to_thread(self.store.retire, erasure.topic_id)
                 put_aside = partial(self.store.put_topic_aside, erasure, forbidden)
                 erasure = await self.topics.end(erasure.topic_id, put_aside)
@@ -519,7 +517,7 @@ class Eraser:
 
 
 def _concern(erasure: Erasure, snapshot: Snapshot | None = None) -> Concern:
-    """`snapshot`: of the topic, where its words are to be compared. Called in a thread."""
+    """Return the receipts concerned; words are compared only with the topic's `snapshot`. Called in a thread."""
     uuids = erasure.chunk_uuids
     is_few = snapshot is not None and len(uuids) <= COMPARED_MAX
     overlap = Overlap(texts_of(snapshot, uuids)) if snapshot is not None and is_few else None
@@ -527,8 +525,8 @@ def _concern(erasure: Erasure, snapshot: Snapshot | None = None) -> Concern:
 
 
 async def _showing(buffer: HotBuffer, concern: Concern) -> frozenset[bytes]:
-    """The places of the memory blocks that show it, by id or with its words: what was shown while it waited may have
-    been stored under another id since, as an answer that was made anew is."""
+    """Return the digests before the memory blocks that show the chunks, by id or by words. A chunk shown while pending
+    may have been stored under another id since, for example after its answer was regenerated."""
     blocks = [one for conversation in buffer.conversations() for one in conversation.blocks.items()]
     shared = None if concern.overlap is None else concern.overlap.shared
 
@@ -542,22 +540,21 @@ async def _showing(buffer: HotBuffer, concern: Concern) -> frozenset[bytes]:
 # Retention
 
 FIRST_SECONDS, EVERY_SECONDS = 300.0, 3_600.0
-"""From the start to the first look, and from each to the next."""
+"""Delay of the first check after the start, and interval of the further ones."""
 DAY_US = 86_400_000_000
 LATE_US = 2 * DAY_US
-"""A chunk that should have gone longer ago than this was not waiting for its day: retention is new here, memd did not
-run, or the clock is wrong."""
+"""A chunk is overdue by more than this only if retention is new here, memd did not run, or the clock is wrong."""
 SHARE_MAX = 0.5
 BY = "memd/retention"
-"""Who did it, for the ledger and the audit, where nobody has asked for it."""
+"""The author of automatic erasures in ledger and audit."""
 Noted = Callable[[str, int], AbstractAsyncContextManager[None]]
-"""Takes a topic and a number of chunks, and lets the audit have the lines around their erasure."""
+"""Takes a topic and a number of chunks; writes the audit lines before and after their erasure."""
 
 
 def days_kept(retention: Mapping[str, int], topic_id: str) -> int:
-    """For how many days the topic's text is kept; 0: for ever.
+    """Return the number of days for which the topic's text is kept; 0: for ever.
 
-    A topic's own name goes before patterns, and of those (`team-*`) the longest that fits.
+    A topic's name takes precedence over patterns (`team-*`), and longer patterns over shorter ones.
     """
     fitting = [
         name for name in retention if name == topic_id or (name.endswith("*") and topic_id.startswith(name[:-1]))
@@ -567,26 +564,26 @@ def days_kept(retention: Mapping[str, int], topic_id: str) -> int:
 
 
 class Retention:
-    """Looks at the topics, and has the eraser do it."""
+    """Finds expired chunks, and has the eraser erase them."""
 
     def __init__(self, retention: Mapping[str, int], eraser: Eraser, noted: Noted) -> None:
-        """`noted`: for what nobody has asked for; the route notes the rest."""
+        """`noted`: writes the audit lines of automatic erasures; the route writes those of requests."""
         self.eraser = eraser
         self._noted = noted
         self._retention = retention
         self._store, self._topics = eraser.store, eraser.topics
         self.looked_at: dict[str, int] | SharedTimes = {}
-        """By topic: the time up to which nothing is left to do, or nothing without a person. In a cluster all daemons
-        have the same, so that a topic which nobody has open is opened by one of them a day."""
+        """By topic, the limit of its last check: the rest of the work up to there needs a person. Shared in a cluster,
+        so that only one daemon a day opens an idle topic."""
 
     async def plans(self) -> list[PlannedErasure]:
-        """Return what is too old now, in each topic that has something."""
+        """Return the plans for the topics that have expired chunks now."""
         due = [await self._due(*one) for one in await self._limits()]
         return [plan for plan, uuids, _ in due if uuids]
 
     async def run(self, by: str, *, confirmed: bool) -> list[ErasureDone]:
-        """Erase what is too old; a topic that fails does not stop the others. `by`: who wants it. `confirmed`: also
-        what is doubtful. Raises StoreError: it is not finished, in one topic at least."""
+        """Erase expired chunks; a failure in a topic does not stop the others. `by`: the requester. `confirmed`:
+        include doubtful topics. Raises StoreError: at least one topic is not finished."""
         done, problems = [], list[StoreError]()
         for topic_id, before in await self._limits():
             try:
@@ -610,7 +607,7 @@ class Retention:
         return done
 
     async def tend(self) -> None:
-        """Look once an hour, when nothing is being answered, until cancelled."""
+        """Call `look` once an hour, until cancelled."""
         pause = FIRST_SECONDS
         while self._retention:
             await asyncio.sleep(pause)
@@ -618,7 +615,7 @@ class Retention:
             await self.look()
 
     async def look(self) -> None:
-        """Erase what is too old and not doubtful; what fails is logged, and done the next time."""
+        """Erase expired chunks of topics that are not doubtful; a failure is logged, and retried in the next hour."""
         try:
             done = await self.run(BY, confirmed=False)
             chunks = sum(one.chunks for one in done)
@@ -627,14 +624,14 @@ class Retention:
             log.error("retention is tried again in an hour", extra={"error": error})
 
     async def _limits(self) -> list[tuple[str, int]]:
-        """The topics whose text is not kept for ever, each with the midnight in UTC before which all is too old."""
+        """Return the topics with a limited age, each with the midnight in UTC before which chunks are expired."""
         today = self._store.clock.now_us() // DAY_US
         names = await asyncio.to_thread(self._store.topic_ids) if self._retention else ()
         kept = ((one, days_kept(self._retention, one)) for one in names)
         return [(one, (today - days) * DAY_US) for one, days in kept if days]
 
     async def _due(self, topic_id: str, before: int) -> tuple[PlannedErasure, set[bytes], bool]:
-        """The plan for what is too old in a topic, its chunks, and whether a person has to confirm it."""
+        """Return the plan for a topic's expired chunks, their uuids, and True if a person has to confirm it."""
         async with self._topics.held([topic_id]) as found:
             if not found:
                 return PlannedErasure(topic_id=topic_id, kind="age"), set(), False
