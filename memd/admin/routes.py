@@ -1,12 +1,11 @@
-"""memd's own routes under /memd/ and its endpoint for MCP: the list of them, and the way from a request to a call of a
-handler.
+"""memd's own routes under /memd/ and its MCP endpoint: their list, and dispatch from requests to handlers.
 
-Rule: they are answered at memd's own address; the model's, where pages of the model server live, has only
-`/memd/health` and leads to the others. `access.py` decides who may use them. Only POST changes anything, and only with
+Rule: they are served at memd's own address. The model's address, which also has the model server's pages, serves only
+`/memd/health` and redirects the others. `access.py` decides who may use them. Only POST changes anything, and only with
 a JSON body, which a page of another origin cannot send without permission. Queries and bodies are decoded before a
-handler runs; unknown members are refused. MCP's streamable HTTP has no session and no state: each POST is answered by
-itself, as the specification allows (Transports, at https://modelcontextprotocol.io/specification), so a restart is not
-noticed; its tools ask the operations in the name of whoever sent the request.
+handler runs; unknown members are rejected. MCP's streamable HTTP is stateless here: each POST is answered by itself, as
+the specification allows (Transports, at https://modelcontextprotocol.io/specification), so that clients do not notice a
+restart. Its tools call the operations in the name of the request's sender.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ TOO_LARGE = f"memd: the body is larger than {MCP_BODY_BYTES_MAX:,} bytes"
 ONLY_POST = "memd: this is for programs that speak MCP; they POST (docs/mcp.md)"
 McpAnswer = Callable[[bytes, Sequence[tuple[bytes, bytes]]], Awaitable[tuple[int, Sequence[tuple[str, str]], bytes]]]
 _ANSWERED: ContextVar[web.Request] = ContextVar("memd_answered")
-"""The request that is answered; the threads in which tools run see it too."""
+"""The request being answered, also visible in the threads of tools."""
 
 
 @get("/memd/openapi.json", "any")
@@ -72,11 +71,11 @@ async def openapi(parts: DaemonParts) -> dict[str, Any]:
 MODULES = (status, reads, turns, auditing, writes, documents, tokens, endpoint)
 ROUTES = (*(route for module in MODULES for route in routes_of(module)), route_of(openapi))
 TOOLS = {route.tool: route for route in ROUTES if route.tool}
-"""The operations that a model may use over MCP, by the names of their tools."""
+"""The operations that are MCP tools, by the tools' names."""
 
 
 class OwnRoutes:
-    """Answers requests to memd's own paths."""
+    """Answers requests at memd's own address."""
 
     def __init__(
         self,
@@ -84,16 +83,16 @@ class OwnRoutes:
         wrong_tokens: WrongTokens,
         oauth: OAuthEndpoint,
     ) -> None:
-        """`wrong_tokens`: refuses requests without a token that is known. `oauth`: answers programs that speak MCP
-        where they ask for a token of their own."""
+        """`wrong_tokens`: rejects requests with an unknown token. `oauth`: serves MCP programs that ask for a token of
+        their own."""
         self._parts = parts
         self._principals = parts.principals
         self._wrong_tokens = wrong_tokens
         self._oauth = oauth
         self._mcp: McpAnswer | None = None
-        """The SDK's, loaded with the first request to it: that takes a second and 40 MB."""
+        """The SDK's handler, loaded with its first request: that takes a second and 40 MB."""
         self._loading_mcp = asyncio.Lock()
-        # Not the application's: that one matches decoded paths, and everything else must pass byte for byte.
+        # Not the application's router, which decodes paths: all other paths must pass byte for byte.
         self._router = web.UrlDispatcher()
         self._routes: dict[web.AbstractRoute, Route] = {}
         for route in ROUTES:
@@ -105,13 +104,13 @@ class OwnRoutes:
         try:
             return await (self._oauth.answer(request) if self._oauth.serves(request) else self._answer(request))
         except TimeoutError:
-            if request.transport is None or request.transport.is_closing():  # its body did not come
-                return web.Response(status=CLIENT_GONE)  # nobody reads it
+            if request.transport is None or request.transport.is_closing():  # its body did not arrive
+                return web.Response(status=CLIENT_GONE)  # the client has left
             raise
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         leads_on = request.path in ("", "/") and request.method in ("GET", "HEAD")
-        # No data: a browser that opens an address can show no token, and a command shows it only after the proof.
+        # These have no data: a browser opening an address sends no token, and a command sends it only after the proof.
         is_open = leads_on or page.is_page(request) or request.path == PROOF
         inquiry = None
         if not is_open:
@@ -138,14 +137,14 @@ class OwnRoutes:
         return answer
 
     async def answer_at_model(self, request: web.Request, target: str) -> web.StreamResponse:
-        """Answer a request for one of memd's own paths at the model's address. `target`: path and query, as the client
+        """Answer a request at the model's address for one of memd's own paths. `target`: path and query as the client
         wrote them."""
         if target.partition("?")[0] in (HEALTH, PROOF):
             return await self.answer(request)
         return self._refusal(request) or _led(access.same_host(request, self._parts.own_url) + target)
 
     def _refusal(self, request: web.Request) -> web.Response | None:
-        """Refuse requests of other machines and of other pages; None for any other."""
+        """Refuse requests from other machines and from other pages; None for all others."""
         is_open = self._principals.is_open
         if is_open and (header := access.forwarding_header(request)):
             message = f"a proxy passed this on ({header}); set auth.token before others can reach memd"
@@ -229,14 +228,14 @@ async def call(
     query: MultiMapping[str],
     body: bytes,
 ) -> Any:
-    """Do an operation for whoever sent a request, if they have the right, and note it for the audit.
+    """Run an operation for a request's sender, if they have the right, and record it in the audit.
 
     Args:
-        named: the part of the path that varies, if there is one.
+        named: the variable part of the path, if any.
         body: JSON, if the operation takes a body.
 
     Raises:
-        MemdError: it is refused, or cannot be done.
+        MemdError: it is refused, or fails.
     """
     who = OWNER if route.right == "open" else access.principal_of(request)
     if route.right != "open" and route.right != "any":
@@ -264,17 +263,17 @@ async def call(
 async def _streamed(
     request: web.Request, content_type: str, pieces: Callable[[], AsyncGenerator[bytes, None]]
 ) -> Streamed:
-    """Send what an operation yields, until the client leaves or its token is taken back.
+    """Send the pieces that an operation yields, until the client leaves or its token is revoked.
 
-    An answer that would have an end is broken off then, so that nobody takes it for the whole.
+    A revoked token aborts the connection of a finite answer, so that nobody takes it for complete.
     """
     lines = 0
     async with aclosing(pieces()) as yielded:
-        piece = await anext(yielded, b"")  # what is refused is refused before anything is sent
+        piece = await anext(yielded, b"")  # refusals are raised before anything is sent
         response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-store"})
         await response.prepare(request)
         with suppress(ConnectionError):
-            while piece and request.method != "HEAD":  # that is answered by the head alone
+            while piece and request.method != "HEAD":  # HEAD gets only the headers
                 if not access.is_let_in_still(request):
                     if content_type != ENDLESS and request.transport is not None:
                         request.transport.abort()
@@ -286,7 +285,7 @@ async def _streamed(
 
 
 def _led(location: str) -> web.Response:
-    """Lead a client to another address, for now: the port is a setting."""
+    """Redirect a client temporarily, because the port is a setting."""
     message = f"memd: this is at {location}"
     response = access.error_response(307, message, "moved")
     response.headers.update({"Location": location, "Cache-Control": "no-store"})
@@ -294,7 +293,7 @@ def _led(location: str) -> web.Response:
 
 
 class OwnOperations:
-    """Does operations of this daemon for its tools, in the name of whoever sent the request that is answered."""
+    """Runs operations of this daemon for its tools, in the name of the current request's sender."""
 
     def __init__(self, parts: DaemonParts) -> None:
         self._parts = parts
@@ -312,7 +311,7 @@ class OwnOperations:
 
 
 def _called_tool(body: bytes) -> str:
-    """Return the tool that a request calls (JSON-RPC); empty if it is no call of one."""
+    """Return the tool that a JSON-RPC request calls; empty if it calls none."""
     try:
         called = msgspec.json.decode(body)
         return str(called["params"]["name"]) if called["method"] == "tools/call" else ""

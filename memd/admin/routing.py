@@ -1,18 +1,17 @@
-"""Declaring an operation beside its handler: `@get("/memd/turns/{id}", "read", act="read")` on a function.
+"""Declaring an operation at its handler: `@get("/memd/turns/{id}", "read", act="read")` on a function.
 
-Rule: everything that is said about an operation is said here, and every surface reads it: the route and the right that
-it needs, the audit's act, the OpenAPI document, the command's options and the tool of MCP. The rest is read from the
-function's signature: `parts` are those of the daemon, each keyword is a parameter of the query, `query` the struct of
-those that it shares with other operations, `body` that of its JSON body, `headers` those of the request, `key` what it
-is known by when it is sent again, `who` the principal that asks, any other argument a part of the path. A function that
-takes `who` asks for the right topic by topic; for any other the principal needs it in every topic. It returns what is
-sent as JSON, or `WholeAnswer`, or yields pieces of an answer that is no JSON, or raises a `MemdError`. It knows nothing
-of HTTP, and its module imports no server: a command reads it, too. `docs/openapi.json` is the `document` of all; a test
-holds the two together.
+Rule: an operation is declared here alone, and every surface reads the declaration: route and right, audit act, OpenAPI
+document, command options, MCP tool. The rest comes from the function's signature: `parts` are the daemon's, a keyword
+argument is a query parameter, `query` a struct of parameters shared with other operations, `body` the struct of the
+JSON body, `headers` the request's, `key` its idempotency key, `who` the asking principal, any other argument a part of
+the path. A function with `who` checks the right for each topic; otherwise the principal needs it in every topic. The
+function returns a value for JSON or a `WholeAnswer`, or yields pieces of a non-JSON answer, or raises a `MemdError`. It
+does not depend on HTTP, and its module imports no server, because commands read it too. `docs/openapi.json` is the
+`document` of all operations, as a test ensures.
 
-A parameter that a route does not know, one that is given twice, and one of the wrong type or out of bounds are each
-refused by name: a misspelt filter must not silently select everything. An `Extent`, of the audit's line, has nothing
-that was said; of what a client wrote only names of topics and ids of chunks.
+Unknown, repeated, mistyped and out-of-bounds parameters are rejected by name, because a misspelt filter must not
+silently select everything. An audit line's `Extent` has no stored text, and of the client's input only topic names and
+chunk ids.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from memd.store.audit import ActKind
 
 IDS_MAX = 100
 TOPICS_MAX = 64
-"""Of one line; `count` says how many there were."""
+"""Limit of names in one line; `count` has the full number."""
 ALL_TOPICS = "*"
-"""The topics of an act that names none."""
+"""Recorded as the topic of an act that names none."""
 FORBIDDEN = 403
 BEFOREHAND = frozenset({"export", "backup", "erase", "token"})
-"""Acts that are not done unless a line that they begin is on disk."""
+"""Acts that need their first line on disk before they run."""
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """The extent of an act."""
+    """The topics and chunks that an act concerns."""
 
     topics: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
@@ -55,7 +54,7 @@ class Extent(msgspec.Struct, frozen=True):
     detail: str = ""
 
     def and_of(self, answer: Extent) -> Extent:
-        """The extent of a request and its answer, as much of both as a line holds."""
+        """Return the extent of a request and its answer, as much of both as a line holds."""
         topics, ids = (*self.topics, *answer.topics), (*self.ids, *answer.ids)
         everything = (ALL_TOPICS,) if ALL_TOPICS in topics else ()
         written = tuple(dict.fromkeys(one for one in ids if CHUNK_ID_PATTERN.fullmatch(one)))[:IDS_MAX]
@@ -63,13 +62,13 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 def chunks_in(chunks: Iterable[Any]) -> Extent:
-    """The extent of an answer with chunks, each of which has its topic and its uuid."""
+    """Return the extent of an answer whose chunks have a topic and a uuid each."""
     listed = list(chunks)
     return Extent(tuple(one.topic_id for one in listed), tuple(one.uuid for one in listed), len(listed))
 
 
 def names_of(named: Iterable[str]) -> tuple[str, ...]:
-    """The names of topics among what a client gave as such, as many as a line holds."""
+    """Return the valid topic names in a client's input, as many as a line holds."""
     return tuple(dict.fromkeys(one for one in named if TOPIC_ID_PATTERN.fullmatch(one)))[:TOPICS_MAX]
 
 
@@ -89,11 +88,11 @@ Before = Annotated[
 
 
 class _Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of all queries and bodies."""
+    """Base of all queries and bodies."""
 
     @property
     def extent(self) -> Extent:
-        """The topics in `topic` (none: all) or `topic_id`, and the chunks in `chunk_ids`, for the audit."""
+        """Topics in `topic` (none: all) or `topic_id`, and chunks in `chunk_ids`, for the audit."""
         asked = msgspec.structs.asdict(self)
         topics = asked.get("topic_id", asked.get("topic"))
         if topics in (None, ()):
@@ -102,15 +101,15 @@ class _Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoQuery(_Parameters, frozen=True, kw_only=True):
-    """Routes without parameters, and the base of all queries."""
+    """A route without parameters, and the base of all queries."""
 
 
 class Body(_Parameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of all JSON bodies: an unknown member is refused."""
+    """Base of all JSON bodies: unknown members are rejected."""
 
 
 class TopicBody(Body, frozen=True, kw_only=True):
-    """The base of bodies that are about one topic."""
+    """Base of bodies about one topic."""
 
     topic_id: str = DEFAULT_TOPIC_ID
 
@@ -122,7 +121,7 @@ class TopicsQuery(NoQuery, frozen=True, kw_only=True):
 
 
 class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
-    """Routes that choose among chunks."""
+    """Routes that filter chunks."""
 
     since: Annotated[
         Since | None,
@@ -144,7 +143,7 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
 
     @property
     def wanted(self) -> Selection:
-        """The choice. Raises BadQuestion: it can admit nothing."""
+        """The selection. Raises BadQuestion: it admits no chunk."""
         try:
             authors = tuple("" if name == OWNER_NAME else name for name in self.author)
             chosen = self.role, self.kind, self.source, self.tag, self.contains, authors
@@ -154,7 +153,7 @@ class FilterQuery(TopicsQuery, frozen=True, kw_only=True):
 
 
 class PeriodQuery(TopicsQuery, frozen=True, kw_only=True):
-    """`GET /memd/usage`, and other routes that tell of a stretch of time."""
+    """`GET /memd/usage`, and other routes about a period."""
 
     since: Annotated[Since | None, Meta(description="Only what happened from this time (2026-11-20) on.")] = (
         msgspec.field(default=None, name="from")
@@ -162,12 +161,12 @@ class PeriodQuery(TopicsQuery, frozen=True, kw_only=True):
     to: Annotated[Until | None, Meta(description="Only what happened before this time (of a date: its end).")] = None
 
     def has(self, at: int) -> bool:
-        """Whether a moment, in microseconds since the epoch, is in the stretch."""
+        """Return whether a time, in microseconds since the epoch, is in the period."""
         return (self.since or 0) <= at < (self.to or 1 << 63)
 
 
 def as_given(asked: Mapping[str, Any]) -> MultiMapping[str]:
-    """Parameters as a request has them: text, several by the same name, and none that is None."""
+    """Return parameters as in a request: as text, lists as repeated names, without those that are None."""
     given = MultiDict[str]()
     for name, value in asked.items():
         several = value if isinstance(value, list | tuple) else [] if value is None else [value]
@@ -176,8 +175,8 @@ def as_given(asked: Mapping[str, Any]) -> MultiMapping[str]:
 
 
 def decode_query(given: MultiMapping[str], kind: type[Query]) -> Query:
-    """Return the parameters of a request as the struct of its route. Raises BadQuestion: a parameter is unknown,
-    repeated, missing, of the wrong type or out of bounds."""
+    """Decode the parameters of a request into its route's struct. Raises BadQuestion: a parameter is unknown, repeated,
+    missing, of the wrong type or out of bounds."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for name in dict.fromkeys(given):
@@ -207,78 +206,78 @@ _READ: dict[type, Callable[[str], Moment]] = {Moment: moment, Since: since, Unti
 Answer = TypeVar("Answer")
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any] | AsyncIterator[bytes]])
 RouteRight = Right | Literal["any", "open"]
-"""`any`: whoever has a token; `open`: also who has none."""
+"""`any`: anyone with a token; `open`: also without a token."""
 _DECLARED = "memd_route"
-"""The attribute of a handler that has its declaration."""
+"""Attribute of a handler that holds its declaration."""
 
 
 class WholeAnswer(NamedTuple):
-    """A whole answer that is no JSON."""
+    """A complete answer that is not JSON."""
 
     content: bytes
     content_type: str
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """The declaration of an operation, put on the function that does it. What changes something is always an act."""
+    """An operation's declaration, attached to its function. An operation that changes something always has an act."""
 
     method: str
     path: str
-    """With `{id}` for the part that varies."""
+    """`{id}` marks the variable part."""
     right: RouteRight
     act: ActKind | None = None
-    """Its kind in the audit; None where its answer has nothing that was said, only names, numbers and states."""
+    """Kind of its audit act; None if its answer has no stored text, only names, numbers and states."""
     touches: Callable[[Any], Extent] | None = None
-    """Says of an answer which topics and chunks it has."""
+    """Returns the extent of an answer."""
     streams: str = ""
-    """The content type of an answer that is no JSON."""
+    """Content type of an answer that is not JSON."""
     tool: str = ""
-    """Its name over MCP; empty: it is no tool."""
+    """Name of its MCP tool; empty: none."""
     body_bytes_max: int = 4 << 20
 
     def __post_init__(self) -> None:
         assert self.method == "GET" or self.act, f"{self.path} changes something: name its act"
 
     def __call__(self, handler: Handler) -> Handler:
-        """Declare that this function does it."""
+        """Attach the declaration to its function."""
         vars(handler)[_DECLARED] = self
         return handler
 
 
 get, post = partial(Operation, "GET"), partial(Operation, "POST")
-"""Declare an operation that reads (HEAD is answered too), or one that changes something: its body is JSON."""
+"""Declare an operation that only reads (also answers HEAD), or one that changes something and has a JSON body."""
 
 
 class Route(Operation, frozen=True, kw_only=True):
-    """One operation, with what its handler's signature and docstring say."""
+    """An operation with the data from its handler's signature and docstring."""
 
     handler: Callable[..., Any]
     name: str
     summary: str
     details: str
-    """The first paragraph of the handler's docstring, and the rest."""
+    """Rest of the handler's docstring, after the first paragraph."""
     query: type[NoQuery]
     own: tuple[str, ...]
-    """Its parameters that the handler takes one by one."""
+    """Parameters that the handler takes individually."""
     body: type[Body] | None
     takes: frozenset[str]
     answer: Any
 
     @property
     def takes_who(self) -> bool:
-        """Whether the handler asks for the right itself, topic by topic."""
+        """True if the handler checks the right for each topic."""
         return "who" in self.takes
 
 
 def routes_of(module: ModuleType) -> Iterator[Route]:
-    """Yield the operations that the functions of a module declare, in order."""
+    """Yield the operations declared in a module, in order."""
     own = (one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__)
     return (route_of(handler) for handler in own if _DECLARED in getattr(handler, "__dict__", {}))
 
 
 @cache
 def route_of(handler: Callable[..., Any]) -> Route:
-    """The operation that a handler declares."""
+    """Return the operation that a handler declares."""
     types = typing.get_type_hints(handler, include_extras=True)
     summary, _, details = (inspect.getdoc(handler) or "").partition("\n\n")
     own = [one for one in inspect.signature(handler).parameters.values() if one.kind is one.KEYWORD_ONLY]
@@ -300,18 +299,18 @@ def route_of(handler: Callable[..., Any]) -> Route:
 
 
 class AskedDaemon(Protocol):
-    """A daemon that is asked to do operations: the one that a command has found, or that of this process."""
+    """A daemon that runs operations: the one found by a command, or that of this process."""
 
     def ask(
         self, operation: Callable[..., Awaitable[Answer]], id_: str = "", body: object = None, **query: Any
     ) -> Answer:
-        """Return the answer of an operation. `operation`: the function that declares it. `id_`: the part of its path
-        that varies. Raises BadQuestion: the request is wrong; DaemonError: it refused, or does not answer."""
+        """Return the answer of an operation. `operation`: its function. `id_`: the variable part of its path. Raises
+        BadQuestion: the request is wrong; DaemonError: it refused, or does not answer."""
         raise NotImplementedError
 
 
 def encoded(body: object) -> bytes:
-    """A body as JSON; raises BadQuestion where a text in it cannot be."""
+    """Encode a body as JSON; raises BadQuestion for a text that JSON cannot hold."""
     try:
         return msgspec.json.encode(body)
     except UnicodeEncodeError:
@@ -329,7 +328,7 @@ REFUSALS = (
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An error: its message and its type."""
+    """An error with its message and type."""
 
     message: str
     type: str
@@ -342,7 +341,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
-    """Return the document for these routes."""
+    """Return the OpenAPI document of these routes."""
     structs = [route.answer for route in routes if inspect.isclass(route.answer)]
     described = [Refusal, *(one for one in structs if issubclass(one, msgspec.Struct))]
     described += [route.body for route in routes if route.body is not None]

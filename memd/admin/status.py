@@ -1,7 +1,7 @@
-"""The operations on the daemon itself: its health and troubles, its memory use, its topics, metrics, and live events.
+"""The operations on the daemon itself: health, memory use, topics, buffers, metrics, and live events.
 
-Rule: nothing here changes the log or a prompt. Whoever may not read everything hears that the cluster's database cannot
-be used, and not where it is.
+Rule: nothing here changes the log or a prompt. A principal without the right to read everything learns that the
+cluster's database is unavailable, but not its address.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PING_SECONDS = 15.0
 LATEST_MESSAGES = 20
 PREVIEW_CHARACTERS = 400
 TROUBLED_MAX = 10
-"""More topics in trouble are not named: it is the same for most."""
+"""Limit of topics named in troubles; the cause is mostly the same."""
 
 
 class UpstreamHealth(msgspec.Struct, frozen=True):
@@ -44,13 +44,13 @@ class UpstreamHealth(msgspec.Struct, frozen=True):
     url: str
     reachable: bool
     window: int | None
-    """Tokens of its context; None: it does not say."""
+    """Tokens of its context; None if it does not report them."""
     model: str = ""
-    """Empty: it does not say, or has several."""
+    """Empty if it does not report one, or has several."""
     in_flight: int = 0
-    """Requests that it has been given and that have not ended."""
+    """Requests in progress at this server."""
     reason: str = ""
-    """Why requests go to other servers; empty if they do not."""
+    """Reason why requests go to other servers; empty if they do not."""
 
 
 class DaemonHealth(msgspec.Struct, frozen=True):
@@ -60,23 +60,22 @@ class DaemonHealth(msgspec.Struct, frozen=True):
     version: str
     data_dir: str
     topics: int
-    """The number of open ones."""
+    """Number of open topics."""
     memory: Literal["ok", "degraded"]
-    """Degraded: the disk is in trouble, or in a topic the last write to it has failed, and what is said there now is at
-    risk; a topic cannot be read; or the database of the cluster cannot be used."""
+    """Degraded if the disk is in trouble, a topic's last write failed (so that new messages are at risk), a topic
+    cannot be read, or the cluster's database is unavailable."""
     trouble: str | None
-    """The first of these troubles in one line; None: there is none."""
+    """The first of these troubles in one line; None if there is none."""
     troubles: list[Trouble]
-    """All troubles: of the disk, of topics, of the cluster's database; and of the backup, of indexes and of the
-    settings."""
+    """All troubles, also of the backup, of indexes and of the settings."""
     upstream: UpstreamHealth
-    """The model server; of several the first that answers."""
+    """The model server; with several, the first that answers."""
     upstreams: list[UpstreamHealth]
     changed_settings: list[str]
-    """Keys of settings that changed in the file since the daemon began, which does not know the change; empty also for
-    who may not read everything."""
+    """Keys of settings changed in the file but not loaded by the daemon; always empty for callers who may not read
+    everything."""
     model_url: str
-    """The address for clients, without `/v1`."""
+    """Address for clients, without `/v1`."""
     own_url: str
 
 
@@ -84,36 +83,36 @@ class ClusterHealth(msgspec.Struct, frozen=True):
     """This daemon's part in a cluster, as it is now."""
 
     place: str
-    """Of the database."""
+    """Address of the database."""
     trouble: str
-    """Why it cannot be asked; empty: it can."""
+    """Reason why it is unavailable; empty if it is available."""
     trouble_seconds: float
 
 
 class DaemonStats(msgspec.Struct, frozen=True):
-    """Memory use of the open topics that may be read. Of the whole daemon: None for who may not read all topics."""
+    """Memory use of the readable open topics. The daemon's figures are None for callers who may not read all topics."""
 
     data_dir: str
     memory_bytes: int
     memory_bytes_max: int
     cache_bytes: int | None
-    """Caches of parsed messages, of token counts, of chunks and of their words; each is bounded. The whole daemon's."""
+    """Caches of parsed messages, token counts, chunks and their words, each bounded. For the whole daemon."""
     buffer_bytes: int
-    """Open conversations, beside the texts of their messages, and the chunks that are cut and not in the log yet."""
+    """Open conversations without the texts of their messages, and pending chunks."""
     tasks: int | None
-    """The number of asyncio tasks: connections, requests, background work. The whole daemon's."""
+    """Asyncio tasks: connections, requests, background work. For the whole daemon."""
     background_tasks: int | None
-    """Those that no request waits for; a topic has a few at most, however much there is to do in it."""
+    """Tasks without a waiting request; a topic has at most a few, however much work it has."""
     unstored: int
     """Messages that are in a journal and not in the log yet."""
     embedding_backlog: int | None
-    """Chunks that are being stored and wait for the embedding model; words find them meanwhile. The whole daemon's."""
+    """Chunks being stored that wait for the embedding model; words find them meanwhile. For the whole daemon."""
     redacted: dict[str, int] | None
-    """By pattern the number of redactions since the start, of the whole daemon; None also where redaction is off."""
+    """Redactions since the start by pattern, for the whole daemon; also None if redaction is off."""
     backup: BackupHealth | None
-    """To the bucket of the settings; None: they name none, or who asks has not every topic."""
+    """Backup to the settings' bucket; None if there is none, or the caller may not read every topic."""
     cluster: ClusterHealth | None
-    """None: topics are in this folder alone, or who asks has not every topic."""
+    """None without a cluster, or if the caller may not read every topic."""
     topics: dict[str, TopicStats]
 
 
@@ -124,7 +123,7 @@ class KnownTopic(TopicDiskUsage, frozen=True, kw_only=True):
     conversations: int
     buffered_tokens: int
     unstored: int
-    """Messages and notes that are not in the log yet, and found already."""
+    """Messages and notes that are not in the log yet, but can already be found."""
 
 
 class KnownTopics(msgspec.Struct, frozen=True):
@@ -138,13 +137,13 @@ class BufferedMessage(msgspec.Struct, frozen=True):
 
     role: str | None
     text: str
-    """Its beginning."""
+    """Beginning of its text."""
     tokens: int
     stored: bool
     left_out: bool
-    """Whether it is no longer in the prompt."""
+    """True if it is no longer in the prompt."""
     line: str | None
-    """The line that stands in the prompt in its place."""
+    """The line that replaces it in the prompt; None: none."""
 
 
 class BufferedConversation(msgspec.Struct, frozen=True):
@@ -153,11 +152,11 @@ class BufferedConversation(msgspec.Struct, frozen=True):
     conversation: str
     messages: int
     tokens: int
-    """Of the messages in the prompt."""
+    """Tokens of the messages in the prompt."""
     in_prompt: int
-    """Messages in the prompt, those included that a line stands for."""
+    """Messages in the prompt, including those replaced by a line."""
     replaced: int
-    """Messages that a line in the prompt stands for."""
+    """Messages replaced by a line in the prompt."""
     left_out: int
     stored: int
     last_at: int
@@ -166,7 +165,7 @@ class BufferedConversation(msgspec.Struct, frozen=True):
 
 
 class BufferedConversations(msgspec.Struct, frozen=True):
-    """The live conversations of a topic, the latest first."""
+    """The live conversations of a topic, latest first."""
 
     conversations: list[BufferedConversation]
 
@@ -272,7 +271,7 @@ async def events(parts: DaemonParts, who: Principal) -> AsyncIterator[bytes]:
                 yield b": ping\n\n"
                 continue
             if kind == "end":
-                if value is not None:  # it makes room; a browser would be back at once
+                if value is not None:  # evicted: a browser would otherwise reconnect at once
                     told = msgspec.json.encode(value)
                     yield b"retry: %d\nevent: end\ndata: %s\n\n" % (1_000 * RETRY_SECONDS, told)
                 break
@@ -287,7 +286,7 @@ async def metrics(parts: DaemonParts, headers: Mapping[str, str]) -> WholeAnswer
 
 
 def _told(value: dict[str, Any], who: Principal) -> dict[str, Any]:
-    """An event without what a principal may not read in it: related topics, and the ids of chunks of them."""
+    """Return an event without related topics, and ids of their chunks, that the principal may not read."""
     others = {name: value[name] for name in ("related", "shown_from") if value.get(name)}
     told = value | {name: [one for one in given if who.may("read", one)] for name, given in others.items()}
     return told if "shown" not in value or told == value else told | {"shown": []}
@@ -325,25 +324,25 @@ def _conversation(talk: Conversation) -> BufferedConversation:
 
 
 def _previewed(talk: BufferedConversation) -> BufferedConversation:
-    """Only the beginnings of texts, which are redacted before: half a key would not be recognized as one."""
+    """Return only the beginnings of texts. They are redacted before, because a cut key would not be recognized."""
     replace = msgspec.structs.replace
     return replace(talk, latest=[replace(one, text=one.text[:PREVIEW_CHARACTERS]) for one in talk.latest])
 
 
 def _troubles(parts: DaemonParts, topics: Sequence[Topic], who: Principal) -> list[Trouble]:
-    """Return the troubles by which what is said now is at risk, or memory is missing. `topics`: the open ones that
-    `who` may read; the place of the cluster's database is for those who may read all."""
+    """Return the troubles that put new messages at risk or make memory incomplete. `topics`: the open ones that `who`
+    may read; the database's address is shown only to those who may read all."""
     disk, kept = parts.topics.disk.trouble, parts.store.kept
     found = [] if disk is None else [Trouble(disk.what, disk.since, disk.remedy)]
     refused = [error for topic_id, error in parts.topics.refused.items() if who.may("read", topic_id)]
     refused += [error for topic in topics if (error := topic.log.load_trouble) is not None]
     found += [_trouble(str(error), 0) for error in refused[:TROUBLED_MAX]]
     told = [(topic, error) for topic in topics if (error := topic.write_trouble) is not None]
-    if disk is not None:  # it is the same one
+    if disk is not None:  # the topics have the same trouble
         told = [(topic, error) for topic, error in told if not isinstance(error, DiskFull | ReadOnlyDisk)]
     found += [_trouble(str(error), topic.trouble_since) for topic, error in told[:TROUBLED_MAX]]
     if kept is not None and kept.trouble:
-        found = [one for one in found if "PostgreSQL" not in one.what]  # it is the same one
+        found = [one for one in found if "PostgreSQL" not in one.what]  # the topics have the same trouble
         text = kept.trouble if who.may_everywhere("read") else "the database cannot be used; ask who runs this memd"
         found.append(_trouble(text, _ago(kept.trouble_seconds)))
     return found

@@ -1,14 +1,13 @@
-"""The tokens that a running daemon knows, read again; the operations on them; the proof by which commands know it.
+"""The running daemon's tokens, their reloading and operations; the proof by which commands recognize the daemon.
 
-Rule: a list that cannot be read, or is being written, changes nothing: whoever it let in before is let in still, and
-the log says why; the other list counts all the same, so that a token is taken back also while the settings are wrong.
-What was closed is never opened by a list that is gone. A list that other daemons have too is looked at whether or not
-a token is needed yet.
+Rule: a list that is unreadable or being written changes nothing: its tokens stay valid and the log says why. The other
+list is still loaded, so that a token can be revoked while the settings are wrong. A lost list never opens what was
+closed. A list shared with other daemons is watched whether or not a token is needed yet.
 
-No route makes, shows or takes back a token: that is done on the machine itself (`memd token`), by whoever may read the
-data directory anyway. The secret of the proof is made anew at each start and never leaves its file (0600, in the data
-directory). An answer holds for the address that was asked and no other: whoever listens there and passes the challenge
-on gets one that is of no use. Where `auth.token` is not set, commands show what is derived from the secret.
+No route makes, shows or revokes a token: `memd token` does so on the machine itself, for users who may read the data
+directory anyway. The proof's secret is new at each start and never leaves its file (0600, in the data directory). A
+proof is valid only for the address that was asked, so relaying the challenge from another address is useless. Without
+`auth.token`, commands send a token derived from the secret.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from memd.settings.model import AuthSettings, TokenSettings, known_principals, t
 from memd.store.layout import TOKENS_NAME
 from memd.store.shared.books import TokenList
 
-if TYPE_CHECKING:  # a command reads the declarations of operations, and needs none of these
+if TYPE_CHECKING:  # a command reads the declarations of operations and needs none of these
     from memd.ingest.topic import Inquiry
     from memd.telemetry.tasks import Tasks
 
 
 class OwnRights(msgspec.Struct, frozen=True):
-    """A principal, as it is told itself."""
+    """A principal's own name, topics and rights."""
 
     name: str
     topics: tuple[str, ...]
-    """Patterns; `*` stands for any characters."""
+    """Patterns; `*` matches any characters."""
     rights: tuple[Right, ...]
 
 
@@ -56,11 +55,11 @@ class ReloadBody(Body, frozen=True):
 
 
 class TokensRead(msgspec.Struct, frozen=True):
-    """The tokens are as the lists have them."""
+    """The tokens now match the lists."""
 
     reloaded: bool = True
     changes: str = ""
-    """The names of those that are new, gone or others than before, in words."""
+    """Names of new, removed and changed tokens, in words."""
 
 
 @get("/memd/me", "any")
@@ -81,7 +80,7 @@ async def reload_tokens(parts: DaemonParts, body: ReloadBody) -> TokensRead:
 
 
 def user_name() -> str:
-    """The system's name of the user who runs this process, or its number."""
+    """Return the system's name, or number, of the user who runs this process."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -110,17 +109,17 @@ async def prove(
 
 
 def command_token(secret: str) -> str:
-    """Return the token of commands on this machine: whoever may read the data directory is its owner."""
+    """Return the token of commands on this machine: a user who can read the data directory is its owner."""
     return hmac.new(secret.encode(), b"memd: a command of the owner\n", hashlib.sha256).hexdigest()
 
 
 def new_secret() -> str:
-    """A secret of 256 bits, also fit to be a challenge: 64 hexadecimal digits."""
+    """Return a secret of 256 bits as 64 hexadecimal digits; also used as a challenge."""
     return secrets.token_hex(32)
 
 
 def proof_of(secret: str, url: str, challenge: str) -> str:
-    """Return the only right answer to a challenge."""
+    """Return the only correct answer to a challenge."""
     message = _CONTEXT + f"{url}\n{challenge}".encode()
     return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
 
@@ -129,64 +128,64 @@ log = logging.getLogger("memd")
 
 LOOK_SECONDS = 1.0
 HEAR_SECONDS = 1.0
-"""The longest that a request with a token that is not known waits to hear whether another daemon knows it."""
+"""Limit for a request with an unknown token to wait for news from other daemons."""
 SETTLED_SECONDS = 0.5
-"""A settings file that has not changed for so long is read: editors empty it before they write."""
+"""A settings file is read once unchanged for so long, because editors empty it before writing."""
 Stamps = tuple[object, FileStamp]
-"""Of the list of `memd token`, and of the settings file."""
+"""Stamps of `memd token`'s list and of the settings file."""
 
 
 class TokenWatch:
-    """Keeps the principals as the lists have them. Belongs to the event loop."""
+    """Keeps the principals in step with the lists. Used on the event loop."""
 
     def __init__(self, auth: AuthSettings, listed: TokenList, source: SettingsSource | None) -> None:
-        """`auth`: the settings at the start. `listed`: the list of `memd token`. `source`: where the settings are read
-        again, None if nowhere."""
+        """`auth`: settings at the start. `listed`: the list of `memd token`. `source`: where to read the settings
+        again; None: nowhere."""
         self.principals = Principals()
         self.secret = new_secret()
-        """With which the daemon proves to commands that it has the data directory."""
-        if not auth.token:  # else commands show that
+        """Proves to commands that the daemon has the data directory."""
+        if not auth.token:  # otherwise commands send auth.token
             self.principals.lend(command_token(self.secret), OWNER)
         self._auth = auth
-        """As last taken from the settings, and beside it the tokens that `memd token` kept then."""
+        """As last read from the settings; `_kept`: `memd token`'s list at that time."""
         self._kept: tuple[TokenSettings, ...] = ()
         self._taken = AuthSettings()
-        """Whom the principals are made of."""
+        """The source of the present principals."""
         self._reading = asyncio.Lock()
         self._listed = listed
         self._source = source
         self._seen: Stamps = (None, None)
         self._trouble: StoreError | None = None
-        """Why the list cannot be asked now whether it has changed."""
+        """The error of the last look at the list; None if it worked."""
         self._followers: list[Callable[[], Awaitable[None]]] = []
         self._heard: dict[str, Callable[[], object]] = {TOKENS_NAME: lambda: self._seen[0]}
-        """Of books that other daemons have too: how often they had been changed by what is known of them here."""
+        """For books shared with other daemons: returns the last change known here."""
         self._tasks: Tasks | None = None
         self._noted: Callable[[str, str], None] = lambda places, changes: None
         self._looking = asyncio.Lock()
         self._looks, self._look_began = 0, 0.0
 
     def load(self) -> None:
-        """Read the lists at the start, in this thread. Raises MemdError: a list is not what it should be."""
+        """Read the lists at the start, blocking. Raises MemdError: a list is invalid."""
         self._seen = self._stamps()
         self._take(self._auth, self._listed.read_at_start())
 
     def also(self, book: str, follower: Callable[[], Awaitable[None]], heard: Callable[[], object]) -> None:
-        """Have another book that daemons share looked at whenever the lists are. `heard`: up to which change it was."""
+        """Watch another shared book together with the lists. `heard`: returns the last change known here."""
         self._followers.append(follower)
         self._heard[book] = heard
 
     async def reload(self, noted: Callable[[str], None] = lambda changes: None) -> str:
-        """Read the lists again: that of `memd token`, and the settings if they have changed and nobody writes them now.
+        """Read the lists again: that of `memd token`, and the settings if they changed and nobody is writing them.
 
         Args:
-            noted: is told which tokens are others than before, in words, also where it raises; not where none is.
+            noted: called with the changes of tokens, in words, even if this raises; not called without changes.
 
         Returns:
-            The same words; empty where none is.
+            The same words; empty without changes.
 
         Raises:
-            MemdError: a list is not what it should be, and its tokens stay; the other one has been taken.
+            MemdError: a list is invalid and its tokens stay; the other one was loaded.
         """
         async with self._reading:
             for follower in self._followers:
@@ -204,12 +203,12 @@ class TokenWatch:
             return changes
 
     def changed_settings(self) -> list[str]:
-        """See `SettingsSource.changed`; none where the settings came from nowhere."""
+        """See `SettingsSource.changed`; none without a source."""
         return [] if self._source is None else self._source.changed(self._auth)
 
     async def tend(self, tasks: Tasks, noted: Callable[[str, str], None]) -> None:
-        """Look at the lists every second, until cancelled; not where no token is needed: then `memd token` has to tell.
-        `noted`: is told the files that changed, and which tokens are others than before."""
+        """Watch the lists every second, until cancelled. If no token is needed it ends: `memd token` then notifies the
+        daemon. `noted`: called with the changed files and the changes of tokens."""
         if self._listed.is_shared or not self.principals.is_open:
             self._tasks, self._noted = tasks, noted
             while True:
@@ -217,8 +216,8 @@ class TokenWatch:
                 await self.catch_up()
 
     async def hear(self, inquiry: Inquiry) -> None:
-        """Look at the lists before a request is let in, waiting no longer than a request should. `inquiry`: one about
-        the books, asked after the request came."""
+        """Look at the lists before a request is let in, but only for a limited time. `inquiry`: asked about the books
+        after the request came."""
         if self._trouble is None:
             try:
                 ends = await asyncio.wait_for(asyncio.shield(inquiry.answer), HEAR_SECONDS)
@@ -232,7 +231,7 @@ class TokenWatch:
             await asyncio.wait([self._tasks.spawn(self.catch_up(), "hearing of tokens")], timeout=HEAR_SECONDS)
 
     async def catch_up(self) -> None:
-        """Look at the lists once, unless somebody else has begun to since this was called."""
+        """Look at the lists once, unless another caller's look began after this call."""
         looks = self._looks
         async with self._looking:
             if self._looks == looks:
@@ -260,7 +259,7 @@ class TokenWatch:
                 await follower()
 
     def _read(self, settled: FileStamp) -> tuple[AuthSettings, tuple[TokenSettings, ...], list[MemdError]]:
-        """The lists as they are now, or as they were where one cannot be read; `settled`: the settings' file before."""
+        """Read the lists; an unreadable one keeps its value. `settled`: previous stamp of the settings file."""
         auth, kept, problems = self._auth, self._kept, list[MemdError]()
         tokens_stamp, settings_stamp = self._stamps()
         try:
@@ -281,10 +280,10 @@ class TokenWatch:
         return auth, kept, problems
 
     def _take(self, auth: AuthSettings, kept: tuple[TokenSettings, ...]) -> str:
-        """Know these tokens from now on; raises ConfigError where they contradict each other: then those of before.
+        """Load these tokens. Raises ConfigError: they contradict each other, and the previous ones stay.
 
         Returns:
-            Which are others than before, in words.
+            The changes, in words.
         """
         self._auth, self._kept = auth, kept
         for _, problem in token_problems((*auth.tokens, *kept), auth.token):
@@ -294,7 +293,7 @@ class TokenWatch:
         return token_changes(before, self._taken)
 
     def _stamps(self) -> Stamps:
-        """The stamps; of a list that cannot be asked the one that was seen."""
+        """Return the stamps; for an unavailable list the last one seen."""
         try:
             listed, self._trouble = self._listed.stamp(), None
         except StoreError as error:
