@@ -7,8 +7,8 @@ changed folder. It is retried with back-off up to a minute; the log reports the 
 Before it writes, a round checks whether another daemon has begun to write here; if so it never writes again.
 
 Objects that no retained time needs are removed. The oldest full round to keep is the last one before the oldest
-retained time. Older objects stay only if that round, or the present state, has pieces in them. Rounds with few pieces
-in use are emptied: the next rounds rewrite their files.
+retained time. Older objects stay only if that round, or the present state, has pieces in them. Rounds with little in
+use are emptied: the next rounds rewrite their files.
 
 Erased text is removed too. A folder's present files are free of it, as on the disk; all its other bytes in the bucket
 go. Pieces in rounds are overwritten with zeros, so that all others keep their offsets; objects of the folder alone are

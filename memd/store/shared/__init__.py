@@ -1,5 +1,5 @@
-"""Topics that several daemons have: PostgreSQL has the log, each daemon is a replica of what it was asked for.
+"""Topics shared by several daemons: PostgreSQL has the log, and each daemon has replicas of the topics it uses.
 
-Rule: the log is append-only and its highest canonical_id wins, so it needs no owner. Nothing outside of this folder
-knows SQL; nothing in it knows what a row says, but for the bytes of a log file.
+Rule: the log is append-only and its highest canonical_id wins, so it needs no owner. Only this folder uses SQL; apart
+from the bytes of a log file, it does not interpret rows.
 """

@@ -1,12 +1,11 @@
-"""The tokens that `memd token` keeps, in a file of the data directory; and the small books that all daemons of a
-cluster have in its place: tokens, grants, erasures, and when retention looked at what.
+"""The tokens that `memd token` keeps, in a file of the data directory; and the small books that the daemons of a
+cluster share instead: tokens, grants, erasures, and the progress of retention.
 
-Rule: tokens are changed by one command at a time, and as a whole or not at all; no secret is among them, only what
-SHA-256 makes of it. The settings' own list is `auth.tokens`; a name or a token that is in both is refused by whoever
-reads them.
+Rule: tokens are changed by one command at a time, and as a whole or not at all; only the SHA-256 of a secret is stored.
+The settings' own list is `auth.tokens`; a reader refuses a name or a token that is in both.
 
-A book is a topic `memd.…`, which no client can name. Most are one row that is replaced as a whole, by whoever
-knows it; erasures are a row each, and stay. A daemon keeps a copy of the tokens for a start while nobody can be asked.
+A book is a topic `memd.…`, which no client can name. Most are one row, replaced as a whole after reading the previous
+one; erasures are a permanent row each. A daemon keeps a copy of the tokens for a start without the database.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from memd.store.shared.postgres import News, Row, SharedLog, Stream
 
 
 class KeptToken(TokenSettings, frozen=True, kw_only=True):
-    """One of the tokens, and since when there is its secret, in microseconds since the epoch."""
+    """A token, and the creation time of its secret, in microseconds since the epoch."""
 
     since: int
 
@@ -40,10 +39,10 @@ class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenList:
-    """Where the tokens are kept: a file in the data directory. Any thread."""
+    """The stored tokens: a file in the data directory. Thread-safe."""
 
     place: str
-    """For people."""
+    """Location, for messages."""
     is_shared = False
     """Whether other daemons have it too, so that it may change without a command on this machine."""
 
@@ -54,11 +53,11 @@ class TokenList:
         self._lock = data_dir / TOKENS_LOCK_NAME
 
     def stamp(self) -> object:
-        """By what the list is told from itself before. Raises StoreError where it cannot be asked."""
+        """Return a value that changes with the list. Raises StoreError: it cannot be read."""
         return stamp_of(self.path)
 
     def read(self) -> tuple[KeptToken, ...]:
-        """Return the tokens. Raises StoreError: it cannot be read, or is not what it should be."""
+        """Return the tokens. Raises StoreError: the list cannot be read, or is invalid."""
         if self._files.size(self.path) is None:
             return ()
         try:
@@ -70,15 +69,15 @@ class TokenList:
             ) from None
 
     def read_at_start(self) -> tuple[KeptToken, ...]:
-        """Return the tokens, as this machine knew them last where nobody can be asked; raises as `read`."""
+        """Return the tokens, from this machine's copy if the database is unreachable; raises as `read`."""
         return self.read()
 
     def change(self, work: Callable[[tuple[KeptToken, ...]], Sequence[KeptToken]]) -> None:
-        """Replace the list by what `work` makes of it, durably; an exception of it leaves the list as it was.
+        """Replace the list by the result of `work`, durably; an exception of `work` leaves the list unchanged.
 
         Raises:
-            StoreError: the list is as it was (StoreLocked: another command changes it now).
-            InDoubt: nobody knows whether it is.
+            StoreError: the list is unchanged (StoreLocked: another command changes it now).
+            InDoubt: it is unknown whether it changed.
         """
         try:
             lock = self._files.lock(self._lock)
@@ -88,7 +87,7 @@ class TokenList:
             self.keep(work(self.read()))
 
     def keep(self, tokens: Sequence[KeptToken]) -> None:
-        """Replace the list, durably. Raises StoreWriteFailed: it is as it was."""
+        """Replace the list, durably. Raises StoreWriteFailed: it is unchanged."""
         replace_file(self._files, self.path, msgspec.json.format(msgspec.json.encode(_TokenFile(tuple(tokens)))))
 
 
@@ -101,14 +100,14 @@ _TRIES = 50
 
 
 class BookPage(msgspec.Struct, frozen=True):
-    """A book, and how often it had been changed by then."""
+    """A book, and the number of its changes so far."""
 
     changes: int
     rows: Rows
 
 
 class SharedBook:
-    """One book. Any thread. Its methods raise StoreError where nobody can be asked."""
+    """One book. Thread-safe. Its methods raise StoreError if the database is unreachable."""
 
     def __init__(self, kept: SharedLog, name: str) -> None:
         self.place = f"{kept.place} ({BOOK_PREFIX}{name})"
@@ -117,11 +116,11 @@ class SharedBook:
         self._mutex = threading.Lock()
 
     def changes(self) -> int:
-        """How often the book was changed."""
+        """Return the number of changes to the book."""
         return self.read().changes
 
     def read(self) -> BookPage:
-        """Return all rows; they travel only if they are others than before."""
+        """Return all rows; they are transferred only after a change."""
         known = self._page
         news = self._kept.since(self._topic, {"kept": known.changes})
         with self._mutex:
@@ -132,15 +131,15 @@ class SharedBook:
             return self._page
 
     def change(self, work: Callable[[Rows], Rows]) -> BookPage:
-        """Change the book, durably; return what it is then.
+        """Change the book, durably; return the new state.
 
         Args:
-            work: takes all rows, returns what they are to be; its exceptions leave the book as it was. It is called
-                again where somebody else was faster.
+            work: takes all rows, returns the new ones; its exceptions leave the book unchanged. It is called again if
+                another daemon was faster.
 
         Raises:
-            InDoubt: whether it was done is not known.
-            StoreWriteFailed: it was not.
+            InDoubt: it is unknown whether the book changed.
+            StoreWriteFailed: it did not.
         """
         for _ in range(_TRIES):
             page = self.read()
@@ -170,7 +169,7 @@ class SharedTokens(TokenList):
     is_shared = True
 
     def __init__(self, book: SharedBook, copy: TokenList | None = None) -> None:
-        """`copy`: where what was read is noted, None if nowhere."""
+        """`copy`: where to save the tokens after reading; None for nowhere."""
         self.place = book.place
         self._book = book
         self._copy = copy
@@ -183,7 +182,7 @@ class SharedTokens(TokenList):
         """See TokenList."""
         tokens = self._tokens(self._book.read().rows)
         if self._copy is not None:
-            with suppress(StoreError):  # it is noted with the next change
+            with suppress(StoreError):  # the next change saves it
                 self._copy.keep(tokens)
         return tokens
 
@@ -207,13 +206,13 @@ class SharedTokens(TokenList):
 
 
 class SharedTimes:
-    """Up to when retention has looked at each topic, for all daemons. Any thread; raises StoreError."""
+    """The time up to which retention has checked each topic, for all daemons. Thread-safe; raises StoreError."""
 
     def __init__(self, book: SharedBook) -> None:
         self._book = book
 
     def get(self, topic_id: str, default: int, /) -> int:
-        """The time of a topic."""
+        """Return the time of a topic."""
         return int(self._book.read().rows.get(topic_id, default))
 
     def __setitem__(self, topic_id: str, time: int, /) -> None:
@@ -221,7 +220,7 @@ class SharedTimes:
 
 
 class SharedErasures(Erasures):
-    """The erasures that all daemons know, a row each; the last one of an id counts. See Erasures. Any thread."""
+    """The erasures shared by all daemons, a row each; the last one of an id counts. See Erasures. Thread-safe."""
 
     _STREAM: Stream = "hot"
 
@@ -230,14 +229,14 @@ class SharedErasures(Erasures):
         self._kept, self._topic = kept, BOOK_PREFIX + "erasures"
         self._files, self._file = files, followed_file(data_dir)
         self._is_new = files.size(self._file) is None and not topic_names_in(files, data_dir)
-        """Whether there can be nothing here that was erased before."""
+        """Whether nothing here can have been erased before."""
         self._read = self._generation = 0
         self._own: set[int] = set()
         self._unfollowed: dict[int, Erasure] = {}
         self._mutex = threading.Lock()
 
     def write(self, erasure: Erasure) -> None:
-        """See Erasures. The digests of messages do not travel: who guesses a text could check his guess with them."""
+        """See Erasures. Message digests are not sent: a guess of the text could be verified with them."""
         data = msgspec.json.encode(msgspec.structs.replace(erasure, digests=b""))
         with self._mutex:
             self._files.make_directory(self._file.parent)
@@ -253,14 +252,14 @@ class SharedErasures(Erasures):
         raise StoreWriteFailed(f"{self._kept.place}: others erase all the time; try again")
 
     def catch_up(self) -> list[Erasure]:
-        """Hear of what other daemons erased; return those that are done, and not followed here yet. Raises StoreError:
-        nobody can be asked, or a later memd wrote it."""
+        """Read other daemons' erasures; return those that are done, and not followed here yet. Raises StoreError: the
+        database is unreachable, or a later memd wrote it."""
         with self._mutex:
             self._hear()
             return list(self._unfollowed.values())
 
     def note_followed(self) -> None:
-        """Note that nothing of what was heard of is left in this daemon's copies. Raises StoreWriteFailed."""
+        """Note that no text of the erasures read so far is left in this daemon's copies. Raises StoreWriteFailed."""
         with self._mutex:
             self._files.make_directory(self._file.parent)
             replace_file(self._files, self._file, str(self._read).encode())

@@ -1,7 +1,7 @@
-"""Topics between a folder and a shared log: the bytes of every record unchanged, and read again on the other side.
+"""Topics between a folder and a shared log: the bytes of every record are copied unchanged, then compared.
 
-Rule: nothing is removed from where it comes from. What is there is compared and not written again, so a move that was
-interrupted goes on when it is run again. A folder into which topics are moved is a copy of the log until all of it is.
+Rule: nothing is removed from the source. Existing rows and records are compared and not written again, so running an
+interrupted move again resumes it. A folder into which topics are moved is a copy of the log until all of it is there.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class MovedTopic(msgspec.Struct, frozen=True):
 
 
 Step = tuple[int, int, MovedTopic]
-"""How many topics are done, of how many, and the last one of them."""
+"""Number of topics done, the total, and the last one done."""
 
 
 def into_folder(
     kept: SharedLog, folder: Path, files: LocalDisk, topics: Collection[str] | None = None
 ) -> Iterator[Step]:
-    """Write topics into a folder that is empty, or in which this was begun. Raises StoreError: the folder has topics of
-    its own, or a side cannot be used; done again it goes on."""
+    """Write topics into a folder that is empty, or has an unfinished move. Raises StoreError: the folder has topics of
+    its own, or one side cannot be used. Resumable."""
     names = topics_in(kept) if topics is None else sorted(topics)
     models = (header for name in names if (header := _first_header(kept, name)) is not None)
     model = next(models, None)
@@ -76,7 +76,7 @@ def into_folder(
 
 def into_log(folder: Path, files: LocalDisk, kept: SharedLog, topics: Collection[str] | None = None) -> Iterator[Step]:
     """Append the topics of a folder, on which no daemon runs, to a shared log that does not have them. Raises
-    StoreError: a side cannot be used; done again it goes on."""
+    StoreError: one side cannot be used. Resumable."""
     lock = files.lock(folder / LOCK_NAME)
     try:
         names = topic_ids_in(files, folder) if topics is None else sorted(topics)
@@ -95,7 +95,7 @@ def _into_folder(kept: SharedLog, store: Store, name: str) -> MovedTopic:
         try:
             _copy(kept, store.topic(name))
             break
-        except Rewritten:  # something was erased, or it was interrupted before anything of it was here
+        except Rewritten:  # text was erased, or the move was interrupted before its first record was here
             store.drop_copy(name)
     store.close_topic(name)
     layout, files = TopicLayout(store.data_dir, name), store.files
@@ -105,16 +105,16 @@ def _into_folder(kept: SharedLog, store: Store, name: str) -> MovedTopic:
 
 
 def _copy(kept: SharedLog, log: TopicLog) -> None:
-    """Read a topic, or the rest of it. Raises Rewritten where what is here is not the beginning of it."""
+    """Read a topic, or the rest of it. Raises Rewritten: the records here are not the beginning of it."""
     assert isinstance(log, SharedTopicLog), "of a log that is shared"
     journal, _ = Journal.open(log.claim)
     if not log.head:
         log.generation = kept.ends([log.topic_id])[log.topic_id].generation
-        journal.rewrite([], mark=SharedMark(log.generation, 0))  # so that an interrupted move knows what it has
+        journal.rewrite([], mark=SharedMark(log.generation, 0))  # so that a resumed move knows its generation
     log.catch_up()
     rows = list(_rows(kept, log.topic_id, "hot"))
     payloads = [payload for row in rows for payload in records_of(row.data, 0).payloads]
-    kept_payloads = [one for one in payloads if one != b"\xc0"]  # that stands for an empty buffer
+    kept_payloads = [one for one in payloads if one != b"\xc0"]  # it marks an empty buffer
     journal.rewrite(kept_payloads, mark=SharedMark(log.generation, rows[-1].last if rows else 0))
 
 
@@ -159,7 +159,7 @@ def _compared(kept: SharedLog, layout: TopicLayout, files: LocalDisk) -> MovedTo
 
 
 def _groups(layout: TopicLayout, files: LocalDisk) -> Iterator[tuple[int, bytes, bytes]]:
-    """The groups of a topic's log: the id of the last entry, the header of the file, and the records."""
+    """Yield the groups of a topic's log: the id of the last entry, the header of the file, and the records."""
     paths = layout.log_files(files)
     for path in paths:
         data = files.read(path)

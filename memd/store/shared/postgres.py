@@ -1,26 +1,26 @@
-"""The log that a daemon shares with others: rows in PostgreSQL, asked for and appended; its tables, its statements, its
-connections, what its errors mean; and who may join.
+"""The log shared by several daemons: rows in PostgreSQL, read and appended; its tables, statements, connections and
+errors; and which folders may join.
 
-Rule: a stream grows at its end, by whoever knows where that is: `append` names the head that it follows, and does
-nothing where another row has come meanwhile. So it may be repeated where an answer was lost: `since` tells whether the
-row is in. No call may be made on an event loop.
+Rule: a stream grows only at its end: `append` names the head that it follows, and does nothing if another row was
+appended meanwhile. So it may be repeated after a lost answer: `since` shows whether the row is stored. No call may be
+made on an event loop.
 
     stream  a row is
     log     a group of entries, as a log file of its own; numbered by the highest canonical_id in it
     hot     events of the hot buffer, numbered 1, 2, …; a base is the whole buffer, and replaces the rows before it
     kept    a small file beside the log that is replaced as a whole; a base each
 
-Each call is one statement that is carried out as a whole or not at all, so that nothing is left half done by a daemon
-that dies. Nobody waits for a database that is away: after the first call that finds it so, all others fail at once,
-until the watch, which asks it every second, has had an answer.
+Each call is one atomic statement, so a daemon that dies leaves nothing half done. Nothing waits for an unreachable
+database: after the first call that fails so, all others fail at once, until the watch, which asks it every second, gets
+an answer.
 
     memd_shared  the version of the schema, the name of the cluster, and which master key seals its rows
-    memd_topic   a row for each stream of a topic: where it ends (`head`), and its latest base; and the generation
+    memd_topic   a row for each stream of a topic: its end (`head`), its latest base, and the generation
     memd_log     the rows of the streams: `last` is the highest id in one
 
 Rows leave a daemon sealed if its data directory is encrypted. All daemons of a cluster have the same master key, or
-none; which of both, its first daemon decides. Of what the database has then nothing can be read but names, numbers and
-lengths, and what is sealed is bound to its place and cannot be moved to another one:
+none; its first daemon decides. The database then reveals only names, numbers and lengths, and sealed data is bound to
+its place and cannot be moved to another one:
 
     | nonce | ciphertext      | tag |      AES-256-GCM; bound to topic, stream and number
     | 12    | length          | 16  |
@@ -53,17 +53,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
 Connection: TypeAlias = Any
-"""psycopg.Connection, which is imported when somebody wants one."""
+"""psycopg.Connection, imported at first use."""
 Stream = Literal["log", "hot", "kept"]
 STREAMS: tuple[Stream, ...] = ("hot", "kept", "log")
 Place: TypeAlias = tuple[str, Stream, int]
 """Of a row: topic, stream, number."""
 PAGE_ROWS = 256
-"""Of one stream in one answer: 10 MB of a log in which each group has 20 chunks."""
+"""Rows of one stream in one answer: 10 MB for a log with 20 chunks in each group."""
 _PAGE_TOPICS = 10_000
 
 AS_TEXT = {"client_encoding": "UTF8"}
-"""Of any connection: out of a database in SQL_ASCII, as a server in the C locale makes it, text would come as bytes."""
+"""For all connections: a database in SQL_ASCII, from a server in the C locale, would return text as bytes."""
 SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE memd_shared (version int NOT NULL, cluster text NOT NULL, key text NOT NULL);
@@ -108,12 +108,12 @@ AND EXISTS (SELECT FROM memd_log l WHERE l.topic = memd_topic.topic) ORDER BY to
 """
 _SCHEMA_LOCK = 0x6D656D64
 WAIT_SECONDS = 1.0
-"""The longest that a call waits for a server that is there and says nothing; once, then the database is away."""
+"""Longest wait of a call for a silent server; after one such wait the database counts as away."""
 LONG_SECONDS = 30.0
-"""The same for what nobody waits for: the schema, a rewriting, a list of topics."""
+"""The same for background work: the schema, a rewrite, a list of topics."""
 _IDLE_MILLISECONDS = 5_000
 _BYTES_A_SECOND = 2 << 20
-"""A row of many megabytes takes longer on a network that is not the fastest."""
+"""Assumed network speed, by which a row of many megabytes may take longer."""
 WATCH_SECONDS = 1.0
 _CONNECTIONS_MAX = 8
 _INSTALL = f"a log that several daemons share needs more packages: {pip_install('memd-proxy[cluster]')}"
@@ -146,7 +146,7 @@ _BY_STATE = {
     "42P01": "the tables are gone: restore the database from a backup, or restart memd to begin a new one",
 }
 _ENDED = ("08", "57P")
-"""SQLSTATEs of a connection that ended, and of a server that stops: they do not say how far it came."""
+"""SQLSTATEs of an ended connection and of a stopping server: whether the statement was executed is unknown."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -156,30 +156,30 @@ class Row(msgspec.Struct, frozen=True):
     last: int
     data: bytes
     is_base: bool = False
-    """It replaces all before it."""
+    """Whether it replaces all rows before it."""
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of a topic behind those that somebody knows."""
+    """The rows of a topic after the known ones."""
 
     generation: int = 0
-    """Another one after rows were rewritten: then nothing counts that was read before. 0: there is no such topic."""
+    """Changes when rows are rewritten: then everything read before is void. 0: there is no such topic."""
     heads: Mapping[Stream, int] = {}
     """The last row of each stream."""
     rows: tuple[Row, ...] = ()
-    """Ascending in each stream; of a long one the first."""
+    """Ascending in each stream; only the first page of a long one."""
 
     def of(self, stream: Stream) -> list[Row]:
-        """The rows of one stream."""
+        """Return the rows of one stream."""
         return [row for row in self.rows if row.stream == stream]
 
 
 class SharedLog:
-    """The keeper of the rows. For any thread. All calls raise StoreError where it cannot be asked."""
+    """The shared log. Thread-safe. All calls raise StoreError if it is unreachable."""
 
     def __init__(self, url: str, *, wait_seconds: float = WAIT_SECONDS, master: MasterKey | None = None) -> None:
-        """Nothing is asked of it before `connect`, or the first call. `master`: the key with which its rows are sealed;
-        None: they are not. Raises StoreError: the packages are missing, or the URL cannot be read."""
+        """Open no connection before `connect`, or the first call. `master`: the key that seals its rows; None for plain
+        rows. Raises StoreError: the packages are missing, or the URL is invalid."""
         try:
             import psycopg
         except ImportError:
@@ -188,12 +188,12 @@ class SharedLog:
             told = psycopg.conninfo.conninfo_to_dict(url)
         except psycopg.ProgrammingError:  # it quotes a part of the URL, which may be the password
             raise StoreError("cluster.database cannot be read: write postgresql://USER@HOST/DATABASE") from None
-        if "@" in str(told.get("host") or ""):  # that would be told as the host's name
+        if "@" in str(told.get("host") or ""):  # the host's name would show it
             raise StoreError("cluster.database: an @ in the user name or password has to be written as %40")
         self.place = f"PostgreSQL at {told.get('host') or 'a socket'}, {told.get('dbname') or 'the default database'}"
-        """For people."""
+        """Location, for messages."""
         self.cluster = ""
-        """Tells it from all others; empty before `connect`."""
+        """Identity of the cluster; empty before `connect`."""
         self._url, self._wait_seconds = url, wait_seconds
         self._key_id = "" if master is None else master.id
         self._key = None if master is None else master.wrapping(b"shared log")
@@ -210,17 +210,17 @@ class SharedLog:
 
     @property
     def trouble(self) -> str:
-        """Why it cannot be asked now, in a sentence with the remedy; empty: it can."""
+        """Why it is unreachable now, in a sentence with the remedy; empty if it is reachable."""
         return "" if self._trouble is None else str(self._trouble)
 
     @property
     def trouble_seconds(self) -> float:
-        """For how long that is so."""
+        """Seconds for which it has been unreachable."""
         return 0.0 if self._trouble is None else time.monotonic() - self._away_since
 
     def connect(self) -> None:
-        """Make the tables at the first start, and check their version at each. Raises StoreError: the database refuses
-        memd, has the tables of another version, or cannot be reached now (StoreWriteFailed: that may pass)."""
+        """Create the tables at the first start, and check their version at each. Raises StoreError: the database
+        refuses memd, has tables of another version, or is unreachable (StoreWriteFailed: that may pass)."""
         with self._connecting:
             if not self.cluster:
                 with self._lock:
@@ -232,7 +232,7 @@ class SharedLog:
                 )
 
     def ends(self, topic_ids: Collection[str]) -> dict[str, News]:
-        """Where all streams of some topics end, in one round trip: news without rows."""
+        """Return the ends of all streams of some topics, in one round trip: news without rows."""
         names = list(topic_ids)
         found = self._called(lambda connection: connection.execute(_ENDS, [names], binary=True).fetchall())
         generations, heads = dict[str, int](), {name: dict[Stream, int]() for name in names}
@@ -241,8 +241,8 @@ class SharedLog:
         return {name: News(generation=generations.get(name, 0), heads=heads[name]) for name in names}
 
     def since(self, topic_id: str, after: Mapping[Stream, int], limit: int = PAGE_ROWS) -> News:
-        """Return the first rows of some streams behind those that are known, each by its number. Raises CorruptFile: a
-        row is not as it was sealed."""
+        """Return the first rows of some streams after the known numbers. Raises CorruptFile: a row differs from what
+        was sealed."""
         names, known = list(after), list(after.values())
         told = {"topic": topic_id, "streams": names, "after": known, "limit": limit}
         found = self._called(lambda connection: connection.execute(_SINCE, told, binary=True).fetchall())
@@ -261,12 +261,12 @@ class SharedLog:
         """Append a row durably, if its stream ends at `after` and the topic is of this generation; else return False.
 
         Args:
-            row: its number is above `after`; a base replaces all rows before it, which are gone.
-            generation: 0 where the topic is new: it is made.
+            row: its number is above `after`; a base replaces all rows before it, which are deleted.
+            generation: 0 to create a new topic.
 
         Raises:
-            InDoubt: the answer was lost; `since` tells.
-            StoreWriteFailed: it is not stored (DiskFull where the database's disk is full).
+            InDoubt: the answer was lost; `since` shows whether it is stored.
+            StoreWriteFailed: it is not stored (DiskFull if the database's disk is full).
         """
         assert row.last > after >= 0, "ids ascend"
         data = self._sealed(row.data, (topic_id, row.stream, row.last))
@@ -288,7 +288,7 @@ class SharedLog:
         Ids never go back: a removed topic keeps its heads.
 
         Returns:
-            The generation that was begun; 0 where it is of another one by now, and nothing was done.
+            The generation that was begun; 0 if the topic has another one by now, and nothing was done.
         """
 
         def rewritten(connection: Connection) -> int:
@@ -307,12 +307,12 @@ class SharedLog:
         return self._called(rewritten, is_write=True, seconds=LONG_SECONDS)
 
     def topics(self, after: str, limit: int) -> list[str]:
-        """Return the names of the first topics behind a name that have a row, sorted."""
+        """Return the names of the first topics after a name that have a row, sorted."""
         found = self._called(lambda one: one.execute(_TOPICS, (after, limit)).fetchall(), seconds=LONG_SECONDS)
         return [name for (name,) in found]
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         self._is_closed.set()
         self._close([])
 
@@ -338,7 +338,7 @@ class SharedLog:
         return self._done(work, seconds or self._wait_seconds, is_write=is_write)
 
     def _done(self, work: Callable[[Connection], Result], seconds: float, *, is_write: bool = False) -> Result:
-        """Do work, once more on another connection where the first one had ended: what it does can be done twice."""
+        """Run work that can be repeated, once more on another connection if the first one had ended."""
         import psycopg
 
         until, was_sent, is_again = time.monotonic() + seconds, False, False
@@ -370,10 +370,10 @@ class SharedLog:
             self._turns.release()
 
     def _connected(self, until: float) -> Connection:
-        """Connect; where that takes longer than the call may wait, the connection is there for the next one."""
+        """Connect. If that takes longer than the call may wait, the next call gets the connection."""
         import psycopg
 
-        # Nothing that a pooler before the server (PgBouncer) does not pass on: no options or prepares.
+        # Only features that a pooler before the server (PgBouncer) passes on: no options or prepares.
         settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True, **AS_TEXT}
         made = self._connector.submit(self._kind.connect, self._url, **settings)
         try:
@@ -393,7 +393,7 @@ class SharedLog:
             self._close([])
 
     def _close(self, lost: Sequence[Connection | None]) -> None:
-        """Close connections, and all that nobody uses: whatever ended one has ended the others."""
+        """Close connections, and all idle ones: the same cause has ended the others."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in (*lost, *idle):
@@ -417,7 +417,7 @@ class SharedLog:
 
         told = f"{self.place}: {words_of(error)}; {remedy_of(error)}"
         told += f"; {_KEPT}" if self.cluster else ""
-        # A connection takes many round trips: whether a server is silent or slow, the watch finds out.
+        # A connection takes many round trips: the watch finds out whether the server is silent or slow.
         if not isinstance(error, psycopg.errors.ConnectionTimeout) or threading.current_thread() is self._watch:
             if self._trouble is None:
                 log.error("the database of the cluster is away", extra={"error": told})
@@ -426,7 +426,7 @@ class SharedLog:
         return InDoubt(told) if in_doubt else StoreWriteFailed(told)
 
     def _watched(self) -> None:
-        """Ask every second: a database that has gone away is noticed before a request has to, and so is its return."""
+        """Ask every second, so that the loss of the database and its return are noticed without a request."""
         while not self._is_closed.wait(WATCH_SECONDS):
             with suppress(StoreError):
                 self._done(lambda connection: connection.execute("SELECT 1"), self._wait_seconds)
@@ -440,8 +440,8 @@ def _bound(place: Place) -> bytes:
 
 
 def _impatient() -> Any:
-    """Return the kind of connection that waits for answers no longer than `until`, and is closed then: there is no
-    other way out of a network that says nothing, or of a server that was stopped."""
+    """Return a class of connections that wait for answers until `until` at most, and are then closed. Nothing else ends
+    a wait for a silent network, or for a stopped server."""
     import psycopg
 
     def bounded(work: Any, until: float) -> Generator[Any, Any, Any]:
@@ -455,11 +455,11 @@ def _impatient() -> Any:
             if not ready and time.monotonic() > until:
                 raise psycopg.OperationalError("it does not answer")
 
-    class Impatient(psycopg.Connection[Any]):  # type: ignore[misc]  # the package need not be there
+    class Impatient(psycopg.Connection[Any]):  # type: ignore[misc]  # the package may be missing
         until = float("inf")
 
         def wait(self, gen: Any, *arguments: Any, **named: Any) -> Any:
-            """See psycopg: runs what waits for the server's answer."""
+            """See psycopg: runs a generator that waits for the server's answer."""
             try:
                 return super().wait(bounded(gen, self.until), *arguments, **named)
             except psycopg.OperationalError:
@@ -483,15 +483,15 @@ def _has_lost(error: Exception) -> bool:
 
 @contextmanager
 def _step(connection: Connection) -> Iterator[None]:
-    """Several statements as one step. The server undoes it where a daemon was stopped, or its machine is gone, in the
-    middle of it: others would wait for its rows."""
+    """Several statements as one step. The server rolls it back if the daemon or its machine stops in between; otherwise
+    others would wait for its rows."""
     with connection.transaction():
         connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MILLISECONDS}")
         yield
 
 
 def _schema(connection: Connection, place: str, key_id: str) -> str:
-    """Make the tables unless they are there; return the name of the cluster."""
+    """Create the tables unless they exist; return the name of the cluster."""
     with _step(connection):
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
         known = "SELECT to_regclass('memd_shared') IS NOT NULL, to_regclass('memd_version') IS NOT NULL"
@@ -521,27 +521,27 @@ def _schema(connection: Connection, place: str, key_id: str) -> str:
 
 
 def words_of(error: Exception) -> str:
-    """The words of an error, without its details: those quote the row that was refused."""
+    """Return the message of an error, without its details, which quote the refused row."""
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
     return primary or str(error).strip().partition("\n")[0].strip() or type(error).__name__
 
 
 def remedy_of(error: Exception) -> str:
-    """The remedy of an error, in words."""
+    """Return the remedy of an error, in words."""
     remedy = _BY_STATE.get(getattr(error, "sqlstate", None) or "")
     found = (told for pattern, told in _REMEDIES if pattern.search(str(error)))
     return remedy or f"{next(found, 'check that the server runs')} (cluster.database)"
 
 
 def shared_log(config: Config) -> SharedLog:
-    """The log that the settings name; nothing is asked of it yet. Raises StoreError: it cannot be used."""
+    """Return the log of the settings, without a connection. Raises StoreError: it cannot be used."""
     assert config.cluster.is_on, "else there is none"
     master = master_key(config.encryption) if config.encryption.is_on else None
     return SharedLog(config.cluster.database, master=master)
 
 
 def topics_in(kept: SharedLog) -> list[str]:
-    """All topics of a shared log but its books."""
+    """Return all topics of a shared log, without its books."""
     found = page = kept.topics("", _PAGE_TOPICS)
     while len(page) == _PAGE_TOPICS:
         found += (page := kept.topics(page[-1], _PAGE_TOPICS))
@@ -549,8 +549,8 @@ def topics_in(kept: SharedLog) -> list[str]:
 
 
 def join(files: LocalDisk, data_dir: Path, kept: SharedLog) -> None:
-    """Make sure that a folder is a copy of this log, or empty; then it becomes one. Raises StoreError: it is not; or it
-    is empty, and nobody can be asked yet."""
+    """Make sure that a folder is a copy of this log, or empty; an empty one becomes a copy. Raises StoreError: it is
+    neither; or it is empty, and the log is unreachable."""
     path = data_dir / CLUSTER_NAME
     before = files.read(path).decode(errors="replace").strip() if files.size(path) is not None else ""
     with suppress(*([StoreWriteFailed] if before else [])):  # it may pass, and until then the copy serves

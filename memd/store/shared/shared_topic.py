@@ -1,8 +1,8 @@
 """A replica of one topic: the folder here is a copy of rows that several daemons append to.
 
-Rule: a row is in the shared log before anything of it is in the copy, so a copy never has what others cannot read, and
-may be removed. Where another daemon was faster, its rows are taken in first: what has nothing to do with them is
-appended behind them, and what has is made anew by whoever asked for it.
+Rule: a row is in the shared log before anything of it is in the copy, so a copy has nothing that others cannot read,
+and may be removed. If another daemon was faster, its rows are taken first. Drafts independent of them are then
+appended; for dependent ones the caller has to make new drafts.
 
     row of the log   | header of a log file | record | record | ...    one group; numbered by the id of its last entry
 """
@@ -26,50 +26,50 @@ from memd.store.snapshot import after_append
 from memd.store.topic import StoreShared, TopicLog
 
 _TRIES = 20
-"""Of an append that others are faster than, each time with something else."""
+"""Attempts at an append while other daemons are faster."""
 
 
 class SharedTopicLog(TopicLog):
     """See TopicLog. `catch_up` for any thread."""
 
     def __init__(self, shared: StoreShared, claim: Claim, kept: SharedLog, generation: int) -> None:
-        """`generation`: of the copy; 0: there is none."""
+        """`generation`: of the copy; 0 if there is none."""
         super().__init__(shared, claim)
         self._kept = kept
         self.generation = generation
         self._kept_head = 0
-        """Of the stream `kept`: read at each start, as it is small."""
+        """Head of the stream `kept`, which is small and so read at each start."""
         rows = [view.segment.rows for view in self.snapshot().views.values()]
         self.head = max((int(one["canonical_id"].max(initial=0)) for one in rows), default=0)
-        """Where the log's stream ends, as far as the copy has it."""
+        """End of the log's stream in the copy."""
         self.is_sound = not self.is_incomplete and all(
             one.kind in ("derived", "foreign", "notice") for one in self.findings
         )
-        """Whether the copy has all that it had; else it is read anew, as soon as somebody can be asked."""
+        """Whether the copy has lost nothing; otherwise it is read again once the log is reachable."""
         self.noticed: Callable[[Sequence[Entry]], None] = lambda entries: None
-        """Called with entries of others, in some thread."""
+        """Called with entries of other daemons, in any thread."""
         self.is_current = False
-        """Whether it had all that there was when it was last asked for; else nobody could be asked."""
+        """Whether the copy had everything when the log was last asked; False if it was unreachable."""
 
     def has_all(self, ends: News, hot: int) -> bool:
-        """Whether this copy has all that there was when the ends were asked for. `hot`: the known row of the buffer."""
+        """Return whether this copy had everything when the ends were read. `hot`: the known row of the buffer."""
         known = self._known(hot)
         is_same = all(known[stream] == head for stream, head in ends.heads.items())
         self.is_current = self.is_sound and ends.generation == self.generation and is_same
         return self.is_current
 
     def catch_up(self, hot: int | None = None) -> list[Row]:
-        """Take in what others have appended.
+        """Take the rows that other daemons have appended.
 
         Args:
-            hot: the row of the hot buffer that is known; None: its stream is not asked for.
+            hot: the known row of the hot buffer; None to leave out its stream.
 
         Returns:
-            The rows of the hot buffer behind it.
+            The rows of the hot buffer after it.
 
         Raises:
-            Rewritten: this copy counts no more.
-            StoreError: nobody can be asked now, or the copy cannot be written.
+            Rewritten: this copy is void.
+            StoreError: the log is unreachable, or the copy cannot be written.
         """
         self.is_current = False
         found: list[Row] = []
@@ -93,7 +93,7 @@ class SharedTopicLog(TopicLog):
         return found
 
     def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
-        """See TopicLog. Raises MadeAnew: another daemon has stored something of the same; it is in the snapshot now."""
+        """See TopicLog. Raises MadeAnew: another daemon has stored related entries, which are in the snapshot now."""
         made_at = self.head if made_at is None else made_at
         for _ in range(_TRIES):
             with self._state:
@@ -106,7 +106,7 @@ class SharedTopicLog(TopicLog):
         raise Behind(f"topic {self.topic_id}: other daemons store so much at this moment that it is tried again later")
 
     def append_hot(self, after: int, data: bytes, *, base: bool = False) -> bool:
-        """Append a row to the stream of the hot buffer; False: others were faster. Raises as `SharedLog.append`."""
+        """Append a row to the stream of the hot buffer; False if others were faster. Raises as `SharedLog.append`."""
         done = self._kept.append(
             self.topic_id, after, Row("hot", after + 1, data, is_base=base), generation=self.generation
         )
@@ -114,7 +114,7 @@ class SharedTopicLog(TopicLog):
         return done
 
     def forbid(self, forbidden: ForbiddenText) -> None:
-        """Make it known to all that this is never to be stored again."""
+        """Share with all daemons that this must never be stored again."""
         self.catch_up()
         last, data = self._kept_head + 1, encode_forbidden(forbidden)
         if not self._kept.append(
@@ -132,7 +132,7 @@ class SharedTopicLog(TopicLog):
         naming: Collection[bytes] = (),
         calls: Collection[bytes] = (),
     ) -> int:
-        """See TopicLog: in the rows, so that all drop their copies, and then in this one."""
+        """See TopicLog: first in the rows, so that all daemons drop their copies, and then in this copy."""
         self.catch_up()
         rows: dict[tuple[Stream, int], bytes] = {}
         after = 0
@@ -154,12 +154,12 @@ class SharedTopicLog(TopicLog):
     # -- private ------------------------------------------------------------------------------------------------
 
     def _known(self, hot: int | None) -> dict[Stream, int]:
-        """The last known row of each stream."""
+        """Return the last known row of each stream."""
         known: dict[Stream, int] = {"log": self.head, "kept": self._kept_head}
         return known if hot is None else {**known, "hot": hot}
 
     def _check(self, news: News, known: dict[Stream, int]) -> None:
-        """Raise Rewritten unless the copy is the beginning of what there is."""
+        """Raise Rewritten unless the copy is the beginning of the log."""
         if not self.generation and self.head == 0:
             self.generation = news.generation
         is_ahead = any(known.get(stream, 0) > head for stream, head in news.heads.items())
@@ -167,7 +167,7 @@ class SharedTopicLog(TopicLog):
             raise Rewritten(f"topic {self.topic_id}: the copy here is not what there is now; it is read anew")
 
     def _check_made(self, drafts: Sequence[Draft], made_at: int) -> None:
-        """Raise MadeAnew if drafts would be others, or none, had their maker known what has come since."""
+        """Raise MadeAnew if drafts might differ had their maker known the entries since."""
         if made_at >= self.head:
             return
         places = [(number, row) for number, rows in self._snapshot.rows_after(made_at) for row in rows]
@@ -191,13 +191,13 @@ class SharedTopicLog(TopicLog):
         if not self._kept.append(self.topic_id, self.head, Row("log", last, row), generation=self.generation):
             raise Behind(f"topic {self.topic_id}: another daemon was faster")
         self.generation = self.generation or 1
-        start = self.claim.append("log", data, sync=False)  # who loses it reads it again
+        start = self.claim.append("log", data, sync=False)  # a lost row is read again
         self.head = last
         return start
 
     def _take(self, rows: Sequence[Row]) -> None:
-        """Append rows to the copy, each once. `head` goes on only when all else is up to date: who reads it before
-        anything else is told of what has come since."""
+        """Append rows to the copy, each once. `head` is updated last: for a `made_at` read before drafts are
+        made, `_check_made` then misses no row."""
         with self._state:
             for row in rows:
                 if row.last <= self.head:
@@ -224,7 +224,7 @@ class SharedTopicLog(TopicLog):
             self._rotate(active)
 
     def _active_of(self, header: Header) -> GrowingSegment:
-        """The active segment, if this model writes it; else a new one."""
+        """Return the active segment, if this model writes it; else a new one."""
         model = ModelId(header.dimension, header.fingerprint)
         if self._active is not None and not model.wrote(self._active.header):
             self._rotate(self._active)
@@ -239,15 +239,15 @@ class SharedTopicLog(TopicLog):
         self._kept_head = row.last
 
     def _ids_of(self, uuids: Collection[bytes]) -> list[int]:
-        """The ids of all entries of these chunks, ascending."""
+        """Return the ids of all entries of these chunks, ascending."""
         snapshot = self.snapshot()
         places = (place for uuid in uuids for place in snapshot.places(uuid))
         return sorted(int(snapshot.views[segment].rows[row]["canonical_id"]) for segment, row in places)
 
 
 def remove_topic(kept: SharedLog, topic_id: str, forbidden: bytes) -> None:
-    """Remove all rows of a topic, for all. `forbidden`: the file of what is never to be stored again in a topic of this
-    name; empty: there is none. Raises StoreError: nobody can be asked; done again it goes on."""
+    """Remove all rows of a topic, for all daemons. `forbidden`: the file of text that a topic of this name must never
+    store; empty if there is none. Raises StoreError: the log is unreachable. Resumable."""
     generation = 0
     while not generation:
         news = kept.since(topic_id, {"kept": 0}, limit=1)
