@@ -1,10 +1,10 @@
-"""Turns, conversations, usage and figures: what receipts tell, and the log where they do not reach.
+"""Turns, conversations, usage and figures, from receipts and, beyond them, from the log.
 
-Rule: a turn is known by its receipt alone: an old one, or any without `receipts.enabled`, is unknown. Recent
-conversations are put together from receipts; what is older than those, or was imported, is read from the log: there a
-conversation is a source, or what was said in a topic without a longer pause, since the log does not tell live
-conversations apart. Usage and figures are added up when somebody asks; tokens are the model server's own counts where
-it told them, else memd's estimate. Periods are of this machine's time zone.
+Rule: a turn is known only by its receipt; old turns, and all turns without `receipts.enabled`, are unknown. Recent
+conversations are assembled from receipts; older and imported ones are read from the log. There, a conversation is a
+source, or the messages of a topic without a longer pause, because the log does not distinguish live conversations.
+Usage and figures are computed on request; tokens are the model server's counts if reported, otherwise memd's estimate.
+Periods are in this machine's time zone.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ class TurnsPage(msgspec.Struct, frozen=True):
 
 
 class TurnReplay(msgspec.Struct, frozen=True):
-    """A turn, the chunks that its question gets now (or got out of what was stored then), and the ids that make the
-    difference."""
+    """A turn, the chunks that its question gets now (or got from the chunks stored then), and the differing ids."""
 
     turn: Receipt
     now: SearchAnswer
@@ -155,7 +154,7 @@ async def replay(
 
 
 class ConversationBrief(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation in a list. It is opened by its id, or where that is None as the part of the log from `began_at` to
+    """A conversation in a list. It is opened by its id, or if that is None as the part of the log from `began_at` to
     `last_at`, of `source` if it has one."""
 
     topic_id: str
@@ -164,12 +163,12 @@ class ConversationBrief(msgspec.Struct, frozen=True, kw_only=True):
     title: str = ""
     """Its first words."""
     began_at: int
-    """When its first and its last message were said, in microseconds since the epoch."""
+    """Times of its first and last message, in microseconds since the epoch."""
     last_at: int
     turns: int | None = None
-    """Of which there are receipts; None: it is read from the log."""
+    """Number of turns with a receipt; None if it is read from the log."""
     chunks: int | None = None
-    """In the log; None: it is read from receipts."""
+    """Number of chunks in the log; None if it is read from receipts."""
 
 
 class ConversationsPage(msgspec.Struct, frozen=True):
@@ -177,7 +176,7 @@ class ConversationsPage(msgspec.Struct, frozen=True):
 
     conversations: tuple[ConversationBrief, ...]
     of: int
-    """How many there are."""
+    """Number of all conversations."""
 
 
 class ConversationTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +185,7 @@ class ConversationTurn(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: str
     at: int
     conversation: str
-    """Another one's id where this one branched off later."""
+    """Id of this conversation, or of the one that it branched off from later."""
     is_step: bool
     is_retry: bool
     status: str
@@ -197,9 +196,9 @@ class ConversationTurn(msgspec.Struct, frozen=True, kw_only=True):
     block: str | None
     shown: tuple[str, ...]
     injected: int
-    """The chunks that were new in this prompt."""
+    """Number of chunks that were new in this prompt."""
     instructing: tuple[str, ...]
-    """The ids of those of them that look like an instruction to a model; see `ScoredChunk.instructs`."""
+    """Ids of new chunks that look like an instruction to a model; see `ScoredChunk.instructs`."""
     memory_tokens: int
     left_out: int
     interrupted: bool
@@ -214,12 +213,12 @@ class ConversationTurns(msgspec.Struct, frozen=True, kw_only=True):
     conversation: str
     title: str
     is_whole: bool
-    """Whether the receipts reach back to its first message."""
+    """True if the receipts reach back to its first message."""
     of: int
-    """How many requests it has."""
+    """Number of its requests."""
     turns: tuple[ConversationTurn, ...]
     branches: tuple[str, ...]
-    """Other conversations that share its beginning: edited questions, answers that were given anew."""
+    """Other conversations with the same beginning: edited questions, regenerated answers."""
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -227,8 +226,7 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 
 class TurnFacts(msgspec.Struct, frozen=True):
-    """The members of a receipt that conversations are put together from and that are added up: all of it takes twice as
-    long to decode."""
+    """The members of a receipt needed for conversations and sums; decoding all of it takes twice as long."""
 
     at: int
     topic_id: str
@@ -248,11 +246,11 @@ class TurnFacts(msgspec.Struct, frozen=True):
     candidates: tuple[_Verdict, ...] = ()
     timings_ms: dict[str, float] = msgspec.field(default_factory=dict)
     line: bytes = b""
-    """Of a conversation's turn: the receipt."""
+    """The receipt, for a turn of a conversation."""
 
     @property
     def was_answered(self) -> bool:
-        """Whether the model server took the prompt."""
+        """True if the model server accepted the prompt."""
         return self.http_status is not None and self.http_status < 400
 
 
@@ -279,7 +277,7 @@ async def conversations(parts: DaemonParts, query: ConversationsQuery, who: Prin
 
     def page(snapshots: Sequence[Snapshot]) -> ConversationsPage:
         strands, reach = _strands(parts.receipts.lines(who), query.topic), dict[str, int]()
-        for (topic_id, _), strand in strands.items():  # the oldest first
+        for (topic_id, _), strand in strands.items():  # oldest first
             reach.setdefault(topic_id, strand.turns[0].at)
         found: list[tuple[ConversationBrief, tuple[Snapshot, Place] | None]] = [(one, None) for one in _recent(strands)]
         for snapshot in snapshots:
@@ -308,14 +306,14 @@ async def transcript(
     parts: DaemonParts, query: routing.FilterQuery, who: Principal, *, skip: Skip = 0, limit: Limit = routing.PAGE
 ) -> history.Transcript:
     """The live chunks of a choice in the order in which they were said, oldest first."""
-    if query.contains or query.author:  # would read all of them, for every page
+    if query.contains or query.author:  # would read all chunks for every page
         raise BadQuestion("what is read in order is not chosen by `contains` or `author`; GET /memd/chunks is")
     read = partial(history.read_in_order, who=who, wanted=query.wanted, skip=skip, limit=limit)
     return await parts.read(query.topic, who, read)
 
 
 def _titled(brief: ConversationBrief, snapshot: Snapshot, first: Place) -> ConversationBrief:
-    """A conversation of the log with its title, else the words of the first who speaks in its first chunk."""
+    """Return a conversation of the log with its title, or with the first speaker's words in its first chunk."""
     entry = snapshot.read_many([first]).get(first)
     if entry is None:
         return msgspec.structs.replace(brief, title="(damaged)")
@@ -324,8 +322,8 @@ def _titled(brief: ConversationBrief, snapshot: Snapshot, first: Place) -> Conve
 
 
 def conversation_of(lines: Iterable[bytes], conversation_id: str, query: ConversationsQuery) -> ConversationTurns:
-    """Put a conversation together from receipts. Raises NotFound: no receipt tells of it; BadQuestion: several topics
-    have one with this id."""
+    """Assemble a conversation from receipts. Raises NotFound: no receipt has it; BadQuestion: several topics have one
+    with this id."""
     strands = _strands(lines, query.topic)
     named = [key for key in strands if key[1] == conversation_id]
     if not named:
@@ -356,7 +354,7 @@ def conversation_of(lines: Iterable[bytes], conversation_id: str, query: Convers
 
 
 def _strands(lines: Iterable[bytes], topics: Collection[str]) -> dict[tuple[str, str], _Strand]:
-    """Turns by topic and conversation; each dict and list has the oldest first."""
+    """Group turns by topic and conversation; dicts and lists have the oldest first."""
     turns_read: list[TurnFacts] = []
     for line in lines:
         turn = decode_or_none(_facts_decoder, line)
@@ -368,7 +366,7 @@ def _strands(lines: Iterable[bytes], topics: Collection[str]) -> dict[tuple[str,
     strands: dict[tuple[str, str], _Strand] = {}
     for (topic_id, name), turns in grouped.items():
         first = turns[0]
-        # One that branched off at its first message shares nothing with the other: they only began with the same words.
+        # One that branched off at its first message shares nothing with the other: only their first words are the same.
         branched_off = first.branched is not None and (first.position > 0 or first.branched[1] is None)
         parent = first.branched[0] if first.branched is not None and branched_off else None
         root = strands[topic_id, parent].root if parent is not None and (topic_id, parent) in strands else name
@@ -377,9 +375,9 @@ def _strands(lines: Iterable[bytes], topics: Collection[str]) -> dict[tuple[str,
 
 
 def _chain(strands: dict[tuple[str, str], _Strand], topic_id: str, conversation_id: str) -> list[TurnFacts]:
-    """The turns of a conversation and, before them, those of the ones that it branched off from."""
+    """Return the turns of a conversation, preceded by those of its ancestors before the branch."""
     own = strands[topic_id, conversation_id]
-    parts = [own.turns]  # the latest first
+    parts = [own.turns]  # latest first
     seen = {conversation_id}
     while own.parent is not None and own.parent not in seen and (topic_id, own.parent) in strands:
         seen.add(own.parent)
@@ -392,11 +390,11 @@ def _chain(strands: dict[tuple[str, str], _Strand], topic_id: str, conversation_
 
 
 def _recent(strands: dict[tuple[str, str], _Strand]) -> Iterator[ConversationBrief]:
-    """One of each family: that which was used last stands for its branches."""
+    """Yield one conversation per family of branches: the one used last."""
     latest: dict[tuple[str, str], tuple[int, str]] = {}
     for (topic_id, name), strand in strands.items():
         if all(turn.is_retry for turn in strand.turns):
-            continue  # the same request again; what was sent first is listed
+            continue  # a repeated request; the first one is listed
         family = topic_id, strand.root
         latest[family] = max(latest.get(family, (0, "")), (strand.turns[-1].at, name))
     for (topic_id, _), (last_at, name) in latest.items():
@@ -412,8 +410,8 @@ def _recent(strands: dict[tuple[str, str], _Strand]) -> Iterator[ConversationBri
 
 
 def _stretches(snapshot: Snapshot, reach: int | None) -> Iterator[tuple[ConversationBrief, Place]]:
-    """The conversations of a topic's log, without their titles, and the place of the first chunk of each: one of each
-    source of turns, and what was said before the receipts begin."""
+    """Yield the conversations of a topic's log, without titles, each with the place of its first chunk: those of each
+    source, and messages from before the receipts."""
     parts = []
     for number, view in snapshot.views.items():
         rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Selection(kinds=("turn",))))
@@ -454,12 +452,12 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: int = 0
     prompt_tokens: int = 0
-    """The model server's own count where it told it, else memd's estimate."""
+    """The model server's count if reported, otherwise memd's estimate."""
     cached_tokens: int = 0
-    """The part of the prompts that the model server had in its cache."""
+    """Tokens of the prompts that the model server had cached."""
     completion_tokens: int = 0
     memory_tokens: int = 0
-    """The part of the prompts that was memory, as memd counts it."""
+    """Tokens of memory in the prompts, by memd's count."""
 
 
 class UsageRow(Spent, frozen=True, kw_only=True):
@@ -474,15 +472,15 @@ class UsageRow(Spent, frozen=True, kw_only=True):
 
 
 class UsageByDay(msgspec.Struct, frozen=True):
-    """The latest days first."""
+    """Usage by day, latest first."""
 
     rows: tuple[UsageRow, ...]
     since: int | None
-    """When the oldest receipt is of, in microseconds since the epoch; None: there is none."""
+    """Time of the oldest receipt, in microseconds since the epoch; None: there is none."""
 
 
 def _costs(lines: Iterable[bytes], query: routing.PeriodQuery) -> tuple[int | None, list[TurnFacts]]:
-    """When the oldest of some receipts is of, and those of a topic and time that are asked for."""
+    """Return the time of the oldest receipt, and the receipts of the query's topics and period."""
     read = (decode_or_none(_facts_decoder, line) for line in lines)
     costs = [cost for cost in read if cost is not None]  # None: torn, or the first line of a file
     wanted = [one for one in costs if (not query.topic or one.topic_id in query.topic) and query.has(one.at)]
@@ -490,7 +488,7 @@ def _costs(lines: Iterable[bytes], query: routing.PeriodQuery) -> tuple[int | No
 
 
 def _spent(costs: Sequence[TurnFacts]) -> dict[str, Any]:
-    """The members of `Spent`."""
+    """Return the members of `Spent`."""
     answered = [one for one in costs if one.was_answered]
     prompts = (one.forwarded_tokens if one.prompt_tokens is None else one.prompt_tokens for one in answered)
     return {
@@ -511,7 +509,7 @@ async def usage(parts: DaemonParts, query: routing.PeriodQuery, who: Principal) 
 
 
 def usage_of(lines: Iterable[bytes], query: routing.PeriodQuery) -> UsageByDay:
-    """Add up receipts, whatever their order."""
+    """Add up receipts in any order."""
     grouped: dict[tuple[str, str, str], list[TurnFacts]] = defaultdict(list)
     oldest, costs = _costs(lines, query)
     for cost in (one for one in costs if one.was_answered):
@@ -527,44 +525,44 @@ def usage_of(lines: Iterable[bytes], query: routing.PeriodQuery) -> UsageByDay:
 Length = Literal["hour", "day", "week"]
 LENGTHS_US: dict[Length, int] = {"hour": 3_600_000_000, "day": 86_400_000_000, "week": 604_800_000_000}
 PERIODS_WANTED = 100
-"""Of `auto`: more than a picture has room for tell nobody more."""
+"""Limit of periods for `auto`: a chart has no room for more."""
 PERIODS_MAX = 2_000
-"""The latest are told; forty years of weeks are fewer."""
+"""Limit of periods, the latest ones; forty years of weeks are fewer."""
 
 
 class FiguresPeriod(Spent, frozen=True, kw_only=True):
-    """One hour, day or week. Times are None where there was no request."""
+    """One hour, day or week. Times are None if there was no request."""
 
     at: int
     """Its beginning, in microseconds since the epoch."""
     questions: int = 0
-    """Questions to memory, and those for which it found something to show."""
+    """Questions to memory, and questions with a result (`found`)."""
     found: int = 0
     injected: int = 0
-    """Chunks that it showed for them."""
+    """Chunks shown for them."""
     memory_ms: float | None = None
-    """The median of the time that memory took, and what one in twenty exceeded."""
+    """Milliseconds that memory took: the median, and the 95th percentile (`memory_ms_high`)."""
     memory_ms_high: float | None = None
     first_byte_ms: float | None = None
-    """The median of the time until the model server's first byte, memory's time not included."""
+    """Median milliseconds until the model server's first byte, without memory's time."""
     stored: int = 0
-    """Entries that were written to the log."""
+    """Entries written to the log."""
     log_bytes: int = 0
-    """Of all entries so far, their columns included."""
+    """Bytes of all entries so far, including their columns."""
 
 
 class FiguresOverTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Periods without a gap, earliest first."""
+    """Contiguous periods, earliest first."""
 
     by: Length
     periods: tuple[FiguresPeriod, ...]
     since: int | None
-    """When the oldest receipt is of, in microseconds since the epoch; requests before it are unknown. None: there is
+    """Time of the oldest receipt, in microseconds since the epoch; earlier requests are unknown. None: there is
     none."""
 
 
 Grown = Mapping[int, tuple[int, int]]
-"""Quarters of hours since the epoch: entries that were written in it, and their bytes."""
+"""Entries written, and their bytes, by quarter-hour since the epoch."""
 
 
 @get("/memd/figures", "read")
@@ -589,7 +587,7 @@ def _grown(snapshots: Sequence[Snapshot]) -> Grown:
 
 
 def figures_of(lines: Iterable[bytes], grown: Grown, query: FiguresQuery) -> FiguresOverTime:
-    """Add up receipts, whatever their order, and the growth of the log."""
+    """Add up receipts in any order, and the growth of the log."""
     oldest, costs = _costs(lines, query)
     moments = [cost.at for cost in costs] + [one * QUARTER_US for one in grown if query.has(one * QUARTER_US)]
     if not moments:
@@ -619,7 +617,7 @@ def figures_of(lines: Iterable[bytes], grown: Grown, query: FiguresQuery) -> Fig
 
 
 def _beginnings(by: Length, first_us: int, last_us: int) -> list[int]:
-    """The beginnings of the latest periods that reach from one moment to another."""
+    """Return the starts of the periods between two times, at most the latest PERIODS_MAX."""
     first_us = max(first_us, last_us - LENGTHS_US[by] * (PERIODS_MAX - 1))
     at = datetime.fromtimestamp(first_us / 1e6, UTC).astimezone().replace(minute=0, second=0, microsecond=0)
     if by != "hour":
@@ -629,7 +627,7 @@ def _beginnings(by: Length, first_us: int, last_us: int) -> list[int]:
         begins.append(begin)
         if by == "hour":
             at = (at.astimezone(UTC) + timedelta(hours=1)).astimezone()
-        else:  # by the calendar: a day may have 23 hours
+        else:  # by the calendar, because a day may have 23 hours
             at = (at.replace(tzinfo=None) + timedelta(days=7 if by == "week" else 1)).astimezone()
     return begins
 

@@ -1,8 +1,8 @@
 """The operations that change something: notes, corrections, undo, backup, erasure.
 
-Rule: a body with an unknown member is refused: a correction with a misspelt member must not be taken for another one.
-Only an admin of the topic erases, and only what is named; with `dry_run` nothing changes, without it the answer comes
-when all of it is done.
+Rule: a body with an unknown member is rejected, because a misspelt member would change the meaning of a correction.
+Only an admin of the topic erases, and only what the request names. With `dry_run` nothing changes; without it the
+answer is sent when the erasure is complete.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class BackupBody(Body, frozen=True, kw_only=True):
     """The body of `POST /memd/backup`."""
 
     folder: str
-    """An absolute path: new, empty or an earlier backup."""
+    """An absolute path: a new or empty folder, or an earlier backup."""
 
     @property
     def extent(self) -> Extent:
@@ -92,7 +92,7 @@ class BackupBody(Body, frozen=True, kw_only=True):
 
 
 class Corrected(msgspec.Struct, frozen=True):
-    """The canonical_ids of what was appended, and the ids that could not be corrected."""
+    """The canonical_ids of the appended entries, and the ids that could not be corrected."""
 
     applied: tuple[int, ...]
     failed: tuple[str, ...] = ()
@@ -116,8 +116,8 @@ async def take_notes(
 ) -> NotesTaken:
     """Remember notes from now on. What is remembered already is not stored again.
 
-    They are durable when this is answered. With an `Idempotency-Key` that was shown before they are not taken
-    again, whatever became of them since.
+    They are durable when this is answered. Notes whose `Idempotency-Key` was used before are not stored again, whatever
+    happened to them since.
     """
     mode = headers.get(MODE_HEADER, "full")
     if mode != "full":
@@ -162,7 +162,7 @@ def _corrected(applied: Applied) -> Corrected:
 async def correct(parts: DaemonParts, body: CorrectionBody, key: str, who: Principal) -> Corrected:
     """Correct what is remembered. Nothing is lost: each correction can be taken back by a person (memd undo).
 
-    With an `Idempotency-Key` that was shown before it tells what became of it then.
+    With an `Idempotency-Key` that was used before, it returns that request's outcome.
     """
     if body.content is not None and body.action != "Update":
         raise BadQuestion("content belongs to Update: Helpful and Unhelpful leave a chunk as it is")
@@ -232,14 +232,14 @@ async def backup(parts: DaemonParts, body: BackupBody) -> BackupReport:
 
 
 def mark_of(key: str, body: msgspec.Struct, who: Principal) -> bytes:
-    """The mark of the entries that a request appends, see `ChunkState.asked_by`: another one for each key."""
+    """Return the mark of the entries that a request appends, different for each key; see `ChunkState.asked_by`."""
     told = "\0".join((key, who.name)).encode(errors="surrogateescape") + msgspec.json.encode(body)
     return hashlib.blake2b(told, digest_size=16).digest()
 
 
 CHUNKS_MAX = 1_000
 NAMED_MAX = 10
-"""Chunks that a plan tells of one by one."""
+"""Limit of chunks listed individually in a plan."""
 CHOICES = (
     "name what to erase: `topic_id`, `chunk_ids`, `author`, `source`, `retention` or `resume`, one of them alone; "
     "`before` belongs to `topic_id`"
@@ -281,24 +281,24 @@ class ErasureBody(Body, frozen=True, kw_only=True):
 
 
 class ErasureAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts that go, or went."""
+    """The erasure, planned or done."""
 
     plans: tuple[PlannedErasure, ...] = ()
     done: tuple[ErasureDone, ...] = ()
     """Empty with `dry_run`."""
     remains: tuple[str, ...] = ()
-    """Where the words may still be, in sentences."""
+    """Other places where the words may remain, in sentences."""
 
     @property
     def extent(self) -> Extent:
-        """The topics, and how many chunks that is."""
+        """The topics and the number of chunks."""
         parts = self.done or self.plans
         return Extent(tuple(one.topic_id for one in parts), count=sum(one.chunks for one in parts))
 
 
 @post("/memd/erase", "admin", act="erase", touches=lambda answer: answer.extent)
 async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> ErasureAnswer:
-    """Erase chunks or topics for good, or with `dry_run` say what would go."""
+    """Erase chunks or topics for good, or with `dry_run` say what would be erased."""
     is_chosen = bool(body.author or body.source)
     is_of_chunks = bool(body.chunk_ids) or is_chosen
     asked = [body.resume, body.retention, is_of_chunks or bool(body.topic_id)]
@@ -326,14 +326,14 @@ async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> Erasur
 
 
 class _Asked(NamedTuple):
-    """The part that is to be erased."""
+    """The requested erasure."""
 
     plans: Sequence[PlannedErasure]
-    """As it is told."""
+    """As reported to the caller."""
     erased: Sequence[PlannedErasure]
-    """As it is done."""
+    """As carried out."""
     uuids: Collection[bytes]
-    """The chunks that go; none: with the plan of a topic all of it."""
+    """The chunks to erase; empty: the planned topic as a whole."""
     remains: Sequence[str]
 
 
@@ -371,14 +371,14 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Ask
             waiting = (one.uuid for one in named if one.waiting and one.snapshot.topic_id == topic.id)
             await parts.archiver.store_named(topic, waiting)
         uuids = {one.uuid for one in named}
-    async with parts.held([], who, ["read", "admin"]) as topics:  # corrections may have copied them
+    async with parts.held([], who, ["read", "admin"]) as topics:  # corrections may have copied the chunks
         having = [topic for topic in topics if any(topic.log.snapshot().knows(uuid) for uuid in uuids)]
         mine = [one for one in having if who.may("admin", one.id)]
         remains = [f"a copy in topic {topic.id}" for topic in having if topic not in mine]
         administered = [topic for topic in topics if who.may("admin", topic.id)]
         plans = await asyncio.to_thread(_plans, [topic.log.snapshot() for topic in administered], uuids)
         for topic in mine:
-            await parts.archiver.store_named(topic, uuids, whole=True)  # its message is forgotten with a chunk
+            await parts.archiver.store_named(topic, uuids, whole=True)  # erasing a chunk also erases its message
             digests = await asyncio.to_thread(erasing.digests_of, topic.log.snapshot(), uuids)
             remains += _live_prompts(topic, digests, forbid=body.forbid)
         remains += await asyncio.to_thread(_elsewhere, topics, mine, uuids, who)
@@ -386,7 +386,7 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Ask
 
 
 def _plans(snapshots: list[Snapshot], uuids: set[bytes]) -> list[PlannedErasure]:
-    """Plan the erasure in each topic that has one of these chunks, or a copy of one that names their calls."""
+    """Plan the erasure in each topic with one of these chunks, or with a copy of a chunk that mentions their calls."""
     having = [one for one in snapshots if any(map(one.knows, uuids))]
     calls = erasing.calls_of(having, uuids)
     concerned = uuids.union(*(erasing.naming(one, calls) for one in having))
@@ -395,8 +395,8 @@ def _plans(snapshots: list[Snapshot], uuids: set[bytes]) -> list[PlannedErasure]
 
 
 async def _written(parts: DaemonParts, topics: Sequence[Topic], body: ErasureBody) -> list[history.Named]:
-    """All chunks of an author or a source, also those that are not in the log yet; what is being answered is stored for
-    that, else it would be afterwards."""
+    """Return all chunks of an author or a source, including pending ones. Open turns are stored first, because they
+    would be stored after the erasure otherwise."""
     authors = ("" if body.author == OWNER_NAME else body.author,) if body.author else ()
     for topic in topics:
         for one in topic.buffer.conversations():
@@ -415,7 +415,7 @@ async def _written(parts: DaemonParts, topics: Sequence[Topic], body: ErasureBod
 
 
 def _live_prompts(topic: Topic, digests: Collection[bytes] | None, *, forbid: bool) -> list[str]:
-    """`digests`: of the messages that count; None: all."""
+    """`digests`: of the erased messages; None: all."""
     live = [
         one
         for one in topic.buffer.conversations()
@@ -449,7 +449,7 @@ def _until(store: Store, backup: Path) -> str:
 
 
 def _elsewhere(topics: list[Topic], having: list[Topic], uuids: Collection[bytes], who: Principal) -> tuple[str, ...]:
-    """Where else the words of some chunks are, as far as `who` may read that."""
+    """Describe other places with the words of some chunks, as far as `who` may read them."""
     topics = [topic for topic in topics if who.may("read", topic.id)]
     told: list[str] = []
     texts: list[str] = []

@@ -1,7 +1,7 @@
-"""The routes of OAuth at memd's own address: for clients JSON, for people pages.
+"""The routes of OAuth at memd's own address: JSON for clients, pages for people.
 
-Rule: they are there only where a token is needed at all, and only where nobody else can read along: over TLS, also that
-of a proxy, or on this machine. They need no token themselves; the person's counts where it is typed in.
+Rule: they exist only if a token is needed, and only where nobody else can read the traffic: over TLS, including a
+proxy's, or on this machine. They need no token themselves; a person's token counts when typed in.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNAUTHORIZED = 401
 INSUFFICIENT = "insufficient_scope"
 LED_ON_MAX = 4_096
 _LEFT_OUT = web.RequestKey("left_out", frozenset)
-"""The id of the grant with each right that it lacks and the token has with which it was allowed."""
+"""Pairs of a grant's id and a right that the grant lacks and its principal's token has."""
 _HOST = re.compile(r"(?:[a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::\d{1,5})?", re.IGNORECASE)
 _PATTERN = re.compile(r"[*A-Za-z0-9][*A-Za-z0-9._-]{0,127}")
 NO_TLS = "OAuth needs TLS beyond this machine (docs/reverse-proxy.md); with a token in a header it works without"
@@ -41,11 +41,11 @@ Recorded = Callable[[web.BaseRequest, str, str], Awaitable[None]]
 
 
 class OAuthEndpoint:
-    """Answers the requests of OAuth, and tells whom an access token stands for."""
+    """Answers the requests of OAuth, and finds the principal of an access token."""
 
     def __init__(self, ledger: Ledger, wrong_tokens: WrongTokens, idle_seconds: float, recorded: Recorded) -> None:
-        """`recorded`: writes into the audit that a program was let in, or is no more, before anybody hears of it.
-        `idle_seconds`: how long a client may take for the next part of a body."""
+        """`recorded`: writes into the audit that a program gained or lost access, before the answer is sent.
+        `idle_seconds`: timeout for the next part of a client's body."""
         self._ledger = ledger
         self._wrong_tokens, self._principals = wrong_tokens, wrong_tokens.principals
         self._idle_seconds = idle_seconds
@@ -53,12 +53,12 @@ class OAuthEndpoint:
         self._led_on: set[tuple[str, Right]] = set()
 
     def serves(self, request: web.BaseRequest) -> bool:
-        """Whether the request is for one of these routes, which are there only where a token is needed."""
+        """Return whether the request is for one of these routes, which exist only if a token is needed."""
         return not self._principals.is_open and request.path in protocol.PATHS
 
     def lets_in(self, request: web.BaseRequest) -> bool:
-        """Whether a request to `/mcp` shows an access token; it comes from its principal then, with no more rights
-        and topics than its grant has."""
+        """Return whether a request to `/mcp` has an access token, and if so attribute it to the token's principal,
+        limited to the rights and topics of the grant."""
         for _, token in access.shown_secrets(request):
             grant = None if self._principals.is_open else self._ledger.acting(token)
             whole = None if grant is None else self._principals.known(grant.principal_sha256)
@@ -70,12 +70,12 @@ class OAuthEndpoint:
         return False
 
     def leading_on(self, request: web.Request, right: str) -> web.Response | None:
-        """Refuse a program a tool for which its grant lacks the right, and tell it where to ask the person for it.
+        """Refuse a tool call for which the program's grant lacks the right, and say where to ask the person for it.
 
-        None where that would not help: it has the right, or shows no access token, or the person's own token has it not
-        either. Also where it was told before: the person said no, or it is a program that does not ask (the official
-        client of TypeScript renews its token and tries again), and then its model is to hear the tool's own refusal.
-        The scopes that it has are named too: clients of earlier versions of MCP ask for those named alone.
+        None if that would not help: the program has the right or no access token, or the person's own token lacks it.
+        Also None the second time: the person said no, or the program never asks (the official TypeScript client only
+        renews its token and retries), and then its model should get the tool's own refusal. The header also names the
+        scopes granted before, because clients of earlier MCP versions ask only for named ones.
         """
         issuer, has = issuer_of(request), access.principal_of(request).rights
         asked = next((one for one in request.get(_LEFT_OUT, ()) if one[1] == right), None)
@@ -92,7 +92,7 @@ class OAuthEndpoint:
         return refusal
 
     def leading(self, request: web.BaseRequest, refusal: web.Response) -> web.Response:
-        """Return a refusal that tells a client of MCP where to ask for a token, if it can have one there."""
+        """Add to a refusal where an MCP client can ask for a token, if it can get one."""
         issuer = issuer_of(request)
         if request.path == protocol.RESOURCE and refusal.status == UNAUTHORIZED and issuer:
             error = "invalid_token" if "Authorization" in request.headers else ""
@@ -107,7 +107,7 @@ class OAuthEndpoint:
             return _refusal(OAuthRefused("invalid_request", NO_TLS))
         fetched = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
         is_opened = request.method == "GET" and path == protocol.AUTHORIZE and fetched == ("navigate", "document")
-        if access.is_from_another_page(request) and not is_opened:  # a client's page may have the browser open memd's
+        if access.is_from_another_page(request) and not is_opened:  # a client's page may make the browser open memd's
             return _refusal(OAuthRefused("access_denied", "pages of other addresses may not ask"), 403)
         if request.method not in methods:
             refusal = _refusal(OAuthRefused("invalid_request", f"{path} takes {' and '.join(methods)}"), 405)
@@ -190,7 +190,7 @@ class GrantEnd(Body, frozen=True, kw_only=True):
     """The body of `POST /memd/grants/end`."""
 
     id: str
-    """Of the grant, as `memd token list` shows it."""
+    """Id of the grant, as `memd token list` shows it."""
 
 
 class GrantEnded(msgspec.Struct, frozen=True):
@@ -207,16 +207,16 @@ async def grants(parts: DaemonParts) -> GivenGrants:
 
 @post("/memd/grants/end", "admin", act="token")
 async def end_grant(parts: DaemonParts, body: GrantEnd) -> GrantEnded:
-    """End what a program was allowed over OAuth; it has to ask again."""
+    """End a program's grant; the program has to ask again."""
     if not await parts.ledger.end(body.id):
         raise NotFound(f"there is no grant {body.id[:80]!r}; `memd token list` shows them")
     return GrantEnded(body.id)
 
 
 def issuer_of(request: web.BaseRequest) -> str:
-    """Return the address by which the client calls memd, as scheme and host; empty where others could read along.
+    """Return the scheme and host by which the client calls memd; empty if others could read the traffic.
 
-    A proxy says in `X-Forwarded-Proto` that it speaks TLS. Whoever lies there is told a wrong address, and nobody else.
+    A proxy sets `X-Forwarded-Proto` if it uses TLS. A client that forges the header misleads only itself.
     """
     host = request.headers.get("Host", "").lower()
     scheme = request.headers.get("X-Forwarded-Proto", request.scheme).partition(",")[0].strip().lower()
@@ -227,7 +227,7 @@ def issuer_of(request: web.BaseRequest) -> str:
 
 
 def _problem_with(whole: Principal | None, rights: tuple[str, ...], topics: list[str]) -> str:
-    """Say why a person's answer cannot be taken; empty if it can."""
+    """Return the reason why a person's answer is not accepted; empty if it is."""
     if whole is None:
         return "This is no token of this memd. Nothing was allowed."
     if not rights:
@@ -259,6 +259,6 @@ def _page(text: str, status: int = 200) -> web.Response:
 
 
 def _page_of_refusal(error: OAuthRefused) -> web.Response:
-    """Tell a person. The program hears of it if they go back: an address nobody has looked at is not led to."""
+    """Return a page for the person. The program learns of it if they go back: nobody has checked its address."""
     back = error.back if isinstance(error, protocol.PermissionRefused) else ""
     return _page(protocol.refusing_page(f"{error}.", back), 400)

@@ -1,10 +1,10 @@
-"""The ledger: the grants of this daemon, and the list that keeps them: a file, or in a cluster a book of the database.
+"""The ledger: this daemon's grants, stored in a file or, in a cluster, in a book of the database.
 
-Rule: nothing is handed out before it is kept, and nothing that ended comes back because the disk was full. The list has
-digests and no secret but the key that seals the ids of clients, which opens nothing by itself.
+Rule: no secret is handed out before it is stored, and an ended grant never returns because the disk was full. The store
+has digests; its only secret is the key that seals client ids, which grants no access by itself.
 
-In a cluster all daemons have the same grants: a code and a refresh token are taken once, whichever daemons they are
-shown to. A daemon's file is a copy then, for a start while nobody can be asked.
+In a cluster all daemons share the grants: a code or refresh token works once, at whichever daemon it is used. A
+daemon's file is then a copy, used at a start without the database.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Result = TypeVar("Result")
 class _LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     key: str
-    """In hexadecimal digits."""
+    """Hexadecimal digits."""
     grants: tuple[Grant, ...] = ()
 
 
 class GrantFile:
-    """The grants in a data directory, which one process changes. Any thread; raises StoreError where it cannot be read
-    or changed, as `SharedGrants` does."""
+    """The grants in a data directory, changed by one process. Thread-safe. Raises StoreError if it cannot be read or
+    changed, as `SharedGrants` does."""
 
     def __init__(self, files: LocalDisk, path: Path) -> None:
         self._files = files
@@ -52,7 +52,7 @@ class GrantFile:
         self._state: LedgerState | None = None
 
     def read(self) -> LedgerState:
-        """Return all that is in it; nothing where there is no file."""
+        """Return its content; an empty state if there is no file."""
         if self._state is None:
             self._state = LedgerState()
             if self._files.size(self._path) is not None:
@@ -65,8 +65,8 @@ class GrantFile:
         return self._state
 
     def change(self, work: Callable[[LedgerState], LedgerState]) -> LedgerState:
-        """Replace its state by what `work` makes of it, durably; return it. Where it cannot be written, nothing new is
-        in it, but what has ended has ended."""
+        """Replace the state by the result of `work`, durably, and return it. If writing fails, the file has no new
+        grants, but ended ones stay ended."""
         before = self.read()
         after = work(before)
         if (before.key, before.grants) != (after.key, after.grants):
@@ -82,7 +82,7 @@ class GrantFile:
 
 
 class SharedGrants:
-    """The grants that all daemons of a cluster know, with the members of `GrantFile`."""
+    """The grants shared by all daemons of a cluster; same members as `GrantFile`."""
 
     def __init__(self, book: SharedBook) -> None:
         self.book = book
@@ -104,7 +104,7 @@ class SharedGrants:
         return self._state_in(self.book.change(rows_after))
 
     def _state_in(self, page: BookPage) -> LedgerState:
-        """The state that is in the book; raises StoreError where a later memd wrote it."""
+        """Return the state in the book; raises StoreError if a newer memd wrote it."""
         grants, codes, key = list[Grant](), list[tuple[str, GivenCode]](), b""
         try:
             for name, data in page.rows.items():
@@ -129,7 +129,7 @@ GrantList = GrantFile | SharedGrants
 
 
 class Ledger:
-    """The grants, each change of which is kept before anybody hears of it."""
+    """The grants; each change is stored before its result is returned."""
 
     def __init__(
         self,
@@ -138,16 +138,16 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         shared: SharedGrants | None = None,
     ) -> None:
-        """`known`: finds whose token one is, by its SHA-256 in hexadecimal digits; None: nobody's any more. `clock`:
-        seconds since 1970. `shared`: those of a cluster, of which the file is a copy; None: there is none."""
+        """`known`: returns the principal of a token by its SHA-256 in hexadecimal digits; None if revoked. `clock`:
+        seconds since 1970. `shared`: the cluster's grants, of which the file is a copy; None without a cluster."""
         self._file = file
         self._shared = shared
         self._known = known
         self._clock = clock
         self._turn = asyncio.Lock()
-        """One change waits in a thread at a time, whoever asks."""
+        """Serializes changes on the event loop, so that only one at a time waits in a thread."""
         self._changing = threading.Lock()
-        """Held in threads alone: one whose client has left goes on beside the next."""
+        """Serializes threads: a change goes on after its client has left, beside the next one."""
         self._state = LedgerState()
         try:
             self._state = file.read()
@@ -156,59 +156,59 @@ class Ledger:
 
     @property
     def key(self) -> bytes:
-        """Seals the ids of clients; empty before the first one registered."""
+        """Seals client ids; empty before the first registration."""
         return self._state.key
 
     @property
     def seen(self) -> int:
-        """Up to which change of the cluster's book this is known."""
+        """Number of the last change of the cluster's book that is known here."""
         return self._state.changes or -1
 
     async def catch_up(self) -> None:
-        """Know what other daemons have given and ended meanwhile; where nobody can be asked, what was known."""
+        """Load changes by other daemons; without the database, keep the known state."""
         if self._shared is not None:
-            with suppress(StoreError):  # the watch over the tokens has told it
+            with suppress(StoreError):  # the watch over the tokens reports it
                 if await asyncio.to_thread(self._shared.book.changes) != self.seen:
                     async with self._turn:
                         await asyncio.to_thread(self._adopt, self._shared.read)
                     await self.key_to_register()
 
     def live(self) -> tuple[Grant, ...]:
-        """Return the grants that are not over, oldest first."""
+        """Return the live grants, oldest first."""
         return tuple(one for one in self._state.grants if self._now() < one.until and self._is_somebodys(one))
 
     async def key_to_register(self) -> bytes:
-        """Return that key, made and kept when it is first needed; in a cluster with the first look at the book, so that
-        all daemons know it before it is needed. Raises StoreError: it cannot be kept."""
+        """Return the key, created and stored on first use; in a cluster on the first look at the book, so that all
+        daemons know it in time. Raises StoreError: it cannot be stored."""
         if not self.key:
             key = secrets.token_bytes(SECRET_BYTES)
             await self._change(lambda state: (msgspec.structs.replace(state, key=state.key or key), None))
         return self.key
 
     async def allow(self, permission: Permission, allowed: Allowed) -> str:
-        """Return the code for a client that a person allowed to go on. Raises StoreError: it cannot be told to the
-        other daemons."""
+        """Return the code for a client that a person allowed. Raises StoreError: the other daemons cannot be
+        informed."""
         code = new_secret()
         await self._change(lambda state: (state.allowed(permission, allowed, code, self._now()), None))
         return code
 
     async def tokens_for(self, asked: TokenRequest) -> Tokens:
-        """Return tokens for a code or a refresh token. Raises OAuthRefused: there are none for it; StoreError: they
-        cannot be kept, so they are not given."""
+        """Return tokens for a code or a refresh token. Raises OAuthRefused: it is not accepted; StoreError: the tokens
+        cannot be stored, so they are not given."""
         return await self._change(lambda state: state.asked(asked, new_secret, self._now()))
 
     def acting(self, access_token: str) -> Grant | None:
-        """Return the grant for which an access token stands now; None if it stands for none."""
+        """Return the grant of a valid access token; None if it is not valid."""
         found = self._state.acting(access_token, self._now())
         return found if found is not None and self._is_somebodys(found) else None
 
     async def revoke(self, token: str) -> None:
-        """End the grant of an access or refresh token, if it is one. Raises StoreError: it has ended, but may be back
-        after a restart."""
+        """End the grant of an access or refresh token, if valid. Raises StoreError: it has ended, but may return after
+        a restart."""
         await self._change(lambda state: (state.revoked(token), None))
 
     async def end(self, grant_id: str) -> bool:
-        """End a grant; whether there was one. Raises StoreError: it has ended, but may be back after a restart."""
+        """End a grant; return whether it existed. Raises StoreError: it has ended, but may return after a restart."""
         return await self._change(
             lambda state: (state.ended(grant_id), any(one.id == grant_id for one in state.grants))
         )
@@ -218,7 +218,7 @@ class Ledger:
         reasons: dict[str, str] = {}
 
         def work(state: LedgerState) -> LedgerState:
-            if self._shared is None:  # elsewhere a token may be known that is not known here yet
+            if self._shared is None:  # in a cluster a token may be known, but not here yet
                 state = state.without(lambda one: not self._is_somebodys(one))
             after, result = change(state)  # a refusal may have ended a grant
             if not all(map(self._is_somebodys, set(after.grants).difference(state.grants))):
@@ -232,14 +232,14 @@ class Ledger:
                 await asyncio.to_thread(self._adopt, lambda: (self._shared or self._file).change(work), reasons)
             except StoreError:
                 if self._shared is None:
-                    await asyncio.to_thread(self._adopt, self._file.read)  # what has ended
+                    await asyncio.to_thread(self._adopt, self._file.read)  # ended grants
                 raise
         if isinstance(outcome[0], OAuthRefused):
             raise outcome[0]
         return outcome[0]
 
     def _adopt(self, read: Callable[[], LedgerState], reasons: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Know this state from now on, and log which programs may use the memory now and could not before, or no more.
+        """Load a state, and log which programs gained or lost access.
 
         `reasons`: see `LedgerState.made_room`.
         """
@@ -253,11 +253,11 @@ class Ledger:
                 why = {"reason": reasons[one.id]} if one.id in reasons else {}
                 log.info("a program may no longer use memory", extra={**_told(one), **why})
             if self._shared is not None:
-                with suppress(StoreError):  # the copy is written with the next change
+                with suppress(StoreError):  # the next change writes the copy
                     self._file.change(lambda _: msgspec.structs.replace(self._state, codes={}))
 
     def _is_somebodys(self, grant: Grant) -> bool:
-        """Whether the token with which it was allowed is one of memd's still."""
+        """Return whether the token that allowed it is still valid."""
         return self._known(grant.principal_sha256) is not None
 
     def _now(self) -> int:
@@ -270,5 +270,5 @@ def _told(grant: Grant) -> dict[str, str]:
 
 
 def new_secret() -> str:
-    """Another code or token, of 256 bits."""
+    """Return a new code or token, of 256 bits."""
     return secrets.token_urlsafe(SECRET_BYTES)

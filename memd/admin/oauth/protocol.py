@@ -1,17 +1,17 @@
-"""OAuth 2.1 between a client and memd: descriptions, requests for permission and for tokens; the page on which a person
-allows it; and grants, with the codes and tokens that stand for what people allowed.
+"""OAuth 2.1 between a client and memd: metadata, requests for permission and for tokens, the consent page, and grants
+with their codes and tokens.
 
-Rule: pure; time and secrets are passed in. A request is read as a whole or refused with one of the standards' error
-codes and a sentence that says why; nothing is guessed, a parameter given twice is refused, an unknown one passed over
-(RFC 6749 section 3.1). There are only public clients, codes with PKCE by S256 and one resource: what MCP asks for
+Rule: pure; time and secrets are passed in. A request is either fully read or refused with a standard error code and a
+sentence with the reason. Nothing is guessed, a repeated parameter is refused, and an unknown one ignored (RFC 6749
+section 3.1). There are only public clients, codes with PKCE by S256, and one resource: what MCP requires
 (https://modelcontextprotocol.io/specification/2026-07-28/basic/authorization) and no more.
 
-A client's id is its own description under memd's seal, so that nothing is kept of those that register; an answer goes
-to no address but those that it registered with. Pages are whole, without a script; every value is a stranger's until
-it is escaped, and none tells whether a token is right without its being shown, or repeats one.
+A client's id is its own registration, sealed by memd, so that registrations need no storage. Answers go only to
+registered addresses. Pages are complete and without scripts. Every value is untrusted until escaped. No page repeats a
+token, or tells whether one is right unless it was submitted.
 
-Of every secret only the SHA-256 is kept. A code serves once, and so does a refresh token: one that comes again ends its
-grant, for one of the two who had it is a thief (OAuth 2.1 section 4.3.1).
+Only the SHA-256 of a secret is stored. Codes and refresh tokens work once. A second use ends the grant, because one of
+the two users is a thief (OAuth 2.1 section 4.3.1).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REDIRECT_CHARACTERS_MAX = 512
 ID_CHARACTERS_MAX = 8_192
 _SEAL_BYTES = 16
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[A-Za-z0-9._~:/?\[\]@!$&'()*+,;=%-]+")
-"""The characters of RFC 3986 without `#`: a redirect URI has no fragment (RFC 6749 section 3.1.2)."""
+"""Characters of RFC 3986 without `#`, because a redirect URI has no fragment (RFC 6749 section 3.1.2)."""
 _HOST = re.compile(r"[a-z0-9.-]+|[0-9a-f:.]+")
 _LOOPBACK_PORT = re.compile(r"(http://(?:localhost|127\.0\.0\.1|\[::1\])):\d{1,5}(?=[/?]|$)")
 NO_PROGRAMS = {
@@ -47,24 +47,24 @@ NO_PROGRAMS = {
     *("resource", "sms", "tel", "vbscript", "view-source", "ws", "wss"),
     *("ldap", "mhtml", "res", "search", "search-ms", "shell"),  # Windows' own, known from attacks, and all of `ms-`
 }
-"""Schemes that a browser runs, opens itself or hands to no program that could have asked. Any other one belongs to a
-program (RFC 8252 section 7.1), as `cursor` does."""
+"""Schemes that a browser runs, opens itself, or hands to a program that cannot have asked. Any other scheme belongs to
+a program (RFC 8252 section 7.1), as `cursor` does."""
 
 
 class OAuthClient(msgspec.Struct, frozen=True, array_like=True):
-    """A program that registered."""
+    """A registered program."""
 
     name: str
-    """As it calls itself: nobody has checked that."""
+    """The program's own name for itself, unverified."""
     redirect_uris: tuple[str, ...]
 
     def takes(self, uri: str) -> bool:
-        """Whether answers may be sent to `uri`."""
+        """Return whether answers may be sent to `uri`."""
         return uri in self.redirect_uris or _without_port(uri) in map(_without_port, self.redirect_uris)
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """The members of a registration (RFC 7591 section 2) that matter here; others are passed over, as it asks."""
+    """The relevant members of a registration (RFC 7591 section 2); others are ignored, as it requires."""
 
     redirect_uris: list[str]
     client_name: str = ""
@@ -73,7 +73,7 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 def registered(body: bytes) -> OAuthClient:
-    """Return the client that a registration describes. Raises OAuthRefused: it cannot be one."""
+    """Return the client described by a registration. Raises OAuthRefused: it is not acceptable."""
     try:
         asked = msgspec.json.decode(body, type=Registration)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -85,7 +85,7 @@ def registered(body: bytes) -> OAuthClient:
     for uri in asked.redirect_uris:
         if problem := _problem_of(uri):
             raise OAuthRefused("invalid_redirect_uri", f"{uri[:80]!r} {problem}")
-    # Without what could hide or turn around words on a page.
+    # Without characters that hide or reverse words on a page.
     name = " ".join("".join(one if one.isprintable() else " " for one in asked.client_name).split())
     return OAuthClient(name[:NAME_CHARACTERS_MAX] or "A program without a name", tuple(asked.redirect_uris))
 
@@ -103,13 +103,13 @@ def registration(client: OAuthClient, key: bytes) -> Mapping[str, Any]:
 
 
 def client_id_of(client: OAuthClient, key: bytes) -> str:
-    """Return the id of a client: its registration and the seal, in base64url."""
+    """Return a client's id: its registration and the seal, in base64url."""
     said = msgspec.json.encode(client)
     return f"{_base64(said)}.{_base64(_seal(said, key))}"
 
 
 def client_of(client_id: str, key: bytes) -> OAuthClient | None:
-    """Return the client that registered under an id at a daemon with this key; None if none did, as without a key."""
+    """Return the client with this id, sealed by this key; None for other ids, and if there is no key."""
     said, _, seal = client_id.partition(".")
     if not key or len(client_id) > ID_CHARACTERS_MAX:
         return None
@@ -118,12 +118,12 @@ def client_of(client_id: str, key: bytes) -> OAuthClient | None:
         if not hmac.compare_digest(seal.encode(), _base64(_seal(encoded, key)).encode()):
             return None
         return msgspec.json.decode(encoded, type=OAuthClient)
-    except ValueError:  # no base64, no ASCII, or no client
+    except ValueError:  # not base64, not ASCII, or not a client
         return None
 
 
 def told_host(uri: str) -> str:
-    """Return where an answer goes, in words for a person: a host, or a program of this machine."""
+    """Return the destination of an answer in words for a person: a host, or a program on this machine."""
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https"):
         return f"the program that opens {parts.scheme}: addresses"
@@ -131,7 +131,7 @@ def told_host(uri: str) -> str:
 
 
 def _problem_of(uri: str) -> str:
-    """Say why no answer may be sent to `uri`; empty if it may."""
+    """Return the reason why no answer may be sent to `uri`; empty if it may."""
     if len(uri) > REDIRECT_CHARACTERS_MAX or not _URI.fullmatch(uri):
         return f"is no address of at most {REDIRECT_CHARACTERS_MAX} characters, without a fragment"
     try:
@@ -173,7 +173,7 @@ SCOPES: dict[Right, str] = {
     "write": "remember notes",
     "correct": "mark what is remembered as wrong, helpful or unhelpful",
 }
-"""The rights that a client can be given, each in words for a person. Nobody administers memd over MCP."""
+"""The rights that a client can get, each described for a person. `admin` is not available over MCP."""
 PARAMETER_CHARACTERS_MAX = 8_192
 _CHALLENGE = re.compile(r"[A-Za-z0-9_-]{43}")
 """SHA-256 in base64url (RFC 7636 section 4.2)."""
@@ -181,7 +181,7 @@ _VERIFIER = re.compile(r"[A-Za-z0-9._~-]{43,128}")
 
 
 class Permission(msgspec.Struct, frozen=True):
-    """A request for permission that a person may answer (RFC 6749 section 4.1.1)."""
+    """A valid request for permission, to be answered by a person (RFC 6749 section 4.1.1)."""
 
     client_id: str
     client: OAuthClient
@@ -189,15 +189,15 @@ class Permission(msgspec.Struct, frozen=True):
     state: str | None
     challenge: str
     scopes: tuple[Right, ...]
-    """The rights asked for; all there are, where none is named that memd has."""
+    """The requested rights; all available ones if the request names none that memd has."""
 
     def answer(self, issuer: str, **members: str) -> str:
-        """Return the address that tells the client the answer (RFC 6749 section 4.1.2, RFC 9207)."""
+        """Return the URL that delivers the answer to the client (RFC 6749 section 4.1.2, RFC 9207)."""
         return _answered(self.redirect_uri, self.state, issuer, **members)
 
 
 class PermissionRefused(OAuthRefused):
-    """A request for permission of a client that memd knows, at whose address `back` it is told why it is refused."""
+    """A refused request for permission of a known client, to be reported to its address `back`."""
 
     def __init__(self, code: str, message: str, back: str) -> None:
         super().__init__(code, message)
@@ -205,20 +205,20 @@ class PermissionRefused(OAuthRefused):
 
 
 class TokenRequest(msgspec.Struct, frozen=True):
-    """A request for tokens, for a code or for a refresh token (RFC 6749 sections 4.1.3 and 6)."""
+    """A request for tokens by a code or a refresh token (RFC 6749 sections 4.1.3 and 6)."""
 
     client_id: str
     secret: str
     """The code or the refresh token."""
     verifier: str | None
-    """With a code; None with a refresh token."""
+    """PKCE verifier for a code; None for a refresh token."""
     redirect_uri: str | None
 
 
 def metadata(path: str, issuer: str) -> Mapping[str, Any]:
-    """Return the document at a path where clients look for it: that of the resource, else that of the server.
+    """Return the metadata at a path: the resource's, otherwise the server's.
 
-    RFC 9728 and RFC 8414; a client that finds no OAuth looks where OpenID has the same document.
+    RFC 9728 and RFC 8414; a client that finds no OAuth metadata looks at OpenID's path for the same document.
     """
     if path in _ABOUT_RESOURCE:
         return {
@@ -246,15 +246,15 @@ def metadata(path: str, issuer: str) -> Mapping[str, Any]:
 
 
 def challenge_of(issuer: str, error: str = "", scopes: Iterable[Right] = SCOPES) -> str:
-    """Return the header `WWW-Authenticate` that leads a client here (RFC 9728 section 5.1). `error`: why its token does
-    not do (RFC 6750 section 3.1); empty if it has shown none. `scopes`: those to ask for."""
+    """Return the header `WWW-Authenticate` that leads a client here (RFC 9728 section 5.1). `error`: the problem with
+    its token (RFC 6750 section 3.1); empty if it sent none. `scopes`: those to ask for."""
     told = f'error="{error}", ' if error else ""
     return f'Bearer {told}resource_metadata="{issuer}{_RESOURCE_METADATA}{RESOURCE}", scope="{" ".join(scopes)}"'
 
 
 def permission_asked(query: str, key: bytes, issuer: str) -> Permission:
-    """Read the query of a request for permission. `key`: seals the ids of clients. Raises PermissionRefused: the client
-    may be told why; OAuthRefused: who asks is not known, so a person alone is told."""
+    """Read the query of a request for permission. `key`: seals client ids. Raises PermissionRefused: the client may be
+    told why; OAuthRefused: the client is unknown, so only the person is told."""
     asked = _parameters(query)
     client_id = asked.get("client_id", "")
     client = client_of(client_id, key)
@@ -279,7 +279,7 @@ def permission_asked(query: str, key: bytes, issuer: str) -> Permission:
 
 
 def token_asked(body: str, key: bytes, issuer: str) -> TokenRequest:
-    """Read the body of a request for tokens. Raises OAuthRefused: it is not what it should be."""
+    """Read the body of a request for tokens. Raises OAuthRefused: it is invalid."""
     asked = _parameters(body)
     client_id = asked.get("client_id", "")
     if client_of(client_id, key) is None:
@@ -297,14 +297,14 @@ def token_asked(body: str, key: bytes, issuer: str) -> TokenRequest:
 
 
 def token_to_revoke(body: str) -> str:
-    """Read the body of a revocation (RFC 7009); its hint is not needed. Raises OAuthRefused: it names no token."""
+    """Read the body of a revocation (RFC 7009), ignoring its hint. Raises OAuthRefused: it names no token."""
     if token := _parameters(body).get("token"):
         return token
     raise OAuthRefused("invalid_request", "token is missing")
 
 
 def is_answer_to(challenge: str, verifier: str) -> bool:
-    """Whether a verifier is the one that a challenge was made of (RFC 7636 section 4.6)."""
+    """Return whether a verifier matches a challenge (RFC 7636 section 4.6)."""
     made = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=")
     return hmac.compare_digest(made, challenge.encode())
 
@@ -313,7 +313,7 @@ NO_CLIENT = "the program is not registered here; let it register again: in most,
 
 
 def _parameters(encoded: str) -> dict[str, str]:
-    """Read parameters, of a query or a form; one without a value counts as left out (RFC 6749 section 3.1)."""
+    """Read the parameters of a query or form; one without a value counts as absent (RFC 6749 section 3.1)."""
     read: dict[str, str] = {}
     try:
         pairs = parse_qsl(encoded, max_num_fields=64, errors="strict")
@@ -329,7 +329,7 @@ def _parameters(encoded: str) -> dict[str, str]:
 
 
 def _check_resource(asked: Mapping[str, str], issuer: str) -> None:
-    """Make sure that tokens are wanted for this memory, if the client says for what (RFC 8707)."""
+    """Check that a request naming a resource (RFC 8707) wants tokens for this memory."""
     named = asked.get("resource")
     if named is not None and _canonical(named) != _canonical(issuer + RESOURCE):
         raise OAuthRefused("invalid_target", f"there are tokens for {issuer}{RESOURCE} alone, not for {named[:200]!r}")
@@ -338,7 +338,7 @@ def _check_resource(asked: Mapping[str, str], issuer: str) -> None:
 def _canonical(url: str) -> tuple[str, str, str, str]:
     try:
         parts = urlsplit(url)
-    except ValueError:  # it is no address
+    except ValueError:  # not a URL
         return url, "", "", ""
     return parts.scheme.lower(), parts.netloc.lower(), parts.path.rstrip("/"), parts.query + parts.fragment
 
@@ -364,13 +364,13 @@ _WORDS: dict[str, str] = words_of("consent")
 def consent_page(
     permission: Permission, query: str, *, rights: Collection[str], topics: str = "", problem: str = ""
 ) -> str:
-    """Return the page that asks a person.
+    """Return the page that asks a person for permission.
 
     Args:
-        query: of the request for permission; it comes back with the answer.
-        rights: those that are ticked.
-        topics: as the person wrote them.
-        problem: why the answer before could not be taken.
+        query: of the request for permission; sent back with the answer.
+        rights: those preselected.
+        topics: as the person typed them.
+        problem: the reason why the previous answer was not accepted.
     """
     uri, name = permission.redirect_uri, escape(permission.client.name)
     host = urlsplit(uri).hostname or ""
@@ -396,8 +396,8 @@ def consent_page(
 def going_back_page(permission: Permission, url: str, *, is_allowed: bool) -> str:
     """Return the page that leads the browser back to the program with the answer.
 
-    A page and no redirection: browsers hold what follows a form to the page's `form-action`, also where the program
-    leads on to, and an address that opens a program would leave the form standing.
+    It is a page because browsers apply the page's `form-action` to redirections after a form, even to the program's
+    own, and because an address that opens a program would leave the form on the screen.
     """
     title = "Allowed" if is_allowed else "Refused"
     name = escape(permission.client.name)
@@ -406,7 +406,7 @@ def going_back_page(permission: Permission, url: str, *, is_allowed: bool) -> st
 
 
 def refusing_page(problem: str, back: str = "") -> str:
-    """Return the page that says why a request cannot be answered; `back`: where the program can be told so."""
+    """Return the page with the reason for a refusal; `back`: the URL that reports it to the program."""
     link = f'\n<p><a href="{escape(back)}">Back to the program</a></p>' if back else ""
     return _page("This request cannot be answered", f'<p class="problem">{escape(problem)}</p>{link}')
 
@@ -417,62 +417,62 @@ def _page(title: str, body: str, refresh: str = "") -> str:
 
 
 NewSecret = Callable[[], str]
-"""Returns another secret of 256 bits each time."""
+"""Returns a new secret of 256 bits at each call."""
 CODE_SECONDS = 60
 ACCESS_SECONDS = 3_600
 REFRESH_SECONDS = 30 * 86_400
-"""From the last time that tokens were given: a program that is not used for so long has to ask again."""
+"""Counted from the last issue of tokens: a program unused for so long has to ask again."""
 GRANTS_MAX = 256
 CODES_MAX = 256
-"""Of all people together; beyond it the oldest of whoever has the most makes room (`memd.principals`)."""
+"""Limit for all principals together; the oldest code of the principal with the most is evicted (`memd.principals`)."""
 REFRESH_UNKNOWN = (
     "the refresh token is not known: it was revoked, not used for 30 days, or made room for another, as there are at "
     f"most {GRANTS_MAX} programs; ask again"
 )
 SPENT_MAX = 32
-"""Refresh tokens of one grant that are known again after they served: the last ones. Who shows an older one gets none
-either."""
+"""Most recently used-up refresh tokens per grant that are still recognized. An older one is refused too, without ending
+the grant."""
 
 
 class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of the person who was asked."""
+    """The person's answer."""
 
     principal: str
     principal_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """Of the token with which it was allowed; a grant ends with that token."""
+    """Digest of the token with which it was allowed; the grant ends with that token."""
     rights: tuple[Right, ...]
     topics: tuple[str, ...]
-    """Patterns; none: all topics of the principal."""
+    """Patterns; empty: all topics of the principal."""
 
 
 class GivenGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """A grant, as people are told it."""
+    """A grant as shown to people."""
 
     id: str
     program: str
-    """As the program calls itself."""
+    """The program's own name for itself."""
     principal: str
     rights: tuple[Right, ...]
     topics: tuple[str, ...]
     created_at: int
     until: int
-    """It ends then if it is not used before. In seconds since 1970, as `created_at`."""
+    """Expiry unless it is used before; in seconds since 1970, like `created_at`."""
 
 
 class Grant(Allowed, frozen=True, kw_only=True):
-    """One person's permission for one program. Times are seconds since 1970, digests hexadecimal."""
+    """One person's permission for one program. Times are in seconds since 1970, digests hexadecimal."""
 
     id: str
     program: str = msgspec.field(name="client_name")
     client_sha256: str
-    """Of the client's id."""
+    """Digest of the client's id."""
     created_at: int
     access_sha256: str = ""
     access_until: int = 0
     refresh_sha256: str = ""
     until: int = msgspec.field(default=0, name="refresh_until")
     spent: tuple[str, ...] = ()
-    """Digests of the refresh tokens before, the newest last."""
+    """Digests of used-up refresh tokens, newest last."""
 
     @property
     def given(self) -> GivenGrant:
@@ -491,50 +491,50 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GivenCode(msgspec.Struct, frozen=True):
-    """A code on its way to a program."""
+    """A code issued to a program."""
 
     permission: Permission
     allowed: Allowed
     until: int
     grant_id: str = ""
-    """The grant that it became; empty as long as it has not served."""
+    """The grant made from it; empty until it is used."""
 
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
-    """All grants and the codes on their way."""
+    """All grants and the outstanding codes."""
 
     key: bytes = b""
-    """Seals the ids of clients; empty before the first one registered."""
+    """Seals client ids; empty before the first registration."""
     grants: tuple[Grant, ...] = ()
     """Oldest first."""
     codes: Mapping[str, GivenCode] = {}
-    """By their SHA-256, the oldest first. A file has none: they are not kept over a restart."""
+    """By their SHA-256, oldest first. A file has none, because codes do not survive a restart."""
     changes: int = 0
-    """How often the book was changed."""
+    """Number of changes of the book."""
     made_room: Mapping[str, str] = {}
-    """By the ids of grants that had to make room for others with the last change: why."""
+    """Reasons for grants evicted by the last change, by their ids."""
 
     def acting(self, access_token: str, now: int) -> Grant | None:
-        """Return the grant for which an access token stands now; None if it stands for none."""
+        """Return the grant of a valid access token; None if it is not valid."""
         digest = sha256_of(access_token)
         found = next((one for one in self.grants if one.access_sha256 == digest), None)
         return found if found is not None and now < found.access_until else None
 
     def without(self, is_over: Callable[[Grant], bool]) -> LedgerState:
-        """The state after some grants have ended."""
+        """Return the state without some grants."""
         return msgspec.structs.replace(self, grants=tuple(one for one in self.grants if not is_over(one)))
 
     def ended(self, grant_id: str) -> LedgerState:
-        """The state after a grant has ended."""
+        """Return the state without a grant."""
         return self.without(lambda one: one.id == grant_id)
 
     def revoked(self, token: str) -> LedgerState:
-        """The state without the grant of an access or refresh token, if it is one (RFC 7009 section 2.1)."""
+        """Return the state without the grant of an access or refresh token, if valid (RFC 7009 section 2.1)."""
         digest = sha256_of(token)
         return self.without(lambda one: digest in (one.access_sha256, one.refresh_sha256))
 
     def allowed(self, permission: Permission, allowed: Allowed, code: str, now: int) -> LedgerState:
-        """The state with a code for a client that a person allowed to go on."""
+        """Return the state with a code for a client that a person allowed."""
         codes = {digest: one for digest, one in self.codes.items() if now < one.until}
         codes[sha256_of(code)] = GivenCode(permission, allowed, now + CODE_SECONDS)
         digests = list(codes)
@@ -543,8 +543,8 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, codes=codes)
 
     def asked(self, asked: TokenRequest, new_secret: NewSecret, now: int) -> tuple[LedgerState, Tokens | OAuthRefused]:
-        """The state after a request for tokens, and the answer: tokens for a code or a refresh token, which has served
-        with that; a refusal if it is not known, not this client's, or has served before, which ends its grant."""
+        """Return the state after a request for tokens, and the answer: tokens for a code or refresh token, which is
+        then used up, or a refusal if it is unknown or another client's. A second use is refused and ends the grant."""
         return (self._exchanged if asked.verifier is not None else self._refreshed)(asked, new_secret, now)
 
     def _exchanged(self, asked: TokenRequest, new_secret: NewSecret, now: int) -> _Answer:
@@ -552,7 +552,7 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
         code = self.codes.get(digest)
         if code is None or code.permission.client_id != asked.client_id or now >= code.until:
             return self, _void(f"the code is not known: it is another program's, or older than {CODE_SECONDS} s")
-        if code.grant_id:  # somebody else may have had the code too (RFC 6749 section 4.1.2)
+        if code.grant_id:  # the code may have been stolen (RFC 6749 section 4.1.2)
             return self.ended(code.grant_id), _void("the code has served before, so its tokens are void; ask again")
         grant_id = sha256_of(new_secret())[:8]
         served = {**self.codes, digest: msgspec.structs.replace(code, grant_id=grant_id)}
@@ -596,8 +596,8 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, grants=tuple(grants.values())), tokens
 
     def _with_room(self, now: int, principal: str) -> LedgerState:
-        """Without the grants that are over, and of too many, with one more of this principal's, those of whoever
-        allowed the most that have not been used for longest."""
+        """Return the state without expired grants, and with room for one more grant of this principal: the least
+        recently used grants of the principal with the most are evicted."""
         live = sorted((one for one in self.grants if now < one.until), key=lambda one: one.until)
         held = [*(Held(one.principal) for one in live), Held(principal)]
         leaving = {one.place: one.why(GRANTS_MAX, "programs") for one in surplus(held, GRANTS_MAX)}
@@ -614,5 +614,5 @@ def _void(why: str) -> OAuthRefused:
 
 
 def sha256_of(secret: str) -> str:
-    """Return the SHA-256 of a secret as it was shown, in hexadecimal digits."""
+    """Return the SHA-256 of a secret as received, in hexadecimal digits."""
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
