@@ -149,8 +149,8 @@ _decoder = msgspec.json.Decoder(_NumberedAct)
 def encoded(act: Act, before: Head) -> tuple[bytes, Head]:
     """Return the line of an act, with its line break, and the new head.
 
-    A detail is cut, and invalid UTF-8 in it escaped: nobody who chooses it may keep an act, and others pending with it,
-    out of the chain.
+    A detail is cut, and invalid UTF-8 in it escaped: a client that chooses it must not keep its act, and others pending
+    with it, out of the chain.
     """
     detail = act.detail[:DETAIL_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
     act, number = msgspec.structs.replace(act, detail=detail), before.n + 1
@@ -168,7 +168,7 @@ def head_of(line: bytes) -> Head | None:
 
 
 def head_from(text: str) -> Head:
-    """Read a head as it is printed. Raises ValueError: it is none."""
+    """Read a head as it is printed. Raises ValueError: it is not one."""
     number, colon, digest = text.strip().partition(":")
     if not (
         colon and number.isdecimal() and len(digest) == len(BEFORE_ALL) and not set(digest) - set("0123456789abcdef")
@@ -323,7 +323,7 @@ class AuditBook:
                 raise
 
     def keep_head(self) -> Head:
-        """Store the present head in a file of its own, so that a lost end is detected; return it. Raises StoreError: it
+        """Store the present head in a separate file, so that a lost end is detected; return it. Raises StoreError: it
         was not stored."""
         with self._mutex, self._locked():
             head = self._caught_up()

@@ -45,7 +45,7 @@ from memd.store.log.recovery import Finding
 from memd.wording import counted, day_and_time
 
 Kind = Literal["chunks", "age", "topic"]
-"""chunks: those that were named; age: those said before a time; topic: all of it, with its folder."""
+"""chunks: the named ones; age: those said before a time; topic: all of it, with its folder."""
 _SUFFIX = ".json"
 
 _encoder = msgspec.msgpack.Encoder()
@@ -104,7 +104,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Erasures(ABC):
-    """All erasures, done and under way, oldest first. Any thread may read and write."""
+    """All erasures, finished and pending, oldest first. Thread-safe."""
 
     def __init__(self, known: Iterable[Erasure] = ()) -> None:
         """`known`: the erasures recorded so far."""
@@ -159,7 +159,7 @@ class ErasureLedger(Erasures):
                     files.wipe(self._folder / name)
 
     def write(self, erasure: Erasure) -> None:
-        """Write an erasure, durably. Raises StoreWriteFailed: the file is as it was (DiskFull if the disk is full)."""
+        """Write an erasure, durably. Raises StoreWriteFailed: the file is unchanged (DiskFull if the disk is full)."""
         make_folder(self._files, self._folder)
         digests = _digests_file(self._folder, erasure)
         if erasure.digests:
@@ -258,8 +258,8 @@ class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
     texts: frozenset[str] = frozenset()
     """The `columns.text_hash`es of chunks."""
     sent: dict[str, tuple[str, str]] = {}
-    """Answers to senders of such a text who may not read, by a digest of text and sender: the id of a chunk that does
-    not exist, and the note that had it first."""
+    """Answers to senders of such a text without the right to read, by a digest of text and sender: the id of a chunk
+    that does not exist, and the note that had it first."""
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.contents or self.texts)

@@ -1,8 +1,8 @@
 """The latest receipts on disk, in two files: when the newer one is full, it replaces the older one.
 
 Rule: receipts explain what memory did and are no part of it: they are written without fsync, damaged ones are skipped,
-and a write that fails loses only the receipt. One JSON object per line, newest last. If several people's receipts fill
-the files, the older file takes those to keep, and whoever has the most loses the oldest (`memd.principals`).
+and a write that fails loses only the receipt. One JSON object per line, newest last. If several people's receipts
+fill the files, the author with the most loses the oldest ones (`memd.principals`); the older file gets the rest.
 """
 
 from __future__ import annotations

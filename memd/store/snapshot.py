@@ -161,7 +161,7 @@ class Snapshot:
         return (segment_id, row) if int(column[row]) == canonical_id else None
 
     def latest_places(self, before: int | None = None) -> Iterator[Place]:
-        """Yield the places of all entries with a canonical_id below `before` (None: of all), newest first."""
+        """Yield the places of all entries with a canonical_id below `before` (None for all), newest first."""
         for segment_id, view in reversed(list(self.views.items())):
             end = len(view.rows) if before is None else bisect.bisect_left(view.rows["canonical_id"], before)
             yield from ((segment_id, row) for row in reversed(range(end)))

@@ -526,7 +526,7 @@ class TopicLog:
             self._closed = True
 
     def _wipe_leftovers(self, wiper: Wiper) -> None:
-        """Wipe temporary files and those that interrupted writes were moved to. No reader uses either."""
+        """Wipe temporary files and the remains of interrupted writes. No reader uses either."""
         # Another thread may be writing these now; the second has a header and no text.
         written = {one.name + TEMPORARY_SUFFIX for one in (self._layout.hot, self._layout.active)}
         for folder in (self._layout.directory, self._layout.segments):

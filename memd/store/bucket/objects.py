@@ -296,7 +296,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def read_identity(stored: bytes | None, bucket: Bucket) -> Identity:
-    """Return the identity of a backup. Raises NotOurBucket: it is none of memd's, or of a newer one."""
+    """Return the identity of a backup. Raises NotOurBucket: it is not memd's, or a newer memd's."""
     try:
         identity = msgspec.json.decode(stored or b"", type=Identity)
     except (msgspec.MsgspecError, UnicodeDecodeError):

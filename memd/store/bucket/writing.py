@@ -415,7 +415,7 @@ class BucketWriter:
         self._catalog.apply(header, name.key)
         self._anew.difference_update((one.folder, one.name) for one in header.changes)
 
-    # -- beside the rounds -----------------------------------------------------------------------------------------
+    # -- between rounds --------------------------------------------------------------------------------------------
 
     def _write_full(self) -> None:
         topics, erasures = dict(self._catalog.topics), tuple(sorted(self._catalog.erasures))
@@ -441,7 +441,7 @@ class BucketWriter:
         log.info("what was erased is erased in the bucket too", extra={"topics": len(folders)})
         return True
 
-    # -- whose it is -----------------------------------------------------------------------------------------------
+    # -- ownership -------------------------------------------------------------------------------------------------
 
     def _identify(self) -> None:
         """Make sure that the prefix belongs to this directory, or claim it."""

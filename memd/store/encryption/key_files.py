@@ -73,7 +73,7 @@ class MasterKey:
 
     @classmethod
     def parsed(cls, data: bytes, where: str) -> MasterKey:
-        """Read a key; errors call its place `where`. Raises WrongKey: it is none."""
+        """Read a key; errors call its place `where`. Raises WrongKey: it is not one."""
         text = data.strip()
         secret = data if len(data) == KEY_BYTES else _decoded(text)
         if secret is None or len(secret) != KEY_BYTES:

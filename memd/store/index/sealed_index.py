@@ -194,7 +194,7 @@ def choose_merged(
     """Choose the merged indexes to search, so that no segment is covered twice.
 
     Args:
-        segments: those that can be searched, by number.
+        segments: the searchable ones, by number.
 
     Returns:
         The chosen indexes, and the files of all others, which are useless.

@@ -1,4 +1,4 @@
-"""Words: the analyzer, and the columns of what chunks say.
+"""Words: the analyzer, and the columns of words in chunks.
 
-Rule: derived from the log. A change of terms raises `postings.FORMAT`, so that they are made anew.
+Rule: derived from the log. A change of terms raises `postings.FORMAT`, so that they are rebuilt.
 """

@@ -1,6 +1,6 @@
 """The codec of the log's files: bytes ⇄ header, records, entries.
 
-Rule: pure; never opens a file, and any bytes whatever give a value or a declared error. All numbers are little-endian.
+Rule: pure; never opens a file, and any bytes give a value or a declared error. All numbers are little-endian.
 
 Header, at the start of every file (80 bytes):
 

@@ -252,7 +252,7 @@ class SharedErasures(Erasures):
         raise StoreWriteFailed(f"{self._kept.place}: others erase all the time; try again")
 
     def catch_up(self) -> list[Erasure]:
-        """Read other daemons' erasures; return those that are done, and not followed here yet. Raises StoreError: the
+        """Read other daemons' erasures; return the finished ones not yet followed here. Raises StoreError: the
         database is unreachable, or a later memd wrote it."""
         with self._mutex:
             self._hear()

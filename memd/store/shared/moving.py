@@ -145,7 +145,7 @@ def _into_log(layout: TopicLayout, files: LocalDisk, kept: SharedLog) -> MovedTo
 
 def _compared(kept: SharedLog, layout: TopicLayout, files: LocalDisk) -> MovedTopic:
     """Read both sides again, and make sure that the log has the records of the folder; daemons may append meanwhile.
-    Raises MoveRefused: it has not."""
+    Raises MoveRefused: it does not."""
     rows, entries, size = _rows(kept, layout.topic_id, "log"), 0, 0
     for last, _, records in _groups(layout, files):
         row = next(rows, None)
