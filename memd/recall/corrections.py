@@ -1,8 +1,8 @@
-"""Corrections of chunks: which entries they append, and appending them. One place for clients, people and undo.
+"""Turns corrections by clients, people and undo into entries, and appends them.
 
-Rule: memd never judges; it does what it is told to the chunks that may be corrected, and names the ids for which it
-could not. Corrections are applied in order, each seeing the effect of those before it, and appended as one group: a
-failure leaves the log as it was. The caller decides which chunks may be corrected and how entries are appended.
+Rule: memd never judges: it corrects the chunks that may be corrected, and reports the ids of the others. Corrections
+are applied in order, each to the result of the earlier ones, and appended as one group: a failure leaves the log
+unchanged. The caller decides which chunks may be corrected and how entries are appended.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from memd.store.snapshot import Place, answered_anew, beside, live_copies, next_
 from memd.store.store import Snapshot
 
 STEPS = {"Helpful": 1, "Unhelpful": -1}
-"""The change of a chunk's utility by the actions that do not replace it."""
+"""Change of a chunk's utility, per step, for the actions that do not replace it."""
 UNDO = "Undo"
-"""The action of an entry that restores an earlier state of a chunk."""
+"""Action of an entry that restores an earlier state of a chunk."""
 
 Find = Callable[[str], tuple[Snapshot, bytes] | Entry | None]
-"""The chunk that an id names, as the topic that has its present state and its uuid; one that another daemon is still to
-store as it will be, without its vector; None: it may not be corrected."""
+"""Returns the chunk with an id as its uuid and the topic that has its present state. A chunk that another daemon has
+yet to store is returned as its future entry, without a vector; None: it may not be corrected."""
 Append = Callable[[Sequence[Draft]], Awaitable[Sequence[Entry]]]
-"""Appends the drafts as one group, durably; raises StoreError where nothing was written."""
+"""Appends the drafts as one group, durably. Raises StoreError: nothing was written."""
 
 
 class Embeds(Protocol):
@@ -39,10 +39,10 @@ class Embeds(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """The identity of the present embedding model."""
+        """Identity of the present embedding model."""
 
     def embed_text(self, text: str) -> Vector:
-        """The vector of a text; slow, so never called on the event loop."""
+        """Return the vector of a text; slow, so never called on the event loop."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -68,11 +68,11 @@ async def correct(
     by: str = "",
     asked_by: bytes,
 ) -> Applied:
-    """Apply corrections: plan them in a thread, then append what they ask for.
+    """Apply corrections: plan the entries in a thread, then append them.
 
     Args:
         find: called in the thread.
-        by: whose they are (`Principal.author`).
+        by: the corrector (`Principal.author`).
         asked_by: see `ChunkState.asked_by`.
 
     Raises:
@@ -119,12 +119,12 @@ async def correct_shown(
     by: str = "",
     asked_by: bytes,
 ) -> Applied:
-    """Apply a client's corrections: only of chunks that it was shown recently; see `correct`.
+    """Apply a client's corrections of chunks that it was recently shown; see `correct`.
 
     Args:
-        own: the request's topic; its state of a chunk counts, and only where it has none that of the chunk's source.
-        resolve: the recently shown chunk with this id, if any; called on the event loop.
-        snapshot_of: a topic, if it still exists.
+        own: the request's topic; its state of a chunk takes precedence over that of the chunk's own topic.
+        resolve: returns the recently shown chunk with an id, if any; called on the event loop.
+        snapshot_of: returns a topic, if it still exists.
     """
     ids = dict.fromkeys(chunk_id for correction in asked for chunk_id in correction.chunk_ids)
     shown = {chunk_id: chunk for chunk_id in ids if (chunk := resolve(chunk_id)) is not None}
@@ -152,10 +152,10 @@ async def undo(
     by: str = "",
     asked_by: bytes,
 ) -> Applied:
-    """Append the state before an entry of the topic; before an Update, that of every chunk that it changed.
+    """Append the chunk's state before an entry of the topic; for an Update, the states of all chunks that it changed.
 
     Args:
-        by: who undoes it (`Principal.author`).
+        by: the principal that undoes it (`Principal.author`).
         asked_by: see `ChunkState.asked_by`.
 
     Raises:
@@ -176,17 +176,17 @@ def plan(
     now_us: int,
     copies: Callable[[Entry], Iterable[Entry]],
 ) -> Plan:
-    """Turn corrections into entries; a decision from values alone.
+    """Turn corrections into entries; a pure function.
 
     Args:
-        find: the present entry of a chunk by the id that was shown or its full uuid, live in this topic or, for a
-            chunk of a related topic that was never corrected here, live there; None if the id may not be corrected.
-        embed: the vector of a text, little-endian float32.
+        find: returns the present entry of a chunk by its shown id or full uuid. It is live in this topic or, for a
+            chunk of a related topic that was never corrected here, live there. None if it may not be corrected.
+        embed: returns the vector of a text, little-endian float32.
         now_us: microseconds since the epoch.
-        copies: the live chunks that say exactly what a chunk says, itself among them, or have its question with another
-            answer: what is wrong in the one that was shown is wrong in all, and an Update takes them out together.
+        copies: returns the live chunks with the same text as a chunk, itself included, and those with its question and
+            another answer: an error in the shown chunk is in all of them, so an Update replaces them together.
     """
-    present: dict[bytes, Draft] = {}  # chunks as the corrections before leave them
+    present: dict[bytes, Draft] = {}  # chunks after the corrections so far
     drafts: list[Draft] = []
     failed: list[str] = []
     for correction in corrections:
@@ -235,9 +235,9 @@ def plan_undo(snapshot: Snapshot, canonical_id: int, reason: str, encoder: Embed
 
 
 def is_first(snapshot: Snapshot, entry: Entry) -> bool:
-    """Return whether the topic has no earlier entry of the chunk.
+    """Return True if the topic has no earlier entry of the chunk.
 
-    `origin_id` does not tell it: a chunk that was imported, or adopted from another topic, keeps that of its source.
+    `origin_id` cannot tell: an imported chunk, or one adopted from another topic, keeps that of its source.
     """
     ids = (int(snapshot.views[number].rows[row]["canonical_id"]) for number, row in snapshot.places(entry.uuid))
     return min(ids) == entry.canonical_id
@@ -246,7 +246,7 @@ def is_first(snapshot: Snapshot, entry: Entry) -> bool:
 def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes | None:
     """Return the chunk that replaced this one in the Update whose entry is at `place`.
 
-    It is behind the entries of all chunks that the Update took out. An import keeps this order, but not the appends.
+    Its entry follows those of all chunks that the Update replaced. An import keeps this order, but not the groups.
 
     Raises:
         StoreError: an entry cannot be read.
@@ -262,7 +262,7 @@ def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes
 
 
 def _is_made_at(snapshot: Snapshot, place: Place, entry: Entry) -> bool:
-    """Whether this entry made its chunk: the first one, or, after an import, the one behind what the chunk replaced."""
+    """Return True if this entry created its chunk: the first one or, after an import, the one after replaced chunks."""
     if is_first(snapshot, entry):
         return True
     before = beside(snapshot, place, -1)
@@ -273,9 +273,9 @@ def _is_made_at(snapshot: Snapshot, place: Place, entry: Entry) -> bool:
 
 
 def _replacement_of_undone(snapshot: Snapshot, place: Place, entry: Entry) -> bytes | None:
-    """Return the chunk that an Update made, where this entry is of its undoing or redoing.
+    """Return the chunk created by an Update, if this entry belongs to the undoing or redoing of that Update.
 
-    That chunk's entry is the first one then, and the others' follow it.
+    The created chunk's entry comes first in such a group, and the entries of the replaced chunks follow.
     """
     replaced = snapshot.history(entry.uuid)[0].supersedes
     behind = beside(snapshot, place, 1)
@@ -290,8 +290,8 @@ def _replacement_of_undone(snapshot: Snapshot, place: Place, entry: Entry) -> by
 
 
 def _update_turned(snapshot: Snapshot, made: bytes, reason: str, encoder: Embeds) -> list[Draft]:
-    """Return the drafts that undo an Update, or redo it where it is undone: either what it made is live or what it
-    replaced, never both."""
+    """Return the drafts that undo an Update, or redo it if it is undone: either the replacement is live or the replaced
+    chunks, never both."""
     history = snapshot.history(made)
     replacement, replaced = history[-1], history[0].supersedes
     others = [other[-1] for one in replaced if (other := snapshot.history(one))]
@@ -317,7 +317,7 @@ def _changed_since(entry: Entry) -> BadQuestion:
 
 
 def _present(snapshot: Snapshot, chunk_uuid: bytes, encoder: Embeds) -> Entry | None:
-    """The chunk's present entry, with a vector of the present model: the entry appended for it must be searchable."""
+    """Return the chunk's present entry with a vector of the present model, so that its next entry is searchable."""
     entry = snapshot.find(chunk_uuid)
     if entry is None or entry.status is not Status.ACTIVE:
         return entry
@@ -345,7 +345,7 @@ def _replacement(
     uuid: bytes,
     now_us: int,
 ) -> Draft:
-    # No digests: the text came from no message, so no message in a prompt makes it redundant.
+    # No digests: the text comes from no message, so no message in a prompt makes it redundant.
     draft = Draft(
         uuid=uuid,
         content=content,
@@ -359,7 +359,7 @@ def _replacement(
     )
     shared = {name: {getattr(state, name) for state in replaced} for name in ("kind", "source", "part", "tags")}
     if (shared["kind"], len(shared["source"])) == ({"document"}, 1):
-        shared["part"] = {replaced[0].part}  # the newest chunk of a document tells which state of its file is known
+        shared["part"] = {replaced[0].part}  # a document's newest chunk names the known state of its file
     return msgspec.structs.replace(draft, **{name: values.pop() for name, values in shared.items() if len(values) == 1})
 
 
@@ -408,7 +408,7 @@ def _embedded(encoder: Embeds, text: str) -> bytes:
 
 
 async def _appended(drafts: Sequence[Draft], by: str, asked_by: bytes, append: Append) -> tuple[Entry, ...]:
-    """Append drafts as the acts of a principal, whose the text of a new chunk is too, and of one request."""
+    """Append the drafts of a principal's request; the principal is also the author of new chunks."""
     signed = [msgspec.structs.replace(draft, action_by=by or UNSET, asked_by=asked_by) for draft in drafts]
     signed = [msgspec.structs.replace(one, author=by or UNSET) if one.origin_id is None else one for one in signed]
     return tuple(await append(signed)) if signed else ()

@@ -1,10 +1,10 @@
-"""A digest of what was said, by day or week: key sentences, and the words that set the period apart.
+"""A digest of chunks by day or week: key sentences, and the words that set the period apart.
 
-Rule: a view of texts, computed when asked and never stored; no model. What was said goes before what was pasted: code
-and results of tools have a say only where there is nothing else. Key sentences are those of LexRank (Erkan and
-Radev 2004, continuous: the cosines of tf-idf vectors, no threshold), a sentence that repeats a better one left out. The
-words are those with the highest z-scores of log-odds with an informative Dirichlet prior (Monroe, Colaresi and Quinn
-2008) against the rest of what was chosen; of a single period those that most of its chunks have.
+Rule: a view of texts, computed on request and never stored; no model. Code and tool results count only in chunks with
+nothing else. Key sentences are those of LexRank (Erkan and Radev 2004, continuous: cosines of tf-idf vectors, no
+threshold), without repetitions of better ones. The words are those with the highest z-scores of log-odds with an
+informative Dirichlet prior (Monroe, Colaresi and Quinn 2008) against the other periods; for a single period, those
+that most of its chunks have.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from memd.recall.days import day_of
 from memd.store.lexical.analyzer import analyze_query, fold, function_words, is_stopword, language_of_text
 
 WORDS = 8
-"""Of a period."""
+"""Most words of a period."""
 SENTENCES_RANKED_MAX = 800
-"""Of a period with more, every n-th is looked at: the time goes with their square."""
+"""In a period with more, only every n-th is ranked: the time grows with their square."""
 SENTENCE_CHARACTERS_MAX = 400
 TERMS_MIN = 4
-"""A sentence with fewer words that tell something is small talk, one with more characters is a listing."""
+"""Sentences with fewer content words are small talk; longer ones than SENTENCE_CHARACTERS_MAX are listings."""
 DAMPING = 0.85
 ROUNDS = 50
 REPEATS_COSINE = 0.5
 """A sentence at least this similar to a better one is left out."""
 Z_MIN = 1.0
 DAYS_MAX = 14
-"""With `auto` a longer time is told by weeks."""
+"""With `auto`, longer spans are divided into weeks."""
 _NO_END = r"(?<!\b(?:Dr|Mr|Ms|St|Nr)(?=\.))(?<!\bMrs(?=\.))"
 _SENTENCE = late_pattern(
     rf"[^\s.!?。！？؟।][^!?。！？؟।\n]*?(?:{_NO_END}[.!?؟]+(?=\s|$)|[。！？।]+|$|(?=\n)|(?P<inside>[!?؟]))",
     re.MULTILINE,
 )
-"""With a mark `inside` a word (a!b) it is none: that is matched too, or each character before it would be tried."""
+"""A match with a mark `inside` a word (a!b) is no sentence; without it `re` would retry at each character."""
 _SIGNS = "\u0300-\u036f\u064b-\u0652\u0670\u0900-\u0963\u0971-\u0d7f\u0e31\u0e34-\u0e3a\u0e47-\u0e4e"
-"""Accents and vowel signs, which are no letters to `re`."""
+"""Accents and vowel signs, which `re` does not count as letters."""
 _LETTER = rf"(?:[^\W\d_\u3040-\u30ff\u3400-\u9fff]|[{_SIGNS}])"
 _LETTERS = late_pattern(rf"[^\W\d_]|[{_SIGNS}]")
 _FENCED = late_pattern(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 _CODE_SIGNS = late_pattern(r"[(){}\[\]<>=;|\\_&$@]|(?<=\w)[.:](?=\w)")
 _ENDED = late_pattern(r"[.!?。！？؟।…][\])\"”'*_]*$")
 SIGNS_EACH, SIGNS_EACH_UNENDED = 8, 30
-"""A line is code with a sign of code on so few characters, with less where no mark ends it: of the lines of 60 modules
-9 % are left, of the sentences of memd's pages 87 %, of those said in chats all."""
+"""A line is code if it has a code sign per so many characters or fewer, depending on a mark at its end. This keeps 9 %
+of the lines of 60 modules, 87 % of the sentences of memd's pages, and all sentences of chats."""
 _WORD = late_pattern(rf"{_LETTER}{{3,}}(?:['’-]{_LETTER}+)*|[\u30a1-\u30ff]{{2,}}|[\u3400-\u9fff]{{2}}")
 
 
 class KeySentence(msgspec.Struct, frozen=True, kw_only=True):
-    """A sentence, and the chunk in which it was said."""
+    """A sentence and its chunk."""
 
     text: str
     id: str
@@ -71,13 +71,13 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
     """A day, or a week from its Monday on."""
 
     first: str
-    """Its first and last day, in ISO 8601."""
+    """First and last day, in ISO 8601."""
     last: str
     chunks: int
     words: tuple[str, ...]
-    """Those that set it apart, the most telling first."""
+    """Words that set it apart, most distinctive first."""
     sentences: tuple[KeySentence, ...]
-    """In the order in which they were said."""
+    """Key sentences in chronological order."""
 
 
 class Said(NamedTuple):
@@ -90,10 +90,10 @@ class Said(NamedTuple):
 def digest(
     said: Iterable[Said], by: Literal["auto", "day", "week"], count: int
 ) -> tuple[Literal["day", "week"], list[Period]]:
-    """Return whether these are days or weeks, and the periods in which something was said, oldest first.
+    """Return the unit chosen, and the periods that have chunks, oldest first.
 
     Args:
-        count: the most key sentences of a period.
+        count: most key sentences per period.
     """
     days: dict[datetime.date, list[Said]] = defaultdict(list)
     for one in sorted(said, key=lambda one: (one.entry.said, one.entry.origin_id)):
@@ -130,14 +130,14 @@ def _words(entry: Entry) -> list[str]:
 
 
 def _apart(here: Counter[str], everything: Counter[str], chunks: Sequence[Said]) -> tuple[str, ...]:
-    """The words of a period that the others have not, or not as much."""
+    """Return the words that are more frequent in a period than in the others."""
     total, own = everything.total(), here.total()
     if total == own:
         having = Counter(word for one in chunks for word in set(_words(one.entry)))
         return tuple(_as_written([word for word, _ in having.most_common(WORDS)], chunks))
     scored = []
     for word, count in here.items():
-        prior = everything[word]  # the whole is the prior, as heavy as it is
+        prior = everything[word]  # the counts of all periods are the prior, unscaled
         elsewhere = prior - count
         inside = math.log((count + prior) / (own + total - count - prior))
         outside = math.log((elsewhere + prior) / (total - own + total - elsewhere - prior))
@@ -148,7 +148,7 @@ def _apart(here: Counter[str], everything: Counter[str], chunks: Sequence[Said])
 
 
 def _as_written(words: Sequence[str], chunks: Sequence[Said]) -> list[str]:
-    """The words as they are mostly written: names with their capitals."""
+    """Return the words in their most frequent spelling, such as names with capitals."""
     wanted, written = set(words), defaultdict[str, Counter[str]](Counter)
     for one in chunks:
         for word in _WORD.findall(one.entry.content):
@@ -158,7 +158,7 @@ def _as_written(words: Sequence[str], chunks: Sequence[Said]) -> list[str]:
 
 
 def _unpasted(entry: Entry) -> str:
-    """The text without code between fences and without results of tools, unless there is nothing else."""
+    """Return the text without fenced code and tool results, unless there is nothing else."""
     content = entry.content
     if entry.speakers:
         content = "\n".join(text for one, text in entry.stretches if one.role != "tool")
@@ -201,7 +201,7 @@ def _key_sentences(chunks: Sequence[Said], count: int) -> tuple[KeySentence, ...
 
 
 def _similarity(terms: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """The cosines, (n, n), of the tf-idf vectors of sentences with these terms; each has some."""
+    """Return the cosines, (n, n), of the tf-idf vectors of sentences with these terms; none may be empty."""
     having = Counter(term for one in terms for term in one)
     column = {term: number for number, term in enumerate(having)}
     vectors = np.zeros((len(terms), len(column)))
@@ -213,7 +213,7 @@ def _similarity(terms: Sequence[Sequence[str]]) -> NDArray[np.float64]:
 
 
 def _lexrank(similar: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The stationary distribution of a walk from sentence to similar sentence."""
+    """Return the stationary distribution, (n,), of a random walk along the similarities."""
     steps = similar / similar.sum(axis=1, keepdims=True)
     rank = np.full(len(similar), 1 / len(similar))
     for _ in range(ROUNDS):

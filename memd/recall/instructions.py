@@ -1,8 +1,8 @@
-"""Tells text that looks like an instruction to a model: where a document or a tool's result may have one in it.
+"""Recognises text in documents and tool results that looks like an instruction to a model.
 
-Rule: pure, a label and nothing else: nothing is kept out, changed or ranked by it. Only what others wrote is looked at,
-documents and results of tools, never what the user or the model said. Each pattern is bounded, so time grows with the
-text. What public scanners look for (rebuff, vigil, LLM Guard, garak) is here as far as it is rare in honest text.
+Rule: pure, and only a label: it excludes, changes and ranks nothing. Only documents and tool results are checked, never
+text of the user or the model. Each pattern is bounded, so time is linear in the text. The patterns are those of public
+scanners (rebuff, vigil, LLM Guard, garak) that are rare in honest text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memd.entries import ChunkState
 from memd.recall.neutralising import as_searched
 
 CHARACTERS_MAX = 50_000
-"""Of a text; chunks have some 1,500."""
+"""Limit of the text that is checked; chunks have some 1,500 characters."""
 TOOL_ROLES = frozenset({"tool", "function"})
 
 _GAP = r"[\s*_\"'’-]{1,3}"  # not the end of a clause
@@ -32,15 +32,15 @@ def _order(verbs: str, near: str, nouns: str) -> str:
 
 
 def _stems(alternatives: str) -> tuple[str, ...]:
-    """The beginnings of alternatives, up to what is no letter of theirs."""
+    """Return the beginnings of alternatives, up to the first special character."""
     return tuple(re.split(r"[\\\[(?]", one)[0].casefold() for one in alternatives.split("|"))
 
 
 def _patterns() -> Iterator[tuple[str, Sequence[str], str]]:
-    """A label; some words in small letters, of which a text must have one, which is looked up forty times as fast; and
-    the pattern, which finds them with white space made single."""
+    """Yield label, needed words and pattern. A text must contain one of the lower-case words, a check forty times as
+    fast as the pattern. The pattern expects single white space."""
     words = words_of("instructions")
-    for one in words["order"]:  # verbs, words of which one has to be near, nouns: in the order of the language
+    for one in words["order"]:  # verbs, words of which one must be near, nouns: in the word order of the language
         yield "override", _stems(one["verbs"]), _order(**one)
     for pattern in words["run_on"]["patterns"]:
         yield "override", _stems(pattern[3:].partition(")")[0]), pattern
@@ -52,7 +52,7 @@ def _patterns() -> Iterator[tuple[str, Sequence[str], str]]:
 _PATTERNS = tuple(_patterns())
 _COMPILED = [(label, needed, late_pattern(pattern, re.IGNORECASE)) for label, needed, pattern in _PATTERNS]
 _IN_ASCII = [(label, found, one) for label, needed, one in _COMPILED if (found := [*filter(str.isascii, needed)])]
-# Characters that nobody sees, as many as letters are: tags (but in flags), variation selectors, zero width; reordering.
+# Runs of invisible characters that can encode text (tags except in flags, variation selectors, zero width); reordering.
 _UNSEEN = late_pattern(
     "(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0020-\U000e007e]{3}|[\ufe00-\ufe0f\U000e0100-\U000e01ef]{4}"
     "|[\u200b-\u200d\u2060-\u2064\ufeff]{6}|[\u202d\u202e]"
@@ -61,10 +61,10 @@ LABELS = tuple(dict.fromkeys(label for label, _, _ in _PATTERNS))
 
 
 def instructing(text: str) -> tuple[str, ...]:
-    """The `LABELS` of a text; empty: it looks like no instruction to a model."""
+    """Return the `LABELS` of a text; empty if it does not look like an instruction to a model."""
     text = text[:CHARACTERS_MAX]
     forms = {as_searched(text)}
-    if not text.isascii():  # in the first, Cyrillic letters that look like Latin ones are these
+    if not text.isascii():  # `as_searched` turns Cyrillic letters into similar Latin ones
         forms.add(unicodedata.normalize("NFKC", text))
     found = {label for form in forms for label in _labels(" ".join(form.split()))}
     if not text.isascii() and _UNSEEN.search(text):
@@ -80,7 +80,7 @@ def _labels(searched: str) -> Iterator[str]:
 
 
 def instructing_chunk(chunk: ChunkState) -> tuple[str, ...]:
-    """The same for what others wrote in a chunk: all of a document, the results of tools in a turn."""
+    """Return the `LABELS` of a document's chunk, or of the tool results in a turn."""
     if chunk.kind != "document" and TOOL_ROLES.isdisjoint(chunk.roles):
         return ()
     return tuple(dict.fromkeys(chain.from_iterable(map(instructing, _foreign(chunk)))))
@@ -89,6 +89,6 @@ def instructing_chunk(chunk: ChunkState) -> tuple[str, ...]:
 def _foreign(chunk: ChunkState) -> Sequence[str]:
     if chunk.kind == "document":
         return [chunk.content]
-    if chunk.speakers is UNSET:  # a record of an older memd: the roles are in the text
+    if chunk.speakers is UNSET:  # a record of an older memd, with the roles in the text
         return [chunk.content] if TOOL_ROLES.issuperset(chunk.roles) else ()
     return [text for speaker, text in chunk.stretches if speaker.role in TOOL_ROLES]

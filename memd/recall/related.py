@@ -1,8 +1,7 @@
-"""The chunks that belong to a chunk without being said beside it: near in meaning, with the same rare names, of the
-same time.
+"""Finds the chunks related to a chunk, except its neighbours: by meaning, shared rare names, or time.
 
-Rule: reading changes nothing. Of three hints any is enough; where several meet, a chunk comes first. The time of a
-document is that of adding it, with all the others: it joins nothing.
+Rule: reading changes nothing. One of the three relations suffices; several add up in the score. The time of a document
+is ignored: it is that of the import, which is the same for many.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from memd.store.snapshot import Place, chosen, live_ids
 from memd.store.store import Snapshot
 
 COSINE_MIN = 0.35
-"""Less is no nearness: any two chunks of one talk have 0.2 or so."""
+"""Least cosine of a related chunk: any two chunks of one conversation have about 0.2."""
 RARE_CHUNKS_MAX = 20
-"""A name that more chunks of a topic have says little about any of them."""
+"""A name in more chunks of a topic is not rare."""
 RARE_WORDS_MAX = 200
-"""Chunks that have the words of a name, and may not have them as a name."""
+"""A name whose words are in more chunks is not checked; some of those do not have them as a name."""
 TIMED_KINDS = ("turn", "note")
 SAME_TIME_US = 30 * 60 * 1_000_000
 NAMES_WEIGHT, TIME_WEIGHT = 0.4, 0.1
-"""Added to the cosine for a rare name that only the two have, and for the same minute."""
+"""Most that a shared rare name and a close time add to the cosine."""
 
 
 class Related(msgspec.Struct, frozen=True, kw_only=True):
-    """A chunk, and why it belongs to another."""
+    """A related chunk, and the reasons."""
 
     topic_id: str
     id: str
@@ -43,15 +42,15 @@ class Related(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     score: float
     cosine: float | None
-    """None: another model embedded one of the two."""
+    """None if the two were embedded by different models."""
     shared: tuple[str, ...]
-    """The rare names that both have."""
+    """Rare names in both."""
     seconds_apart: int | None
-    """None: more than half an hour, or a document."""
+    """None if more than half an hour, or for a document."""
 
 
 def related(topics: Sequence[Snapshot], snapshot: Snapshot, entry: Entry, limit: int) -> list[Related]:
-    """Return the chunks that belong to a chunk of one of these topics, best first.
+    """Return the chunks related to a chunk of one of these topics, best first.
 
     Raises:
         StoreError: an entry or an index cannot be read.
@@ -76,7 +75,7 @@ def related(topics: Sequence[Snapshot], snapshot: Snapshot, entry: Entry, limit:
 
 
 def _near(snapshot: Snapshot, entry: Entry, most: int) -> set[Place]:
-    """The places of the chunks nearest to one by meaning."""
+    """Return the places of the chunks nearest to one by meaning."""
     found = set[Place]()
     for source in sources_of(snapshot):
         for labels in source.nearest(entry.embedding[None], most):
@@ -86,7 +85,7 @@ def _near(snapshot: Snapshot, entry: Entry, most: int) -> set[Place]:
 
 
 def _sharing(snapshot: Snapshot, names: Mapping[str, str]) -> dict[int, dict[str, float]]:
-    """The chunks that have one of these names, where it is rare, by canonical_id: each name with its weight."""
+    """Return the chunks with rare ones of these names, by canonical_id: weights by name."""
     shared: dict[int, dict[str, float]] = defaultdict(dict)
     for key, name in names.items():
         places = snapshot.places_with(name)
@@ -100,7 +99,7 @@ def _sharing(snapshot: Snapshot, names: Mapping[str, str]) -> dict[int, dict[str
 
 
 def _of_its_time(snapshot: Snapshot, entry: Entry) -> list[int]:
-    """The canonical_ids of what was said within half an hour of a chunk."""
+    """Return the canonical_ids of the turns and notes within half an hour of a chunk."""
     if not _has_time(entry):
         return []
     span = Selection(since=entry.said - SAME_TIME_US, until=entry.said + SAME_TIME_US + 1, kinds=TIMED_KINDS)

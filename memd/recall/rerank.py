@@ -1,7 +1,7 @@
-"""The order of the best candidates, as a reranker behind `rerank.url` sees it.
+"""Reorders the best candidates by a reranker at `rerank.url`.
 
-Rule: it changes an order and nothing else: what is too weak stays so, and a reranker that fails or is late leaves the
-order as it was. Then no question asks for a moment, so that a server that hangs costs little.
+Rule: it changes only the order: no candidate passes a threshold by it, and a failed or late reranker leaves the order
+unchanged. After a failure it backs off, so that a hanging server costs little.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from memd.errors import RerankError
 from memd.settings.model import RerankSettings, without_credentials
 
 CHARACTERS_MAX = 2_000
-"""Of a chunk, from its beginning, and of a question, from its end, where people ask."""
+"""Limit of a chunk, from its beginning, and of a question, from its end, where people ask."""
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 30.0
-"""After a failure no question asks for so long; doubles with each further one."""
+"""Back-off after a failure and its maximum; it doubles with each further failure."""
 SHARE = 0.8
-"""Of the time for a recall an answer must have come: the block is made after it."""
+"""Share of a recall's time within which the answer must come; the block is made after it."""
 _JINA, _TEI = "/v1/rerank", "/rerank"
 _OTHER_FORM = (400, 404, 405, 422, 501)
-"""Answers of a server that has the other of the two APIs."""
+"""Statuses of a server that has the other of the two APIs."""
 
 log = logging.getLogger("memd")
 
 
 CANDIDATES = 32
-"""How many of the best chunks it is asked about."""
+"""Number of best chunks that are reranked."""
 
 
 class Reranker:
-    """Asks the server: in Jina's form (llama-server, vLLM) or in that of Text Embeddings Inference."""
+    """A client of the server, in Jina's format (llama-server, vLLM) or that of Text Embeddings Inference (TEI)."""
 
     def __init__(self, settings: RerankSettings) -> None:
         self.name = f"{settings.name} at {without_credentials(settings.url)}".removeprefix(" at ")
@@ -44,16 +44,16 @@ class Reranker:
         base = path.removesuffix("/v1")
         routes = [path, path] if path.endswith(_TEI) else [base + _JINA, base + _TEI]
         self._routes = list(zip(routes, (False, True), strict=True))
-        """Each with whether it is asked in TEI's form; the first that answers is kept."""
+        """(route, is it in TEI's format); only the first that answers is kept."""
         self._silent_until = self._pause = 0.0
 
     def order(self, question: str, texts: Sequence[str], seconds: float | None) -> tuple[list[int], str | None]:
-        """Return the numbers of all texts, the best `CANDIDATES` in the reranker's order; and why that is as it
-        was, if the reranker failed.
+        """Return the indices of all texts, the best `CANDIDATES` in the reranker's order; and a note if it failed, with
+        the order unchanged.
 
         Args:
             texts: best first.
-            seconds: how long it may take; None: as long as it takes.
+            seconds: time for the recall; None if unlimited.
         """
         numbers = list(range(len(texts)))
         first = texts[:CANDIDATES]
@@ -67,10 +67,10 @@ class Reranker:
         return [*sorted(numbers[: len(first)], key=lambda one: (-scores[one], one)), *numbers[len(first) :]], None
 
     def scores(self, question: str, texts: Sequence[str], until: float = math.inf) -> list[float]:
-        """The score of each text; whatever the scale, more is better.
+        """Return the score of each text; the scale is arbitrary, higher is better.
 
         Raises:
-            RerankError: the server did not answer in time, or with something else, or failed a moment ago.
+            RerankError: the server did not answer in time, gave an invalid answer, or is backed off.
         """
         if (left := self._silent_until - time.monotonic()) > 0:
             raise RerankError(f"{self._server.shown} failed a moment ago; a question asks again in {left:.0f} s")
@@ -89,7 +89,7 @@ class Reranker:
         return scores
 
     def close(self) -> None:
-        """End what is under way with an error, from another thread."""
+        """End running requests with an error, from another thread."""
         self._server.close()
 
     def _asked(self, question: str, texts: Sequence[str], deadline: float) -> list[float]:

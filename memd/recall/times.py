@@ -1,9 +1,9 @@
-"""The times that a question speaks of ("yesterday", "in March", "vor zwei Wochen"), as stretches of the past.
+"""Finds the times that a question names ("yesterday", "in March", "vor zwei Wochen"), as spans in the past.
 
-Rule: pure but for the time zone. A guess, used as a boost and never as a filter: an expression that is missed costs the
-boost, one that is misread a little order. The words of eight languages are data (assets/times.toml). One
-pass of one expression over the end of the question takes 0.1 ms; dateparser's search takes 3 ms where it is told the
-languages and 91 ms where it is not (measured), and takes "we" for a Wednesday.
+Rule: pure except for the time zone. A guess, used as a boost and never as a filter: a missed expression costs the
+boost, a misread one a little order. The words of eight languages are data (assets/times.toml). One pass of one
+expression over the end of the question takes 0.1 ms. dateparser's search takes 3 ms with given languages and 91 ms
+without (measured), and reads "we" as Wednesday.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from memd.recall.days import day_of
 from memd.store.lexical.analyzer import language_of_text
 
 CHARACTERS_MAX = 250
-"""People ask at the end of what they write."""
+"""Length of the end of a message that is searched; people ask there."""
 SPANS_MAX = 4
 _YEARS_MAX = 100
 Span = tuple[int, int]
-"""Microseconds since the epoch: from when on, and before when."""
+"""Begin and end (exclusive), in microseconds since the epoch."""
 
 _W = words_of("times")
 
@@ -40,7 +40,7 @@ _UNIT, _MONTH, _WEEKDAY = _any(_UNITS.values()), _any(_W["months"]), _any(_W["we
 _NEXT, _LAST, _OF, _NTH = _W["next"], _W["last"], rf"(?:(?:{_W['of']})\s)?", rf"(?:{_W['ordinal']})?"
 _TIMES = late_pattern(
     r"(?<!\w)(?:"
-    # What is to come is nothing that was said: it is matched so that nothing in it is.
+    # Future times are matched only so that no part of them matches as a past one.
     rf"(?P<coming>(?:{_NEXT})\s(?:{_UNIT}|{_WEEKDAY}|{_MONTH})|(?:{_UNIT}|{_WEEKDAY}|{_MONTH})\s(?:{_W['next_behind']}))"
     r"|(?P<iso>\d{4}[-/]\d\d[-/]\d\d)"
     r"|(?P<one>\d{1,2})(?P<sign>[./])(?P<two>\d{1,2})(?:(?P=sign)(?P<y5>\d{4})|(?<=\.\d)\.|(?<=\.\d\d)\.)"
@@ -60,18 +60,18 @@ _TIMES = late_pattern(
 _WORD = re.compile(r"[^\W\d_]+")
 _WHAT = frozenset(_W["asking"].split())
 _TALK = _WHAT | frozenset(_W["talking"].split())
-"""The words of questions about what was said at a time, whatever it was."""
+"""The words of questions that ask only for a time, not for a subject."""
 
 
 def spans(question: str, now_us: int) -> tuple[Span, ...]:
-    """Return the stretches of time that a question speaks of, at most `SPANS_MAX`; `now_us`: when it is asked."""
+    """Return the spans that a question names, at most `SPANS_MAX`; `now_us`: the time of the question."""
     today = day_of(now_us)
     found = (_span(match, today) for match in islice(_TIMES.finditer(_end(question)), SPANS_MAX))
     return tuple(span for span in dict.fromkeys(found) if span is not None)
 
 
 def is_about_time(question: str) -> bool:
-    """Whether a question asks for nothing but a time ("What did we talk about yesterday?"): no words can match."""
+    """Return True if a question asks only for a time ("What did we talk about yesterday?"): no words can match then."""
     asked = _end(question).rsplit("\n", 1)[-1]
     without, count = _TIMES.subn(" ", asked)
     rest = set(_WORD.findall(without))
@@ -83,7 +83,7 @@ def _end(question: str) -> str:
 
 
 def _span(match: re.Match[str], today: date) -> Span | None:
-    """The stretch that an expression means; None if it is to come, or there are no such days."""
+    """Return the span of an expression; None if it is in the future, or there are no such days."""
     if match["coming"] or (match["plain"] == _W["here"] and language_of_text(match.string) != _W["here_language"]):
         return None
     try:
@@ -94,7 +94,7 @@ def _span(match: re.Match[str], today: date) -> Span | None:
 
 
 def _days(match: re.Match[str], today: date) -> tuple[date, date]:
-    """The first day that an expression means, and the day after the last.
+    """Return the first day of an expression, and the day after the last.
 
     Raises:
         ValueError, OverflowError: there are no such days.
@@ -125,7 +125,7 @@ def _days(match: re.Match[str], today: date) -> tuple[date, date]:
 
 
 def _numeric(kind: dict[str, str | None], today: date, language: str | None) -> date:
-    """A day in figures. Between slashes English has the month first where both orders are possible."""
+    """Return the day of a date in figures. English with slashes: month first if both orders are possible."""
     day, month = int(kind["one"] or 0), int(kind["two"] or 0)
     if kind["sign"] == "/" and (month > 12 or (day <= 12 and language is None)):
         day, month = month, day
@@ -148,7 +148,7 @@ def _dated(kind: dict[str, str | None], today: date) -> tuple[date, date]:
 
 
 def _ago(number: int, unit: str, today: date) -> tuple[date, date]:
-    """So many units back, and around it: the longer ago, the less exactly people mean it."""
+    """Return the span around the day so many units ago; longer ago it is wider, as people are less exact."""
     if unit == "day":
         day, slack = today - timedelta(days=number), number // 7
     elif unit in ("week", "weekend"):
@@ -161,7 +161,7 @@ def _ago(number: int, unit: str, today: date) -> tuple[date, date]:
 
 
 def _calendar(unit: str, today: date, *, back: int) -> tuple[date, date]:
-    """The day, week, month or year of the calendar that is `back` before this one."""
+    """Return the calendar day, week, weekend, month or year `back` before the present one."""
     if unit == "day":
         return _from(today - timedelta(days=back))
     if unit in ("week", "weekend"):
