@@ -244,9 +244,8 @@ class GrowingSource(ChunkSource):
 
 
 class PendingSource(GrowingSource):
-    """The pending chunks, without those that were stored meanwhile or repeat a text of the log or of an earlier pending
-    chunk. Both are looked up only for the chunks found. Of what several chats say at once, one chunk is shown and
-    stored."""
+    """The pending chunks. Some may have been stored meanwhile and are in the log too; these are dropped from results,
+    which is cheaper than checking all pending chunks."""
 
     def __init__(
         self,
@@ -275,24 +274,21 @@ class PendingSource(GrowingSource):
     def beside(self, labels: Rows) -> Rows:
         """See `ChunkSource`."""
         found = super().beside(labels)
-        records = self._all.rows[found]
-        uuids = [self._chunks[row].entry.uuid for row in found.tolist()]
-        known, stored = self._snapshot.known(uuids), self._snapshot.known_texts(records["text_hash"])
-        left, said = list[bool](), set[tuple[int, int]]()
-        columns = (records[name].tolist() for name in ("text_hash", "role_bits", "kind"))
-        for uuid, text, roles, kind in zip(uuids, *columns, strict=True):
-            is_turn = kind == _TURN  # every note is a witness of its own
-            left.append(
-                uuid not in known and not (is_turn and ((text, roles) in said or self._has(stored, text, roles)))
-            )
-            said.add((text, roles))
-        return found[left]
+        rows, uuids = found.tolist(), [self._chunks[row].entry.uuid for row in found.tolist()]
+        known = self._snapshot.known(uuids)
+        return found[[uuid not in known and not self._repeats(row) for uuid, row in zip(uuids, rows, strict=True)]]
 
-    def _has(self, stored: set[int], text: int, roles: int) -> bool:
-        """Return whether the log has this text by these roles; `stored`: the texts that it has by anybody."""
-        places = self._snapshot.live_places_of_text(text) if text in stored else ()
-        rows = (self._snapshot.views[number].rows[row] for number, row in places)
-        return any((one["kind"], one["role_bits"]) == (_TURN, roles) for one in rows)
+    def _repeats(self, row: int) -> bool:
+        """Return whether the log, or an earlier chunk that waits, has the same text by the same roles. What is shown is
+        stored, so of what several chats say at once one chunk is shown, and the others are stored as repetitions."""
+        waiting, dead, own = self._all.segment, self._all.dead, self._all.rows[row]
+        assert isinstance(waiting, GrowingSegment), "of what waits"
+        if own["kind"] != _TURN:  # a note is a witness of its own
+            return False
+        earlier = [waiting.rows[one] for one in waiting.rows_of_text(own["text_hash"]) if one < row and not dead[one]]
+        places = self._snapshot.live_places_of_text(own["text_hash"])
+        stored = (self._snapshot.views[number].rows[at] for number, at in places)
+        return any((one["kind"], one["role_bits"]) == (_TURN, own["role_bits"]) for one in (*earlier, *stored))
 
 
 class IndexSource(ChunkSource):

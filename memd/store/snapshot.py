@@ -334,13 +334,6 @@ class Snapshot:
         for segment, view in self._growing:
             yield from ((segment.segment_id, row) for row in segment.rows_of(uuid) if row < len(view.rows))
 
-    def known_texts(self, keys: UInts) -> set[int]:
-        """Return the `text_hash`es among these that entries have, live or not."""
-        known = self.uuid_index.has_texts(keys)
-        for segment, _ in self._growing:
-            known |= segment.has_texts(keys)
-        return set(keys[known].tolist())
-
     def live_places_of_text(self, key: int) -> Iterator[Place]:
         """Yield the places of the live entries whose content has this `text_hash`."""
         for segment_id, row in self.uuid_index.places_of_text(key):

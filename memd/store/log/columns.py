@@ -207,10 +207,6 @@ class UuidIndex:
         """Return (segment id, row) of every entry whose content has this hash."""
         return [_unpacked(self._text_places[i]) for i in _equal(self._texts, np.uint64(text_hash))]
 
-    def has_texts(self, keys: UInts) -> Bits:
-        """Return whether an entry's content has each of these hashes."""
-        return np.asarray(self._texts.searchsorted(keys, "left") < self._texts.searchsorted(keys, "right"))
-
     def has_digest(self, digest: int) -> bool:
         """Return whether a message is stored whose digest begins with these 8 bytes."""
         return len(_equal(self._digests, np.uint64(digest))) > 0

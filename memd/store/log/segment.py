@@ -214,10 +214,6 @@ class GrowingSegment(LogSegment):
         """Return the uuids among these that have an entry."""
         return [uuid for uuid in uuids if uuid in self._by_uuid]
 
-    def has_texts(self, keys: UInts) -> Bits:
-        """Return whether the content of a row has each of these `text_hash`es."""
-        return np.fromiter(map(self._by_text.__contains__, keys.tolist()), np.bool_, len(keys))
-
     def rows_of_text(self, key: int) -> list[int]:
         """Return the rows whose content has this `text_hash`."""
         rows: list[int] = copied(self._by_text.get(key, _NO_ROWS)).tolist()
