@@ -250,8 +250,6 @@ class PartCutter:
         """Chunks of all pending parts that are cut."""
         self._coming: dict[Key, tuple[PendingChunk, ...]] = {}
         """Chunks already in the segment, of pending parts that are entering it in batches."""
-        self._knows_shown = False
-        """True once the parts pending at the start were cut: chunks shown before it are found by their text then."""
         self._stored_meanwhile: dict[int, set[bytes]] = {}
         """For each cutting in progress, by its set's id: digests appended meanwhile."""
 
@@ -551,9 +549,7 @@ class PartCutter:
         knows, batch, cut = self._log.snapshot().knows, list[Draft](), list[CutPart]()
         digests: dict[bytes, None] = {}
         complete, room = 0, BATCH_CHARACTERS
-        if not self._knows_shown:
-            self.cut_waiting(step)
-            self._knows_shown = True
+        self.cut_waiting(step)  # after a start too, what was shown before it is known by its text
         with self._table_lock:
             waiting = self._segment.view()
         for place, part in enumerate(parts):
