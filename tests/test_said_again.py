@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from archiver_stage import COUNTER, DATA_DIR, DIMENSION, HashEmbedder, Stage, live_entries
-from conftest import Serving
 from crash_files import CrashFiles
-from daemon_process import DaemonProcess, ask, user, wait_until
+from daemon_process import DaemonProcess, ask, user
 from histories import history_of, said
 from numpy.typing import NDArray
-from recording_upstream import RecordingUpstream, Request, Response, chat_answer
+from recording_upstream import RecordingUpstream, chat_answer
 
 from memd.conversation.conversation import Conversation
 from memd.conversation.events import Closed
@@ -252,39 +249,3 @@ def test_what_came_since_a_copy_is_found_under_an_index_too(drafter: Drafter, lo
 
 def no_model(texts: Sequence[str]) -> NDArray[np.float32]:
     raise AssertionError(f"{texts} have vectors")
-
-
-def test_what_several_chats_say_at_once_is_shown_once_and_stored_once(
-    serving: Serving, upstream: RecordingUpstream
-) -> None:
-    facts = [
-        "Our barometer was repaired in the harbour workshop by old Bartholomew, who took no money for it.",
-        "The vermilion walrus keeps the foghorn's spare key under the third granite step of the stairs.",
-        "The ferry to the quarry island leaves at seven in the morning on weekdays, and never in a storm.",
-    ]
-    daemon, all_ask = serving({"buffer": {"store_after_seconds": 3600}}), threading.Barrier(4, timeout=60)
-
-    def answer(request: Request) -> Response:
-        all_ask.wait()
-        return chat_answer(request)
-
-    def say(number: int) -> None:
-        history = [user(f"Client {number} begins its work."), {"role": "assistant", "content": "Welcome."}]
-        for fact in facts:
-            history.append(user(fact))
-            history.append({"role": "assistant", "content": daemon.chat(history).reply})
-
-    upstream.answer = answer
-    with ThreadPoolExecutor(4) as clients:
-        list(clients.map(say, range(4)))
-    upstream.answer = chat_answer
-    for name in ("first", "second"):
-        daemon.chat([user(f"This is the {name} time that I ask: where is the foghorn's spare key?")])
-        assert upstream.prompts[-1].count("granite") == 1
-    daemon.terminate()
-    daemon.configure({"buffer": {"store_after_seconds": 0}})
-    daemon.start()
-    daemon.wait_stored("This is the second time")
-    wait_until(lambda: not ask(f"{daemon.own_url}/memd/stats").json["unstored"], lambda: repr(daemon))
-    stored = [one["content"] for one in daemon.export() if one["live"]]
-    assert [sum(fact in one for one in stored) for fact in facts] == [1, 1, 1]

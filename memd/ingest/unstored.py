@@ -549,17 +549,13 @@ class PartCutter:
         knows, batch, cut = self._log.snapshot().knows, list[Draft](), list[CutPart]()
         digests: dict[bytes, None] = {}
         complete, room = 0, BATCH_CHARACTERS
-        self.cut_waiting(step)  # after a start too, what was shown before it is known by its text
-        with self._table_lock:
-            waiting = self._segment.view()
         for place, part in enumerate(parts):
             if complete < place and (part.characters > BATCH_CHARACTERS or not self._is_lacking(part)):
                 continue
             pieces = self.cut_as_shown(part, lambda uuid: is_shown(uuid) or knows(uuid), step)
-            own = (draft for one in pieces for draft in one.drafts if draft.uuid not in one.done)
-            drafts = {one.uuid: one for one in (_as_shown(draft, waiting, is_shown) for draft in own)}
-            known = self._log.snapshot().known([*drafts]) | {draft.uuid for draft in batch}
-            left = [draft for uuid, draft in drafts.items() if uuid not in known]
+            drafts = [draft for one in pieces for draft in one.drafts if draft.uuid not in one.done]
+            known = self._log.snapshot().known([draft.uuid for draft in drafts])
+            left = [draft for draft in drafts if draft.uuid not in known]
             sizes = [*itertools.accumulate((max(len(draft.content), _CHARACTERS_MIN) for draft in left), initial=0)]
             fitting = bisect.bisect_right(sizes, room) - 1
             if named:
@@ -610,17 +606,6 @@ class PartCutter:
                 yield PendingChunk(draft, self._log.counted(entry))
 
         return tuple(pending())
-
-
-def _as_shown(draft: Draft, waiting: PendingView, is_shown: Callable[[bytes], bool]) -> Draft:
-    """Return the draft, under the uuid of a pending chunk with the same text from another conversation if a prompt has
-    shown that one: a text from several conversations at once is stored once."""
-    if draft.kind != "turn" or is_shown(draft.uuid):
-        return draft
-    said = draft.roles, draft.displayed, draft.author
-    others = (one.draft for one in waiting.with_text(draft.content))
-    same = (one.uuid for one in others if is_shown(one.uuid) and (one.roles, one.displayed, one.author) == said)
-    return next((msgspec.structs.replace(draft, uuid=uuid) for uuid in same), draft)
 
 
 class ListedParts:

@@ -34,7 +34,7 @@ from memd.store.lexical.postings import (
     query_keys,
     rarity,
 )
-from memd.store.log.columns import KINDS, digest_word, may_be_wanted
+from memd.store.log.columns import digest_word, may_be_wanted
 from memd.store.log.segment import PENDING_SEGMENT, GrowingSegment, PendingView, SegmentView, UnstoredText
 from memd.store.snapshot import IndexView, Place, Snapshot, chosen
 
@@ -55,7 +55,6 @@ TELLING_WORDS of the rarest. So the first clause of "when all is done, report th
 TOKEN_BYTES = 3
 """Bytes of a record per token of its line, to estimate the tokens of chunks in an old log that does not count them."""
 
-_TURN = KINDS.index("turn")
 _WORD = re.compile(r"[^\W\d_]+")
 _SIGNS = " ?!.#:"
 _AMID = re.compile(r"(?:(?<=[^.!?:\s] )|(?<=[(\"'“‘«\[/]))[^\W\d_]+")
@@ -264,7 +263,7 @@ class PendingSource(GrowingSource):
             view = dataclasses.replace(view, dead=dead)
         then = [dataclasses.replace(view, dead=view.dead | ~may_be_wanted(view.rows, one)) for one in times]
         super().__init__(view, then, visible)
-        self._all, self._chunks, self._snapshot = pending.segment, pending.chunks, snapshot
+        self._chunks, self._snapshot = pending.chunks, snapshot
 
     @property
     def is_pending(self) -> bool:
@@ -274,21 +273,9 @@ class PendingSource(GrowingSource):
     def beside(self, labels: Rows) -> Rows:
         """See `ChunkSource`."""
         found = super().beside(labels)
-        rows, uuids = found.tolist(), [self._chunks[row].entry.uuid for row in found.tolist()]
+        uuids = [self._chunks[row].entry.uuid for row in found.tolist()]
         known = self._snapshot.known(uuids)
-        return found[[uuid not in known and not self._repeats(row) for uuid, row in zip(uuids, rows, strict=True)]]
-
-    def _repeats(self, row: int) -> bool:
-        """Return whether the log, or an earlier chunk that waits, has the same text by the same roles. What is shown is
-        stored, so of what several chats say at once one chunk is shown, and the others are stored as repetitions."""
-        waiting, dead, own = self._all.segment, self._all.dead, self._all.rows[row]
-        assert isinstance(waiting, GrowingSegment), "of what waits"
-        if own["kind"] != _TURN:  # a note is a witness of its own
-            return False
-        earlier = [waiting.rows[one] for one in waiting.rows_of_text(own["text_hash"]) if one < row and not dead[one]]
-        places = self._snapshot.live_places_of_text(own["text_hash"])
-        stored = (self._snapshot.views[number].rows[at] for number, at in places)
-        return any((one["kind"], one["role_bits"]) == (_TURN, own["role_bits"]) for one in (*earlier, *stored))
+        return found[[uuid not in known for uuid in uuids]]
 
 
 class IndexSource(ChunkSource):
