@@ -198,6 +198,7 @@ _FORWARDING = re.compile(
     re.IGNORECASE,
 )
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,}")
+_TOKEN_WORD = re.compile(r"[\w-]+")
 _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 """Hosts allowed in an address, as `urlsplit` returns them."""
 
@@ -421,10 +422,11 @@ class WrongTokens:
             right = [secret for secret in shown if is_spent and principals.find(secret) is not None]
             if right and all(len(secret) < UNGUESSABLE_CHARACTERS for secret in right):
                 return self._too_many(request.remote, api)
-            own = {one for _, one in own_secrets(request, principals) if len(one) >= UNGUESSABLE_CHARACTERS}
-            is_in_address = has_secret(request.raw_path, own) or any(  # a short secret may be any word of a path
-                principals.find(value) is not None for value in request.query.values()
+            # A short secret may be any word of a path.
+            words = (
+                one for one in _TOKEN_WORD.findall(unquote(request.raw_path)) if len(one) >= UNGUESSABLE_CHARACTERS
             )
+            is_in_address = any(principals.find(one) is not None for one in (*words, *request.query.values()))
             return error_response(400, TOKEN_IN_ADDRESS, "invalid_request_error", api) if is_in_address else None
         self.note(request.remote)
         if not shown and any(name.lower() in _TOKEN_NAMES for name in request.query):

@@ -57,7 +57,7 @@ TOKEN_BYTES = 3
 
 _WORD = re.compile(r"[^\W\d_]+")
 _SIGNS = " ?!.#:"
-_AMID = re.compile(r"(?:(?<=[^.!?:\s] )|(?<=[(\"'“‘«\[/]))[^\W\d_]+")
+_AMID = re.compile(r"(?<=[^\W\d_] )[^\W\d_]+|(?<=[,;] )[^\W\d_]+")
 """Words that do not begin a sentence."""
 
 Floats = NDArray[np.float32]

@@ -41,7 +41,7 @@ the part adds QUOTED to that cosine, because one vector cannot hold a long list 
 MANY_CHUNKS, FEWER = 300, 0.05
 """With many chunks, one is near by chance. So the threshold is lower by FEWER for each factor of ten below MANY_CHUNKS.
 One threshold for all sizes loses 13 % of true questions with one chunk stored, and 7 % with five."""
-UNREAD_BELOW, UNREAD_SHARE = 0.65, 0.1
+UNREAD_BELOW, UNREAD_SHARE = 0.55, 0.1
 """The bundled model puts texts in languages that it cannot read near each other. For a part in one of those, meaning is
 evidence from UNREAD_BELOW on; below it a chunk must have so much of the part's words, by their rarity."""
 STEP_WEIGHT = 0.25

@@ -43,7 +43,7 @@ _TIMES = late_pattern(
     # Future times are matched only so that no part of them matches as a past one.
     rf"(?P<coming>(?:{_NEXT})\s(?:{_UNIT}|{_WEEKDAY}|{_MONTH})|(?:{_UNIT}|{_WEEKDAY}|{_MONTH})\s(?:{_W['next_behind']}))"
     r"|(?P<iso>\d{4}[-/]\d\d[-/]\d\d)"
-    r"|(?P<one>\d{1,2})(?P<sign>[./])(?P<two>\d{1,2})(?:(?P=sign)(?P<y5>\d{4})|(?<=\.\d)\.|(?<=\.\d\d)\.)"
+    r"|(?<!\d[./])(?P<one>\d{1,2})(?P<sign>[./])(?P<two>\d{1,2})(?P=sign)(?P<y5>(?:19|20)\d\d)"
     rf"|(?P<plain>{_any(_W['days_ago'])})"
     rf"|(?:{_W['ago_before']})\s(?P<n1>{_NUMBER})\s(?P<u1>{_UNIT})"
     rf"|(?P<n2>{_NUMBER})\s(?P<u2>{_UNIT})\s(?:{_W['ago_behind']})"
@@ -103,7 +103,7 @@ def _days(match: re.Match[str], today: date) -> tuple[date, date]:
     if kind["iso"]:
         return _from(date.fromisoformat(kind["iso"].replace("/", "-")))
     if kind["one"]:
-        return _from(_numeric(kind, today, language_of_text(match.string)))
+        return _from(_numeric(kind, language_of_text(match.string)))
     if kind["plain"]:
         return _from(today - timedelta(days=_nth(_W["days_ago"], kind["plain"])))
     if kind["weekday"]:
@@ -124,13 +124,12 @@ def _days(match: re.Match[str], today: date) -> tuple[date, date]:
     return _dated(kind, today)
 
 
-def _numeric(kind: dict[str, str | None], today: date, language: str | None) -> date:
+def _numeric(kind: dict[str, str | None], language: str | None) -> date:
     """Return the day of a date in figures. English with slashes: month first if both orders are possible."""
     day, month = int(kind["one"] or 0), int(kind["two"] or 0)
     if kind["sign"] == "/" and (month > 12 or (day <= 12 and language is None)):
         day, month = month, day
-    found = date(int(kind["y5"] or today.year), month, day)
-    return found if kind["y5"] or found <= today else found.replace(year=today.year - 1)
+    return date(int(kind["y5"] or 0), month, day)
 
 
 def _dated(kind: dict[str, str | None], today: date) -> tuple[date, date]:
