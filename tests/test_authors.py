@@ -688,4 +688,7 @@ async def test_a_writer_who_may_not_read_hears_the_same_of_what_was_erased_for_g
                 assert "berth seventeen" not in (await house.ask("ann", f"/memd/export?topic={TEAM}"))[1]
                 status, refused = await house.ask("ann", "/memd/notes", note(WORDS["note"]))
                 assert status == 409 and "forbid" in str(refused), "who may read is told"
+        async with house_in(tmp_path / folder) as house:
+            again = await write(house, "write", "note", WORDS["note"])
+            assert again["notes"] == told[-1]["notes"], "the same after a restart"
     assert answers[0] == answers[1]

@@ -298,7 +298,7 @@ def read_forbidden(files: LocalDisk, layout: TopicLayout) -> ForbiddenText:
         return ForbiddenText()
     try:
         found = msgspec.json.decode(files.read(layout.forbidden), type=_StoredForbidden)
-        forbidden = ForbiddenText(messages=found.messages, contents=found.contents, texts=found.texts)
+        forbidden = ForbiddenText(**{name: getattr(found, name) for name in ForbiddenText.__struct_fields__})
         if found.crc not in (None, _crc(forbidden)):
             raise msgspec.ValidationError("does not match its checksum")
         return forbidden
