@@ -150,6 +150,22 @@ def test_a_topic_that_cannot_be_read_hides_no_other_and_is_named(
     assert daemon.log.read_text().count("a topic cannot be opened") == 1
 
 
+def test_a_memory_of_which_nothing_can_be_read_does_not_look_empty(serving: Serving) -> None:
+    daemon = serving()
+    told(daemon, *FACTS)
+    assert daemon.terminate() == 0
+    forbids_something_else(daemon.data_dir / "default")
+    for is_running in (False, True):
+        if is_running:
+            daemon.start()
+        for command in ("log", "sources", "digest", "search boathouse"):
+            ended = daemon.run(*command.split())
+            assert ended.returncode == 1 and "does not match its checksum" in ended.stderr, command
+    for path in ("log", "chunks", "days", "documents", "digest", "transcript", "entities", "conversations", "figures"):
+        answer = ask(f"{daemon.own_url}/memd/{path}")
+        assert answer.status == 503 and b"does not match its checksum" in answer.body, path
+
+
 def test_the_files_of_another_topic_are_not_read_as_ones_own(serving: Serving, upstream: RecordingUpstream) -> None:
     daemon = serving(SMALL_SEGMENTS)
     told(daemon, FACTS[0], FACTS[2], topic="work")

@@ -111,7 +111,7 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             Forbidden: `who` lacks the first right in one of them.
-            StoreError: a topic cannot be read.
+            StoreError: a topic cannot be read, or with `refused` none can.
         """
         wanted = [checked_topic_id(name) for name in names]
         for name in wanted:
@@ -122,6 +122,8 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
         async with self.topics.held(wanted, self.topics.ask(wanted, self.inquiry), refused) as found:
             if missing := {*wanted} - {topic.id for topic in found} - {*(refused or ())}:
                 raise BadQuestion(no_topic(min(missing)))
+            if refused and not found:
+                raise next(iter(refused.values()))
             yield found
 
     async def read(self, names: Sequence[str], who: Principal, work: Callable[[list[Snapshot]], Result]) -> Result:
