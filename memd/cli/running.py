@@ -109,7 +109,7 @@ class RunningDaemon:
     def find(cls, data_dir: Path, token: str) -> RunningDaemon | None:
         """Return the daemon that holds `data_dir`; None if there is none or it cannot prove it."""
         if not LocalDisk().is_locked(data_dir / LOCK_NAME):
-            return None  # files left by a killed daemon, or made by whoever made the folder
+            return None  # its files are left over, or forged
         try:
             url, secret = ((data_dir / name).read_text() for name in (ADDRESS_NAME, SECRET_NAME))
         except (OSError, ValueError):

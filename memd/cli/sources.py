@@ -458,7 +458,7 @@ def remember(config: Config, topic: str, as_json: bool, text: str, **given: Any)
     body = {"topic_id": checked_topic_id(topic), "notes": [note]}
     with daemon_for(config) as daemon:
         answer = daemon.ask(take_notes, body=body)
-    [taken] = answer.notes  # a part of it at least is stored; otherwise it is an error
+    [taken] = answer.notes  # at least a part is stored, or an error was raised
     ids = " ".join(f"[mem:{chunk_id}]" for chunk_id in taken.chunk_ids)
     done = "is remembered already" if taken.duplicate else "remembered"
     show(answer, [f"{done} in topic {answer.topic_id}: {ids}"], as_json=as_json)

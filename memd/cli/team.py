@@ -165,7 +165,7 @@ def _checked(name: str, topics: str, rights: str, secret: str) -> KeptToken:
     }
     try:
         [one] = read_tokens(Setting("the token", [item], "memd token add"))
-    except ConfigError as error:  # here it is no item of a list
+    except ConfigError as error:  # drops the prefix of a list item
         raise ConfigError(str(error).rpartition("item 1: ")[2]) from None
     return KeptToken(**msgspec.structs.asdict(one), since=time.time_ns() // 1000)
 
