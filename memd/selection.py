@@ -26,7 +26,7 @@ class Since(Moment):
 
 
 class Until(Moment):
-    """The end of a period; a date means its last moment."""
+    """The end of a period; a date means its end."""
 
 
 class Selection(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,7 +105,7 @@ def moment(text: str) -> Moment:
 
 
 def since(text: str) -> Since:
-    """Like `moment`, but a time in `said_at`, and a date means its beginning."""
+    """Like `moment`, but for times of `said_at`: a date means its beginning."""
     return Since(text if _TIME_ID.fullmatch(text) else _time(text))
 
 

@@ -116,8 +116,8 @@ async def take_notes(
 ) -> NotesTaken:
     """Remember notes from now on. What is remembered already is not stored again.
 
-    They are durable when this is answered. Notes whose `Idempotency-Key` was used before are not stored again, whatever
-    happened to them since.
+    They are durable when this is answered. With an `Idempotency-Key` that was used before they are not stored again,
+    whatever happened to them since.
     """
     mode = headers.get(MODE_HEADER, "full")
     if mode != "full":

@@ -193,7 +193,7 @@ def _agent(files: list[AgentFile], values: Mapping[str, str], *, undo: bool, yes
 
 
 def _tell_servers(config: Config, daemon: RunningDaemon | None, own: str) -> str:
-    """Print the running model servers; return the first model that memd's own lists, empty if unknown."""
+    """Print the running model servers; return the first model that memd, or else one of them, lists; empty if none."""
     served = as_served(config, daemon) if daemon else config
     upstream = base_of(served.upstream.each()[0].url)
     by = "upstream.url" if served is config else "of the running memd"
@@ -392,7 +392,7 @@ def _edited_lines(text: str, sign: str, now: Json, target: Json, wanted: Json) -
 
 
 def _with_entries(text: str, name: str, names: list[str], entries: list[Json], *, is_gone: bool) -> str:
-    """Replace the entries with these names in a YAML list, at its beginning."""
+    """Replace the entries of these names in a YAML list; the new ones come first."""
     for one in names:
         text = re.sub(rf"^( *)- name: {one}\n(?:\1 +\S.*\n)*", "", text, flags=re.MULTILINE)
     empty = r"\[[ \t]*\]|\{[ \t]*\}|null|~"
