@@ -1,22 +1,20 @@
-"""Redaction: replaces every secret, and what of persons the settings ask for, by `[redacted:NAME]`.
+"""Redaction: replaces secrets, and personal data selected in the settings, by `[redacted:NAME]`.
 
-Rule: pure, and time grows with the length of the text, whatever is in it. Nothing reaches the journal but through
-`Redactor.kept`, and nothing the log but through `Redactor.draft`: who makes drafts redacts them before they are
-embedded, and the store looks once more at every append (`last_look`). Whoever cuts text redacts it before, as a secret
-may lie across a cut, and after, as a pattern may fit only a part. Text without secrets comes back unchanged, the very
-same object. What identifies a message (its digests) never changes, so a history that is sent again is recognised.
+Rule: pure, and linear in the length of any text. Everything in the journal passed `Redactor.kept`, and everything in
+the log `Redactor.draft`. Drafts are redacted before they are embedded, and the store checks every append again
+(`last_look`). Text is redacted before cutting, because a secret may lie across a cut, and after it, because a pattern
+may match only a part. Text without secrets is returned as the same object. The digests of a message never change, so a
+history that is sent again is recognised.
 
-Each kind of secret has a function that finds its spans in a text, which may be prose, code, a URL and, with escaped
-newlines and quotes, JSON inside of JSON. The patterns are in `assets/redaction.toml`; here they are read, beside what
-no pattern tells alone: private keys that are cut off, values that are assigned, and persons.
+Each kind of secret has a function that finds its spans in a text: prose, code, URLs, or JSON nested in JSON, with
+escaped newlines and quotes. The patterns are in `assets/redaction.toml`. This module has the cases that no pattern can
+decide alone: truncated private keys, assigned values, and personal data.
 
-Of persons nothing is imported for what is not asked for. A phone number counts only where its country's numbering plan
-has it, a national id where its check digits and its date are right; a layout that other numbers have as well, only
-beside a name or in the countries that the settings name. Names are not guessed: who is to be left out is on the list.
-Of that whole words are compared, folded: case, accents and other differences of writing that people leave out do not
-count.
-Where a script writes no spaces between words, or hangs endings on them (Chinese, Japanese, Korean, Thai and others), a
-word is found wherever its characters stand. A word of the text takes one look-up, however many are on the list.
+Packages for personal data are imported only if needed. A phone number must be valid in its country's numbering plan, a
+national id must have valid check digits and date. Ambiguous layouts count only next to the id's name, or in countries
+named in the settings. Names of persons are not guessed but listed. Listed words match whole words, folded: case,
+accents and similar differences are ignored. In scripts without spaces, or with attached endings (Chinese, Japanese,
+Korean, Thai and others), a listed word matches anywhere. Each word of a text costs one look-up, however long the list.
 """
 
 from __future__ import annotations
@@ -46,25 +44,25 @@ from memd.wording import pip_install
 
 Span = tuple[int, int]
 Find = Callable[[str], Iterator[Span]]
-"""The spans of a text that are secrets: in order, none empty, none overlapping."""
+"""Finds the secrets of a text: ordered, non-empty spans that do not overlap."""
 
 TABLES = words_of("redaction")
 SECRET_GROUP = "secret"  # noqa: S105  # a name
 
 
 def matches(pattern: re.Pattern[str]) -> Find:
-    """Finds the matches of a user's pattern, or of its group `secret`; an empty match does not count."""
+    """Return a finder of the non-empty matches of a user's pattern, or of its group `secret`."""
     group: str | int = SECRET_GROUP if SECRET_GROUP in pattern.groupindex else 0
 
     def find(text: str) -> Iterator[Span]:
         spans = (found.span(group) for found in pattern.finditer(text))
-        return ((start, end) for start, end in spans if start < end)  # (-1, -1): a group that had no part in it
+        return ((start, end) for start, end in spans if start < end)  # (-1, -1): the group did not match
 
     return find
 
 
 def apart(spans: Iterable[Span]) -> Iterator[Span]:
-    """Any spans in order, those that overlap joined."""
+    """Yield spans in order, with overlapping ones joined."""
     begin, end = -1, -1
     for start, stop in sorted(spans):
         if start < end:
@@ -78,15 +76,15 @@ def apart(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def in_unescaped(find: Find) -> Find:
-    r"""A finder that looks at a text as its reader sees it: `\n` in a string of JSON is a line's end, `\u00fc` is ü.
+    r"""Return a finder that searches the unescaped text: `\n` in a JSON string is a line's end, `\u00fc` is ü.
 
-    Finders that look at whole words need that; their spans are given in the places of the text as it is.
+    Finders of whole words need that. The spans refer to the original text.
     """
 
     def found(text: str) -> Iterator[Span]:
         parts, position = [], 0
-        places: list[int] = []  # of the escapes, in the text that is read,
-        left_out = [0]  # and by how much what is behind each of them is further on in the text as it is
+        places: list[int] = []  # positions of the escapes in the unescaped text,
+        left_out = [0]  # and for the text after each, its shift in the original
         for escape in named("ESCAPE").finditer(text) if "\\" in text else ():
             parts += [text[position : escape.start()], _character(escape)]
             position = escape.end()
@@ -109,27 +107,27 @@ def _character(escape: re.Match[str]) -> str:
 _NAME, _NAME_OF = re.compile(r"\{([A-Z_]+)\}"), re.compile(r"([A-Z_]+) = ")
 _compiled = cache(re.compile)
 AROUND_BEFORE, AROUND_AFTER = 400, 1_000
-"""The pattern of a `~` rule is looked for so far around each of its words."""
+"""Characters around each word of a `~` rule that are searched for its pattern."""
 
 _Check = Callable[[re.Match[str], Sequence[str]], Iterable[Span]]
-"""The secrets in a match of a rule with these words."""
+"""Returns the secrets in a match of a rule with these words."""
 
 
 class _Rule(msgspec.Struct, frozen=True):
     mode: str
-    """^, =, ~ or ?: see the table."""
+    """^, =, ~ or ?; see the table."""
     words: tuple[str, ...]
     check: _Check
     pattern: str
 
     def behind(self, word: str) -> re.Pattern[str]:
-        """The pattern together with a word, of which it is the rest."""
+        """Return a word followed by the pattern."""
         begin = NAMED["BEGINS"] + re.escape(word) if self.mode == "^" else f"(?i:{re.escape(word)})"
         return _compiled(begin + self.pattern)
 
 
 def _lowered(text: str) -> str:
-    """The text in lower case, every character at its place."""
+    """Return the text in lower case, without changing positions."""
     lowered = text.lower()
     if len(lowered) == len(text):
         return lowered
@@ -137,7 +135,7 @@ def _lowered(text: str) -> str:
 
 
 def _finder(mark: str) -> Find:
-    """The finder of one of the built-in patterns."""
+    """Return the finder of a built-in pattern."""
     rules, shapes = _RULES.get(mark, ()), _SHAPES.get(mark, ())
 
     def find(text: str) -> Iterator[Span]:
@@ -172,7 +170,7 @@ def _matches(rule: _Rule, text: str, lowered: str, long_words: str) -> Iterator[
 
 
 def _at(word: str, pattern: re.Pattern[str], text: str, searched: str) -> Iterator[re.Match[str]]:
-    """The matches that begin with a word, which is looked for in `searched`."""
+    """Yield the matches that begin with a word; the word is searched for in `searched`."""
     at = searched.find(word)
     while at >= 0:
         found = pattern.match(text, at)
@@ -182,7 +180,7 @@ def _at(word: str, pattern: re.Pattern[str], text: str, searched: str) -> Iterat
 
 
 def _around(lowered: str, words: Iterable[str]) -> Iterator[Span]:
-    """The stretches of a text around these words: looking for a word takes a fiftieth of looking for a pattern."""
+    """Yield the spans around these words: finding a word takes a fiftieth of the time of a pattern."""
     for word in words:
         at = lowered.find(word)
         while at >= 0:
@@ -194,7 +192,7 @@ def _around(lowered: str, words: Iterable[str]) -> Iterator[Span]:
 
 
 def _read(written: str) -> tuple[dict[str, str], dict[str, list[_Rule]]]:
-    """The named parts, and the rules by their marks."""
+    """Return the named parts, and the rules by mark."""
     named: dict[str, str] = {}
     rules: dict[str, list[_Rule]] = {}
     forms: list[str] = []
@@ -233,7 +231,7 @@ def _whole(found: re.Match[str], _: Sequence[str]) -> Iterable[Span]:
 
 
 def _no_sample(found: re.Match[str], _: Sequence[str]) -> Iterable[Span]:
-    """Not as documentation has it: Bearer YOUR_TOKEN."""
+    """Accept values that are no placeholders of documentation (Bearer YOUR_TOKEN)."""
     is_sample = re.fullmatch(r"\.++|[A-Z_]{0,40}(?:TOKEN|KEY)", found[found.lastindex or 0])
     return [] if is_sample else [found.span(found.lastindex or 0)]
 
@@ -244,7 +242,7 @@ def _in_jwk(found: re.Match[str], _: Sequence[str]) -> Iterable[Span]:
 
 
 def _of_command(found: re.Match[str], commands: Sequence[str]) -> Iterable[Span]:
-    """The secret of a flag that stands behind one of these commands, on its line or a continued one."""
+    """Return the secret of a flag after one of these commands, on the same line or a continued one."""
     before = found.string[max(0, found.start() - _COMMAND_CHARACTERS_MAX) : found.start()]
     at = len(before)
     while (end := before.rfind("\n", 0, at)) >= 0 and before[:end].rstrip("\r").endswith("\\"):
@@ -253,7 +251,7 @@ def _of_command(found: re.Match[str], commands: Sequence[str]) -> Iterable[Span]
 
 
 def _cards(found: re.Match[str], _: Sequence[str]) -> Iterator[Span]:
-    """Every stretch of groups that begins like a card's number and ends with its check digit, longer ones first."""
+    """Yield runs of groups that begin like a card's number and end with its check digit, longest first."""
     groups = [group.span() for group in re.compile("[0-9]+").finditer(found.string, *found.span(1))]
     first = 0 if len(found[1]) >= CARD_DIGITS_MIN else len(groups)
     while first < len(groups):
@@ -264,7 +262,7 @@ def _cards(found: re.Match[str], _: Sequence[str]) -> Iterator[Span]:
 
 
 def _card_from(text: str, groups: list[Span], first: int) -> int | None:
-    """The last group of the card number that begins with group `first`. Its check digit: ISO/IEC 7812-1, annex B."""
+    """Return the last group of the card number that begins with group `first`. Check digit: ISO/IEC 7812-1, annex B."""
     digits, found = "", None
     for last in range(first, len(groups) if _CARD_NETWORK.match(text, *groups[first]) else 0):
         digits += text[slice(*groups[last])]
@@ -277,7 +275,7 @@ def _card_from(text: str, groups: list[Span], first: int) -> int | None:
 
 
 def _account(found: re.Match[str], _: Sequence[str]) -> Iterable[Span]:
-    """An account's number counts if its length and its check digits (ISO 7064, MOD 97-10) are right."""
+    """Accept account numbers with valid length and check digits (ISO 7064, MOD 97-10)."""
     length, begin = _IBAN_LENGTHS.get(found[0][:2]), found.start()
     written = re.match(r"(?:[ \u00a0-]?[A-Z0-9])*+", found.string[begin : begin + _ACCOUNT_CHARACTERS_MAX])
     places = [place for place, sign in enumerate(written[0] if written else "") if sign not in " \u00a0-"]
@@ -298,12 +296,12 @@ _CHECKS: Mapping[str, _Check] = {
     "iban": _account,
 }
 NAMED, _RULES = _read(TABLES["rules"])
-"""The parts of patterns that have a name there."""
+"""The named parts of patterns in the table."""
 
 
 @cache
 def named(part: str) -> re.Pattern[str]:
-    """Such a part as a pattern; compiled at its first use, as few texts need it."""
+    """Return a named part as a pattern, compiled at its first use, because few texts need it."""
     return re.compile(NAMED[part])
 
 
@@ -315,9 +313,9 @@ _KEY_WIDTHS = range(48, 81)  # PEM has 64, OpenSSH 70
 
 
 def private_keys(text: str) -> Iterator[Span]:
-    """PEM, OpenSSH, PGP and PuTTY private keys: whole, without their end, without their beginning, without both.
+    """Find PEM, OpenSSH, PGP and PuTTY private keys: whole, or without their end, their beginning or both.
 
-    Without both it is one only where nothing else is in the text: a chunk out of the middle of a key.
+    Without both, a key must be the whole text: a chunk from the middle of a key.
     """
     done = 0
     if "----" in text or "Private-Lines" in text:
@@ -330,7 +328,7 @@ def private_keys(text: str) -> Iterator[Span]:
             done = begin.end() if rest is None else rest.end()
             yield begin.start(), done
         yield from _headless_keys(text, done, len(text))
-    if not done and named("KEY_MIDDLE").match(text):  # lines of base64: of one width, but for the first and the last
+    if not done and named("KEY_MIDDLE").match(text):  # base64 in lines of one width, except the first and the last
         widths = [*map(len, re.split(r"\r?\n|\\{1,8}n", text.rstrip()))]
         if len(set(widths[1:-1])) == 1 and widths[1] in _KEY_WIDTHS and widths[0] <= widths[1] >= widths[-1]:
             yield 0, len(text)
@@ -354,14 +352,14 @@ def _headless_keys(text: str, start: int, end: int) -> Iterator[Span]:
             start = found.end()
 
 
-# Values that are assigned: written out it is a secret; a variable, a call, a type or a placeholder is none
+# Assigned values: literals are secrets; variables, calls, types and placeholders are not
 
 REFUSED_CHARACTERS_MAX = 200
-"""A longer value is a secret whatever it looks like, so that looking again inside one that is refused stays linear."""
+"""Longer values always count as secrets, so that searching again inside refused ones stays linear."""
 VALUE_CHARACTERS_MIN = 4
 """The shortest value without quotes; a quoted one may have a single character."""
 TOKEN_CHARACTERS_MIN = 8
-"""The shortest value of a `token` (shorter ones are tokens of a language model), and the shortest number, but for
+"""The shortest value of a `token` (shorter ones are tokens of a language model), and the shortest number, except for
 passwords."""
 _PATH_CHARACTERS_MAX = 24  # of something like settings.oauth2.password; a token with dots is longer ...
 _PATH_DIGITS_MAX = 3  # ... or has more digits; a longer path has none
@@ -369,7 +367,7 @@ _FLAG_CHARACTERS_MAX = 48
 
 
 def assigned_secrets(text: str) -> Iterator[Span]:
-    """The values of passwords, secrets and tokens, without quotes: `password = …`, `API_KEY=…`, `"token": "…"`."""
+    """Find the values of passwords, secrets and tokens, without quotes: `password = …`, `API_KEY=…`, `"token": "…"`."""
     position = 0
     for begin in named("ASSIGNED_BEGINS").finditer(_lowered(text)):
         found = named("ASSIGNED").match(text, begin.start()) if begin.start() >= position else None
@@ -383,9 +381,9 @@ def assigned_secrets(text: str) -> Iterator[Span]:
 
 
 def _value(text: str, position: int) -> tuple[int, int, bool]:
-    """The start and end, without quotes, of the value at `position`, and whether it is quoted.
+    """Return start and end, without quotes, of the value at `position`, and True if it is quoted.
 
-    A string that is not closed ends with its line.
+    An unclosed string ends with its line.
     """
     opened = named("VALUE_QUOTE").match(text, position)
     if opened is None:
@@ -401,14 +399,14 @@ def _value(text: str, position: int) -> tuple[int, int, bool]:
         if closing["quote"] is None:
             return start, closing.start(), True
         # In JSON within JSON each level doubles the backslashes and adds one: a string that opens with `depth` of them
-        # is closed by as many, or with pairs of escaped ones before it. Fewer close what the string is in.
+        # is closed by as many, or with pairs of escaped ones before it. Fewer close the string around it.
         if closing["quote"] == quote and (escapes < depth or escapes % (2 * (depth + 1)) == depth):
             return start, closing.start() + max(0, escapes - depth), True
     return start, len(text), True
 
 
 def _is_secret(found: re.Match[str], text: str, start: int, end: int, *, quoted: bool) -> bool:
-    """Whether a value is written out. Where that cannot be told it is taken for a secret."""
+    """Return True if a value is a literal, or may be one."""
     value, behind = text[start:end], text[end : end + 8]
     separator, key, is_password = found["separator"].lstrip("\"'`\\]"), found["key"].lower(), bool(found["password"])
     before = text[max(0, found.start() - _FLAG_CHARACTERS_MAX) : found.start()]
@@ -421,13 +419,13 @@ def _is_secret(found: re.Match[str], text: str, start: int, end: int, *, quoted:
         return False
     if len(value) < TOKEN_CHARACTERS_MIN and (key == "token" or (value.isdecimal() and not is_password)):
         return False
-    if quoted:  # not if a program says it to people: "invalidToken": "This token is unknown"
+    if quoted:  # except a program's message to people: "invalidToken": "This token is unknown"
         is_of_it = bool(named("COMPLAINT").search(before)) and key.replace("_", " ") in value.lower()
         return digits > 0 or " " not in value or not is_of_it
     if len(value) < VALUE_CHARACTERS_MIN or (key == "pwd" and value[0] in "/~"):
         return False
     if separator == "=" and found["key"].isupper():
-        return True  # a line of an environment: no language in which the value could be an expression
+        return True  # an environment variable: its value cannot be an expression
     bare = value.rstrip(".,;:)]}")
     if named("PROGRAM_CALL").match(value) or named("PROGRAM_WORD").fullmatch(bare) or behind.startswith("("):
         return False
@@ -439,22 +437,22 @@ def _is_secret(found: re.Match[str], text: str, start: int, end: int, *, quoted:
         return is_password or not re.fullmatch(r"[0-9]++\.[0-9]++", value)
     if not is_password or ("_" in value and re.fullmatch(r"[A-Za-z_$]++", value)):
         return False
-    # "Password: please choose one" is a sentence; what is alone up to the end of its line is a value.
+    # "Password: please choose one" is a sentence; a single word up to the end of its line is a value.
     following = behind.lstrip(" \t")
     return not separator.startswith(":") or not following[:1].isalpha() or following == behind
 
 
 _SHAPES: Mapping[str, Sequence[Find]] = {"private_key": [private_keys], "password": [assigned_secrets]}
 BUILT_IN: Mapping[str, Find] = {mark: _finder(mark) for mark in get_args(RedactionName)}
-"""By name, in the order in which they are applied: a secret is named after the first that finds it."""
+"""Finders by name, in the order of application: a secret is named after the first that finds it."""
 
 
 # Persons
 
 
 def personal(settings: IngestSettings) -> dict[str, Find]:
-    """The finders that `redact_persons` and `redact_words` ask for, by the names of their marks. Raises ConfigError: a
-    package of the extra is not installed, or a country is none."""
+    """Return the finders selected by `redact_persons` and `redact_words`, by the names of their marks. Raises
+    ConfigError: a package of the extra is not installed, or a country is unknown."""
     finders: dict[str, Find] = {}
     asked, countries = settings.redact_persons, settings.redact_countries
     if "email" in asked:
@@ -462,7 +460,7 @@ def personal(settings: IngestSettings) -> dict[str, Find]:
     try:
         if countries and not {"national_id", "phone"}.isdisjoint(asked):
             known = import_module("phonenumbers").SUPPORTED_REGIONS
-            if unknown := sorted({*countries} - known):  # their numbers would stay, and nobody be told
+            if unknown := sorted({*countries} - known):  # their numbers would silently stay
                 raise ConfigError(
                     f"ingest.redact_countries: {', '.join(unknown)} is no country of ISO 3166 whose numbers are known; "
                     "give its two letters there (GB, not UK; GR, not EL)"
@@ -492,17 +490,17 @@ _SERVICES = frozenset(("git", "hg", "svn", "gitlab", "gitea", "aur"))
 
 
 def mail_addresses(text: str) -> Iterator[Span]:
-    """The addresses, international ones too, without `mailto:` and angle brackets.
+    """Find mail addresses, including international ones, without `mailto:` and angle brackets.
 
-    A login, where no letter can go, is left alone: `git@…`, the user of a URL, `user@host:path` of scp, `ssh user@…`.
+    Logins, which are no mail addresses, stay: `git@…`, the user of a URL, `user@host:path` of scp, `ssh user@…`.
     """
     last = 0
     for at in named("MAIL_AT").finditer(text):
         if at.start() < last:
             continue
-        # Backwards a run of one script: of 请写信给anna@… it is anna, and all of 用户@…
+        # Backwards, a run of one script: anna in 请写信给anna@…, and all of 用户@…
         local = named("MAIL_LOCAL").match(text[max(0, at.start() - _LOCAL_MAX) : at.start()][::-1])
-        # Of a quotation, a link or an assignment these only stand in front of it: 'anna@…', x=anna@…, a/b/anna@…
+        # Signs of a quotation, a link or an assignment precede the name: 'anna@…', x=anna@…, a/b/anna@…
         name = named("MAIL_IN_FRONT").split(local[0][::-1])[-1].lstrip(_AROUND_LOCAL) if local else ""
         domain = named("MAIL_DOMAIN").match(text, at.end())
         if not name or domain is None or named("NO_TOP").fullmatch(domain["top"] or ""):
@@ -525,17 +523,17 @@ def _is_login(text: str, start: int, end: int) -> bool:
 # Phone numbers, by Google's libphonenumber (its port `phonenumbers`)
 
 _WORD_CHARACTERS = 40
-_AREA_DIGITS_MIN = 3  # 030, 0171; people group what follows as they like
+_AREA_DIGITS_MIN = 3  # 030, 0171; people group the rest as they like
 _DIGITS_MIN = 7
-_TRIES_MAX = 6  # parts of one place that the library looks at
+_TRIES_MAX = 6  # parts of one place that the library tries
 _GROUPS_MAX = 12  # of three numbers in a row; more are a table
-_SINGLE_DIGITS_MAX = 3  # 0 and 1 in front of an area
-_BEFORE, _BEHIND = 4, 12  # what stands around a number tells that it is none, or is its extension
+_SINGLE_DIGITS_MAX = 3  # 0 and 1 before an area
+_BEFORE, _BEHIND = 4, 12  # context of a number, which may disqualify it, or be its extension
 _DIGITS = re.compile(r"\d+")
 
 
 def phone_numbers(countries: Sequence[str]) -> Find:
-    """The finder of numbers with a country code, and of those that these countries (ISO 3166) write without one."""
+    """Return a finder of numbers with a country code, and of those of these countries (ISO 3166) without one."""
     import phonenumbers as library
 
     def is_valid(number: str) -> bool:
@@ -545,7 +543,7 @@ def phone_numbers(countries: Sequence[str]) -> Find:
             return False
 
     def is_written_as_one(number: library.PhoneNumber, groups: Sequence[str]) -> bool:
-        """Whether it has the groups that its country writes, or begins with an area code."""
+        """Return True if it is grouped as usual in its country, or begins with an area code."""
         if groups[0].startswith("0") and len(groups[0]) >= _AREA_DIGITS_MIN:
             return len(groups) > 1
         plan = library.PhoneNumberFormat
@@ -555,7 +553,7 @@ def phone_numbers(countries: Sequence[str]) -> Find:
         return len(groups) > 1 and groups in (national, abroad[1:])
 
     def numbers(country: str | None, text: str, place: re.Match[str]) -> Iterator[Span]:
-        """The numbers that begin in a place of the text."""
+        """Yield the numbers that begin in a place of the text."""
         begin = max(0, place.start() - _BEFORE)
         part = text[begin : place.end() + _BEHIND]
         for found in library.PhoneNumberMatcher(part, country, library.Leniency.VALID, _TRIES_MAX):
@@ -568,7 +566,7 @@ def phone_numbers(countries: Sequence[str]) -> Find:
                 yield start, begin + found.end
 
     def find(text: str) -> Iterator[Span]:
-        # The library reads 0048… only where it is told from where one calls.
+        # The library reads 0048… only if it is given the caller's country.
         spans = [found.span() for found in named("PHONE_ABROAD").finditer(text) if is_valid(f"+{found[1]}")]
         spans += (span for at in named("PHONE_WITH_CODE").finditer(text) for span in numbers(None, text, at))
         if countries:
@@ -579,7 +577,7 @@ def phone_numbers(countries: Sequence[str]) -> Find:
 
 
 def _at_home(text: str) -> Iterator[re.Match[str]]:
-    """Digits in groups, and rows of digits behind a word for a phone: the library is slow where most are none."""
+    """Yield grouped digits, and ungrouped ones after a word for a phone: the library is slow on other numbers."""
     for found in named("PHONE_GROUPS").finditer(text):
         groups = _DIGITS.findall(found[0])
         is_list = len(groups) > _GROUPS_MAX or sum(len(group) == 1 for group in groups) > _SINGLE_DIGITS_MAX
@@ -595,7 +593,7 @@ def _is_behind_word(text: str, start: int) -> bool:
 # National ids
 
 BEFORE_CHARACTERS, BEHIND_CHARACTERS = 60, 24
-"""How far from a number its name may stand."""
+"""Largest distance of a number's name before and after it."""
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -620,11 +618,11 @@ _ANY_NAME = tuple(TABLES["id_names"].split(", "))
 _CLASSES = {"9": "[0-9]", "A": "[A-Z]", "*": "[0-9A-Z]", "_": "[ \u00a0]"}
 _NO_SPACES_FROM = "\u0e00"  # scripts without spaces between words
 _Layout = tuple[re.Pattern[str], list[tuple[_Kind, bool]]]
-"""A way to write numbers; who writes them so, and whether a name has to stand beside it."""
+"""A layout of numbers; the kinds that use it, each with True if it needs a name beside it."""
 
 
 def national_ids(countries: Sequence[str]) -> Find:
-    """The finder of these numbers; in the countries (ISO 3166) a name need not stand beside them."""
+    """Return a finder of national ids; those of these countries (ISO 3166) need no name beside them."""
     kinds: dict[str, list[tuple[_Kind, bool]]] = {}
     for kind in KINDS:
         is_home = not set(countries).isdisjoint(kind.countries)
@@ -662,7 +660,7 @@ def _is_one(number: re.Match[str], kinds: Sequence[tuple[_Kind, bool]]) -> bool:
 
 
 def _is_beside(number: re.Match[str], around: str, names: tuple[str, ...]) -> bool:
-    """Whether one of these names stands before the number or behind it; `around`: that part of the text, lowered."""
+    """Return True if one of these names is close to the number; `around`: that part of the text in lower case."""
     lowered, pattern = _words_of(names)
     if not any(name in around for name in lowered):
         return False
@@ -674,9 +672,9 @@ def _is_beside(number: re.Match[str], around: str, names: tuple[str, ...]) -> bo
 
 @cache
 def _words_of(names: tuple[str, ...]) -> tuple[list[str], re.Pattern[str]]:
-    """Names in small letters, and a pattern that finds them as words of their own.
+    """Return the names in lower case, and a pattern that finds them as whole words.
 
-    One in capitals counts in small letters only if it is a key: "sin": 046454286.
+    A name in capitals matches in lower case only as a key: "sin": 046454286.
     """
     patterns = []
     for name in names:
@@ -689,11 +687,11 @@ def _words_of(names: tuple[str, ...]) -> tuple[list[str], re.Pattern[str]]:
 
 
 def _passes(checks: Sequence[str], number: str) -> bool:
-    """Whether one of the checks finds the number right, as it stands or without the signs between its groups."""
+    """Return True if a check accepts the number, as written or without the signs between its groups."""
     forms = {re.sub("[ \u00a0]", "", number).upper(), re.sub("[ \u00a0./-]", "", number).upper()}
     try:
         return any(import_module(f"stdnum.{check}").is_valid(form) for check in checks for form in forms)
-    except Exception:  # `stdnum.cn.ric` has a KeyError for counties that are no more; its check digit was right
+    except Exception:  # `stdnum.cn.ric` raises KeyError for former counties, after its check digit was right
         return True
 
 
@@ -704,19 +702,19 @@ _RUN_ON = (  # Thai, Lao, Tibetan, Burmese, Khmer, kana, Han, Hangul
     "\u0e00-\u0e7f\u0e80-\u0eff\u0f00-\u0fff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u30ff"
     "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
 )
-_LAST_MARK = 0x1E94A  # no combining mark is behind it but variation selectors
+_LAST_MARK = 0x1E94A  # only variation selectors are beyond it
 _BETWEEN = re.compile(r"[\s_'’.,>#*/|‐‑–-]{0,40}")
-"""Between the words of a phrase: white space, a line's end in a comment or a quotation, hyphens."""
+"""Separators of the words of a phrase: white space, a line's end in a comment or a quotation, hyphens."""
 _LATIN = "[A-Za-z0-9\uff10-\uff5a]"
 _GAP = r"[ \u00a0\u3000・·]?"
 _FOLDED_MAX = 400
-"""A longer run of letters is no word of the list, whose entries have at most 100 characters."""
+"""Characters of a word that are compared; entries of the list have at most 100."""
 _SIGNS = re.compile(f"[{_UNSEEN}\u0591-\u05bd\u05bf-\u05c7\u0640\u064b-\u0652\u0670]")
-"""Characters that are not seen, and the vowel signs of Hebrew and Arabic, which are seldom written."""
+"""Invisible characters, and the vowel signs of Hebrew and Arabic, which are seldom written."""
 
 
 def listed_words(words: Iterable[str]) -> Find:
-    """The finder of these words and phrases; an entry without a letter or digit finds nothing."""
+    """Return a finder of these words and phrases; an entry without a letter or digit finds nothing."""
     from memd.store.lexical.analyzer import fold
 
     codes = (code for code in range(0x300, _LAST_MARK + 1) if unicodedata.category(chr(code))[0] == "M")
@@ -747,7 +745,7 @@ def listed_words(words: Iterable[str]) -> Find:
             yield from find_runs([sign for sign, _ in signs], [one for _, one in signs])
 
     def find(text: str) -> Iterator[Span]:
-        # As it stands too: \t in a path of Windows is no tab, but the beginning of \tomasz.
+        # Also without unescaping: \t in a path of Windows is no tab, but the beginning of \tomasz.
         spans = [*of_words(text), *(in_unescaped(of_words)(text) if "\\" in text else ())]
         yield from apart([*spans, *(in_unescaped(of_runs)(text) if runs else ())])
 
@@ -758,9 +756,9 @@ def _longest(
     known: Collection[tuple[str, ...]],
     are_joined: Callable[[re.Match[str], re.Match[str]], bool] = lambda one, other: True,
 ) -> Callable[[Sequence[str], Sequence[re.Match[str]]], Iterator[Span]]:
-    """Finds where the longest of these stand in a row of units, which have these places. `are_joined`: whether two
-    units in a row belong together."""
-    lengths: dict[str, dict[int, None]] = {}  # of those that begin with a unit, the longest first
+    """Return a finder of the longest known sequences in a sequence of units with their places. `are_joined`: tells if
+    two consecutive units belong together."""
+    lengths: dict[str, dict[int, None]] = {}  # by first unit, the lengths of known sequences, longest first
     for one in sorted(known, key=len, reverse=True):
         lengths.setdefault(one[0], {})[len(one)] = None
 
@@ -784,17 +782,17 @@ PSEUDONYM_OPENING = "redacted-"
 _PSEUDONYM = re.compile(PSEUDONYM_OPENING + r"[0-9a-f]{16}")
 _USUAL_ROLES = LEADING_ROLES | {"user", "assistant", "tool", "function"}
 _PASSES_MAX = 4
-"""After so many passes, a text in which a user's pattern still finds something is replaced as a whole."""
+"""If a user's pattern still matches after so many passes, the whole text is replaced."""
 
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
 _AS_NAME = {"author", "action", "action_by", "id", "kind", "name", "session", "tool_call_id"}
 _AS_IT_IS = {"conversation", "parent", "public_id", "shown_id", "topic_id"}
-"""Fields of messages, notes, events and drafts: a name has a pseudonym in place of a secret, equal ones stay equal;
-memd's own ids have none. Every other field is text, one that is added later too."""
+"""Fields of messages, notes, events and drafts. Secrets in names become pseudonyms, equal for equal names; memd's own
+ids are kept. All other fields, including future ones, are redacted as text."""
 
 
 class Redactor:
-    """Replaces the matches of its patterns, which are compiled once; without patterns nothing. Thread-safe."""
+    """Replaces the matches of its patterns, if it has any. Thread-safe."""
 
     def __init__(self, patterns: Mapping[str, Find]) -> None:
         self.names = tuple(patterns)
@@ -805,7 +803,7 @@ class Redactor:
 
     @classmethod
     def of(cls, settings: IngestSettings) -> Redactor:
-        """The redactor that the settings ask for: secrets, then persons, then the user's own patterns. Raises
+        """Return the redactor of the settings: secrets, then personal data, then the user's own patterns. Raises
         ConfigError: a package that the settings need is not installed."""
         if not settings.redact:
             return cls({})
@@ -817,32 +815,32 @@ class Redactor:
         return bool(self._patterns)
 
     def text(self, text: str) -> str:
-        """`text` with its secrets replaced. Done twice, it changes nothing more."""
+        """Return `text` with its secrets replaced; idempotent."""
         return self._replaced(text, ())[0]
 
     def arguments(self, arguments: str) -> str:
-        """A tool call's arguments; JSON stays JSON, as chat templates read it."""
+        """Redact a tool call's arguments; JSON stays JSON, because chat templates parse it."""
         redacted = self.text(arguments)
         if redacted == arguments or not _is_json(arguments) or _is_json(redacted):
             return redacted
         return json.dumps({"redacted": redacted}, ensure_ascii=False)
 
     def identifier(self, name: str) -> str:
-        """A redacted identifier (of a session, a call); different ones stay different."""
+        """Redact an identifier (of a session, a call); different ones stay different."""
         return name if self.text(name) == name else self.pseudonym(name)
 
     def pseudonym(self, name: str) -> str:
-        """A hash in place of a name, the same for equal ones."""
+        """Return a hash to replace a name, equal for equal names."""
         if _PSEUDONYM.fullmatch(name):
             return name
         return PSEUDONYM_OPENING + hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
     def kept(self, value: _Kept) -> _Kept:
-        """A message as it may be kept, a note, or a change of the hot buffer as it may be journalled."""
+        """Redact a message, a note, or an event of the hot buffer, for the journal."""
         return cast("_Kept", rebuilt(value, self._field)) if self._patterns else value
 
     def _field(self, value: Any, field: str) -> Any:
-        """A text as a field of this name has it."""
+        """Redact the value of a field with this name; None to descend into it."""
         if field in _AS_IT_IS:
             return value
         if not isinstance(value, str):
@@ -853,39 +851,39 @@ class Redactor:
         return treat(value)
 
     def draft(self, draft: Draft) -> Draft:
-        """An entry as it may be stored, but with the vector of the content that it had."""
+        """Redact a draft; its vector stays that of the former content."""
         if not self._patterns:
             return draft
         speakers = () if draft.speakers is UNSET else draft.speakers
         content, offsets = self._replaced(draft.content, [speaker.offset for speaker in speakers])
-        moved = {  # of messages that begin within one secret the last one remains: its text follows
+        moved = {  # of messages that begin within one secret only the last remains, whose text follows
             offset: msgspec.structs.replace(speaker, offset=offset)
             for offset, speaker in zip(offsets, speakers, strict=True)
             if offset < len(content) or content == draft.content
         }
         fields = {"content": "", "speakers": UNSET if draft.speakers is UNSET else tuple(moved.values())}
-        kept = self.kept(msgspec.structs.replace(draft, **fields))  # the content is not looked at twice
+        kept = self.kept(msgspec.structs.replace(draft, **fields))  # the content is not redacted twice
         kept = msgspec.structs.replace(kept, content=content)
         return draft if kept == draft else kept
 
     def marks(self, texts: Sequence[str]) -> Counter[str]:
-        """The number of marks of each name in these texts."""
+        """Count the marks in these texts, by name."""
         if not self._patterns:
             return Counter()
         return Counter(found[1] for text in texts if MARK_OPENING in text for found in self._mark.finditer(text))
 
     def replaced(self, draft: Draft, kept: Draft) -> Counter[str]:
-        """The number of secrets of each name that were replaced on the way from `draft` to `kept`."""
+        """Count the secrets that were replaced between `draft` and `kept`, by name."""
         return self.marks(_texts(kept)) - self.marks(_texts(draft))
 
     def count(self, replaced: Mapping[str, int]) -> None:
-        """Add to `counts` what was stored redacted."""
+        """Add replaced secrets of stored text to `counts`."""
         with self._lock:
             self._counts.update(replaced)
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of secrets that were replaced in stored text, by name."""
+        """Numbers of secrets replaced in stored text, by name."""
         with self._lock:
             return {name: self._counts[name] for name in self.names if self._counts[name]}
 
@@ -920,9 +918,9 @@ NO_REDACTION = Redactor({})
 
 
 def redacted_drafts(drafts: Iterable[Draft], redactor: Redactor, embed: Callable[[str], Vector]) -> list[Draft]:
-    """The drafts as they may be appended: redacted and counted, with the vectors of what is left of their contents.
+    """Return the drafts redacted and counted, with new vectors if their contents changed.
 
-    A correction copies a chunk that may have been stored before redaction was on.
+    A correction copies a chunk that may have been stored before redaction was enabled.
     """
     redacted = []
     for draft in drafts:
@@ -935,10 +933,10 @@ def redacted_drafts(drafts: Iterable[Draft], redactor: Redactor, embed: Callable
 
 
 def last_look(redactor: Redactor) -> Callable[[Draft], Draft]:
-    """The filter through which the store lets every draft go: it redacts, and never embeds.
+    """Return the filter that the store applies to every draft: it redacts, and never embeds.
 
-    Text without a vector (a correction's reason) is redacted here at the latest. The content of an active draft has its
-    vector already, so it must come redacted: the filter raises StoreError where it does not, and nothing is stored.
+    Text without a vector (a correction's reason) is redacted here at the latest. The content of an active draft already
+    has its vector, so it must be redacted before: otherwise the filter raises StoreError, and nothing is stored.
     """
 
     def filtered(draft: Draft) -> Draft:
@@ -958,7 +956,7 @@ def _texts(draft: Draft) -> list[str]:
 
 
 def _moved(offset: int, spans: Sequence[Span], mark_length: int) -> int:
-    """The new offset of a character after marks replaced the spans: behind the mark if it was within a span."""
+    """Return the new offset of a character after marks replaced the spans: after the mark if it was within a span."""
     shift = 0
     for start, end in spans:
         if offset <= start:
