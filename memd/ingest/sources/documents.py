@@ -1,10 +1,10 @@
-"""Documents in a topic: the entries that a changed one makes, and how they are taken beside everything else.
+"""Documents in a topic: the entries for a changed one, and taking it concurrently with other work.
 
-Rule: what `drafts_of` returns is appended as one group, so that a file is as it was or as it is now; of a document that
-was known it is only what is new in it. The newest live entry of a file has the file's present hash: that is how the log
-alone tells what is unchanged. What a correction took out stays out for as long as the file has that text, and what it
-put in its place stays with it. `DocumentTaker` cuts and embeds in steps of a second at most, without holding the topic:
-turns and corrections are stored in between. Only the append holds it, and there the document is compared once more.
+Rule: the drafts of `drafts_of` are appended as one group, so that a file is in its old state or in its new one. Of a
+known document only new text is appended. A file's newest live entry has the file's present hash, by which the log alone
+tells unchanged files. Text replaced by a correction stays replaced as long as the file has it. `DocumentTaker` cuts and
+embeds in steps of a second at most, without holding the topic: turns and corrections are stored in between. Only the
+append holds the topic, and compares the document once more.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ CHANGED, REMOVED, RENAMED = REASONS = "file changed", "file removed", "file rena
 
 
 class KnownDocument(msgspec.Struct, frozen=True):
-    """A document of which a topic has live chunks."""
+    """A document with live chunks in a topic."""
 
     topic_id: str
     source: str
     hash: str
-    """SHA-256 of the file as it was taken last."""
+    """SHA-256 of the file when it was last taken."""
     chunks: int
     at: int
-    """When it changed here last, in microseconds since the epoch."""
+    """Time of its last change here, in microseconds since the epoch."""
     root: str = ""
-    """See `GivenDocument`; empty where nobody said."""
+    """See `GivenDocument`; empty if unknown."""
 
 
 class CutDocument(msgspec.Struct, frozen=True):
-    """A document as it is now, in chunks without vectors, redacted."""
+    """The present state of a document, cut into redacted chunks without vectors."""
 
     source: str
     hash: bytes
     drafts: list[Draft]
     renamed_from: str | None = None
     author: str = ""
-    """The principal that handed it over; empty: the owner."""
+    """The principal that sent it; empty for the owner."""
     of_author: str | None = None
-    """The document is that of this author alone, whatever others have under its name; None: that of all."""
+    """If set, only this author's chunks count as the document's, not others' under the same name."""
 
 
 def known_documents(snapshot: Snapshot, author: str | None = None) -> list[KnownDocument]:
-    """Return the documents of a topic, by their sources; as far as an author wrote them, or all (None)."""
+    """Return the documents of a topic, sorted by source; only an author's chunks count unless None."""
     known = []
     for newest, every in newest_by_source(snapshot, KIND):
         entry, chunks = newest, every
@@ -77,7 +77,7 @@ def known_documents(snapshot: Snapshot, author: str | None = None) -> list[Known
 
 
 def chunks_of(snapshot: Snapshot, source: str, author: str | None = None) -> list[Entry]:
-    """Return the chunks of a document, in their order; those of an author, or of all (None)."""
+    """Return the chunks of a document in order; only an author's unless None."""
     found = _entries_of(snapshot, source, Status.ACTIVE, author)
     return sorted(found, key=lambda entry: (_number(entry), entry.origin_id))
 
@@ -88,10 +88,10 @@ def _entries_of(snapshot: Snapshot, source: str, status: Status, author: str | N
 
 
 def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> list[Draft]:
-    """Return the entries that make the topic's chunks those of the document as it is now; none if they are.
+    """Return the entries that bring the topic's chunks to the document's present state; none if nothing changed.
 
-    Text that stood elsewhere, in this file or under its former name, keeps its vector; others have none yet.
-    `fingerprint`: the present model's; vectors of another one are not kept. Raises StoreError: an entry cannot be read.
+    Text that moved within the file, or is from its former name, keeps its vector; new text has none yet. `fingerprint`:
+    the present model's; vectors of other models are not kept. Raises StoreError: an entry cannot be read.
     """
     by, of_author, renamed_from = document.author, document.of_author, document.renamed_from
     known = chunks_of(snapshot, document.source, of_author)
@@ -121,8 +121,8 @@ def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> li
 
 
 def _corrected(snapshot: Snapshot, source: str, author: str | None) -> dict[bytes, Entry]:
-    """The chunks of a document that corrections took out, as they are now but with what they said, by their uuids; none
-    whose replacement a change of the file has taken out since."""
+    """Return a document's corrected chunks by uuid: their present entries with their former text. Chunks whose
+    replacement was removed by a later change of the file are left out."""
     found: dict[bytes, Entry] = {}
     ended: list[Entry] = []
     for entry in _entries_of(snapshot, source, Status.DEPRECATED, author):
@@ -137,7 +137,7 @@ def _corrected(snapshot: Snapshot, source: str, author: str | None) -> dict[byte
 
 
 def _replaced(entry: Entry, corrected: Mapping[bytes, Entry]) -> list[Entry]:
-    """The corrected chunks in whose place another one is, those whose replacement was corrected in turn included."""
+    """Return the corrected chunks that an entry replaces, directly or through a replacement corrected in turn."""
     found = [corrected[uuid] for uuid in entry.supersedes if uuid in corrected]
     for one in found:
         found += (corrected[uuid] for uuid in one.supersedes if uuid in corrected)
@@ -145,7 +145,7 @@ def _replaced(entry: Entry, corrected: Mapping[bytes, Entry]) -> list[Entry]:
 
 
 def _stands(snapshot: Snapshot, entry: Entry, corrected: Mapping[bytes, Entry], said: Collection[str]) -> bool:
-    """Whether a correction put this chunk in the place of text that the file has, or of text that was erased since."""
+    """Return True if this chunk is a correction of text that the file has, or of text that was erased since."""
     if entry.content in said:
         return False
     if any(map(snapshot.was_erased, entry.supersedes)) and snapshot.history(entry.uuid)[0].reason not in REASONS:
@@ -154,20 +154,20 @@ def _stands(snapshot: Snapshot, entry: Entry, corrected: Mapping[bytes, Entry], 
 
 
 def _moved(entry: Entry, document: CutDocument) -> Draft:
-    """A correction, as it goes on under the document's new name."""
+    """Return the draft of a correction under the document's new name."""
     part = entry.part and msgspec.structs.replace(entry.part, hash=document.hash)
     content = entry.content if entry.status is Status.ACTIVE else ""
     return msgspec.structs.replace(entry.as_draft(), source=document.source, part=part, content=content, vector=b"")
 
 
 def without_vectors(drafts: Iterable[Draft]) -> list[str]:
-    """Return the texts that are still to be embedded, each once."""
+    """Return the distinct texts yet to be embedded."""
     missing = (draft for draft in drafts if not draft.vector and draft.status is Status.ACTIVE)
     return list(dict.fromkeys(draft.embedded_text for draft in missing))
 
 
 def with_vectors(drafts: Iterable[Draft], vectors: Mapping[str, bytes]) -> list[Draft]:
-    """Return the drafts with the vectors of their texts, as far as these are known."""
+    """Return the drafts with the known vectors of their texts."""
     return [
         msgspec.structs.replace(draft, vector=vectors[draft.embedded_text])
         if draft.status is Status.ACTIVE and draft.embedded_text in vectors
@@ -179,15 +179,15 @@ def with_vectors(drafts: Iterable[Draft], vectors: Mapping[str, bytes]) -> list[
 def _arranged(known: Sequence[Entry], cut: Sequence[Draft], by: str) -> tuple[set[bytes], list[Draft]]:
     """Return the uuids of known chunks that stay, and the new chunks, numbered between those.
 
-    The first new one of a stretch takes the place of all that stood there. Where there is no number left between two
-    that would stay, the second is new.
+    The first new chunk of a stretch supersedes all former ones there. If no number is left between two that would stay,
+    the second is made new.
     """
     runs = aligned([_shown(draft) for draft in cut], [_shown(entry) for entry in known])
     matched = {start + i: place + i for start, place, length in runs for i in range(length)}
     kept: set[bytes] = set()
     new: list[Draft] = []
     stretch: list[Draft] = []
-    done, last = 0, None  # of the known ones, how many are seen to; the number of the last one that stays
+    done, last = 0, None  # number of known ones handled; `number` of the last one that stays
     for position, draft in enumerate(cut):
         entry = known[matched[position]] if position in matched else None
         if entry is None or (stretch and _number(entry) == last):
@@ -202,13 +202,13 @@ def _arranged(known: Sequence[Entry], cut: Sequence[Draft], by: str) -> tuple[se
 def _numbered(
     stretch: list[Draft], gone: Sequence[Entry], last: int | None, following: int | None, by: str
 ) -> list[Draft]:
-    """New chunks in a row, numbered between two that stay, in place of those that stood there."""
+    """Return consecutive new chunks, numbered between two that stay; the first supersedes the former ones there."""
     if last is None:
         numbers = range(len(stretch)) if following is None else range(following - len(stretch), following)
     elif following is None or following - last > len(stretch):
         numbers = range(last + 1, last + 1 + len(stretch))
     else:
-        numbers = range(last, last + 1)  # behind it by their origin_id, which is higher
+        numbers = range(last, last + 1)  # sorted after it by their origin_id, which is higher
     numbered = []
     for place, draft in enumerate(stretch):
         assert isinstance(draft.part, Section)
@@ -221,7 +221,7 @@ def _numbered(
 
 
 def _shown(chunk: ChunkState) -> tuple[object, ...]:
-    """All of a chunk that people see: where only its page is another, it is another chunk, with the same vector."""
+    """Return the visible parts of a chunk: if only its page differs, it is another chunk with the same vector."""
     place = (chunk.part.page, chunk.part.sheet) if isinstance(chunk.part, Section) else ()
     return chunk.heading, chunk.content, *place
 
@@ -231,7 +231,7 @@ def _number(entry: Entry) -> int:
 
 
 def _change(reason: str, by: str) -> dict[str, Any]:
-    """The fields of an entry that a change of a document wrote, and whose that was."""
+    """Return the fields of an entry that records a change of a document by a principal."""
     return {"action": "Update", "reason": reason, "action_by": by or UNSET}
 
 
@@ -242,26 +242,26 @@ def _removals(entries: Iterable[Entry], reason: str, by: str) -> list[Draft]:
 
 Result = TypeVar("Result")
 Check = Callable[[TopicLog, Sequence[Draft], str], None]
-"""Raises an error where these entries may not be appended for whom the log knows by this name."""
+"""Raises an error if these entries may not be appended for the author with this name in the log."""
 
 EMBEDDED_AT_ONCE = 8
-"""Texts of one step: a fifth of a second with the bundled model, for which turns that are to be stored wait."""
+"""Texts embedded in one step: a fifth of a second with the bundled model. Turns to be stored wait for one step."""
 CHUNKS_MAX = 20_000
-"""Of one document: some 5,000 pages. It is appended as one group, which is in memory as a whole (80 MB)."""
+"""Limit of one document: some 5,000 pages. It is appended as one group, held in memory (80 MB)."""
 
 
 class TakenDocument(msgspec.Struct, frozen=True):
     """The entries that were appended for a document."""
 
     written: int
-    """Chunks that are new, or were written again."""
+    """Number of chunks that are new or were rewritten."""
     taken_out: int
     source: str = ""
-    """As what the document is kept: its source, redacted where that is on."""
+    """The document's source as stored, redacted if that is enabled."""
 
 
 class DocumentTaker:
-    """Takes documents. Those of several callers wait for each other, step by step."""
+    """Takes documents. Concurrent callers take turns step by step."""
 
     def __init__(self, archiver: Archiver, encoder: Encoder, cutter: Cutter) -> None:
         self._archiver = archiver
@@ -280,13 +280,13 @@ class DocumentTaker:
         *,
         is_apart: bool = False,
     ) -> TakenDocument:
-        """Remember a document as it is now; of one that was known only what changed is embedded and written. Raises
+        """Store the present state of a document; only changes of a known one are embedded and written. Raises
         BadDocument: it is too large; EmbeddingError, StoreError: nothing was written.
 
         Args:
-            author: the principal that handed it over (`Principal.author`).
-            check: is asked about the entries before they are appended, and may refuse them.
-            is_apart: he may not know what others have, and what he hands over takes no place of theirs.
+            author: the principal that sent it (`Principal.author`).
+            check: called with the entries before they are appended; may refuse them.
+            is_apart: the author must not learn of others' documents, and replaces none of them.
         """
         redactor, forbidden = self._cutter.redactor, topic.log.forbidden
         own, source = redactor.identifier(author), redactor.text(document.source)
@@ -319,7 +319,7 @@ class DocumentTaker:
 
         def made() -> list[Draft]:
             drafts = with_vectors(allowed_drafts(), vectors)
-            return with_vectors(drafts, self._embedded(without_vectors(drafts)))  # what has changed here meanwhile
+            return with_vectors(drafts, self._embedded(without_vectors(drafts)))  # texts that changed here meanwhile
 
         return _outcome(await self._archiver.append_drafts(topic, lambda _: made()), source)
 
@@ -332,7 +332,7 @@ class DocumentTaker:
         *,
         is_apart: bool = False,
     ) -> TakenDocument:
-        """Take out all chunks of documents, as a principal asks; the log keeps them. For `check` and `is_apart` see
+        """Remove all chunks of documents for a principal; the log keeps their history. For `check` and `is_apart` see
         `take`. Raises StoreError: nothing was written."""
 
         def made() -> list[Draft]:
@@ -347,7 +347,7 @@ class DocumentTaker:
         return _outcome(entries, sources[0] if sources else "")
 
     def stop(self) -> None:
-        """Take nothing more: a document that is being embedded is given up."""
+        """Take no more documents, and abandon one that is being embedded."""
         self._turn.end()
 
     def close(self) -> None:

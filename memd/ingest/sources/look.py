@@ -1,20 +1,19 @@
-"""One look at a source: which files it has, which of them are new, changed, renamed or gone, and what of them is handed
-over.
+"""Scans a source once for new, changed, renamed and removed files, and passes them to the keeper of the documents.
 
-Rule: synchronous, and knows nothing of who keeps the documents. Each file is handed over by itself and whole: whoever
-is interrupted looks again. A file is taken as it was at one moment, and only a file that is known not to be there is
-taken out: where a root or a folder cannot be read, its documents stay.
+Rule: synchronous, and independent of the keeper. Each file is passed separately and whole: an interrupted scan is
+simply repeated. A file is read in a consistent state. Only a file that is known to be gone is removed: documents of an
+unreadable root or folder stay.
 
-An exclusion matches whole components of a path, those of a link's target too. What `.gitignore` leaves out is left out,
-and so are hidden files and folders. A link that leads out of the source is not followed unless that is asked for. A
-folder that cannot be read is named, and the rest goes on. Whoever wrote a `.gitignore` need not be trusted: no rule
-takes longer than the square of a path's length, and what git cannot read is no rule.
+An exclusion matches whole components of a path, also of a link's target. Files ignored by `.gitignore`, hidden files
+and hidden folders are left out. A link out of the source is followed only if the settings ask for it. An unreadable
+folder is reported, and the scan continues. A `.gitignore` need not be trusted: no rule takes more time than the square
+of a path's length, and lines that git cannot read are ignored.
 
-Claude Code has notes of its own (https://code.claude.com/docs/en/memory, "Auto memory"), in
-`~/.claude/projects/<project>/memory/`: `MEMORY.md` and further Markdown files, `~/.claude` being `CLAUDE_CONFIG_DIR`
-where that is set. `<project>` is the path of the project in which every character but ASCII letters and digits is a
-`-`; one of more than 200 characters is cut there, with a hash behind it. That cannot be undone, but the sessions beside
-the folder (`*.jsonl`) say in `cwd` where they were; what cannot be read is taken as not there.
+Claude Code keeps notes (https://code.claude.com/docs/en/memory, "Auto memory") in
+`~/.claude/projects/<project>/memory/`: `MEMORY.md` and further Markdown files. `CLAUDE_CONFIG_DIR`, if set, replaces
+`~/.claude`. `<project>` is the project's path with `-` for each character except ASCII letters and digits, cut after
+200 characters, with a hash appended. This cannot be inverted, but the sessions next to the folder (`*.jsonl`) name
+their path in `cwd`. Unreadable ones are ignored.
 """
 
 from __future__ import annotations
@@ -51,19 +50,19 @@ HEAD_BYTES = 4_096
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a folder that are wanted."""
+    """Selects files of a folder."""
 
     exclude: tuple[str, ...] = ()
     """Names, paths of components or patterns (`*.tmp`), of files and folders; or whole paths, beginning with `/`."""
     formats: tuple[str, ...] = ()
-    """Suffixes, without a dot and in lower case; none: all that can be read."""
+    """Suffixes in lower case without a dot; empty for all readable formats."""
     follow_links: bool = False
-    """Also links that lead out of the folder."""
+    """True to follow links out of the folder."""
     zips: bool = False
-    """Also those that could be exports of conversations, where no formats are given."""
+    """True to include zips, which may be exports of conversations, if no formats are given."""
 
     def wants(self, name: str) -> bool:
-        """Whether a file of this name is wanted where a whole folder is; without a suffix, if it is text."""
+        """Return True if a file of this name is selected; one without a suffix is, if it is text."""
         if self.formats:
             return name.lower().rpartition(".")[2] in self.formats
         return is_readable(name) or (self.zips and suffix_of(name) == ".zip")
@@ -73,13 +72,13 @@ class FoundFile(msgspec.Struct, frozen=True):
     """A file to read."""
 
     path: str
-    """None of its components was a link; one that is now has been put there since."""
+    """Path without links; a component that is a link now was replaced since."""
     below: str
-    """Its path below the root, with `/` between components; empty for the root itself."""
+    """Path below the root, with `/` between components; empty for the root itself."""
 
     @property
     def name(self) -> str:
-        """Its own, or that of the link to it."""
+        """Name of the file, or of the link to it."""
         return (self.below or self.path).rpartition("/")[2]
 
 
@@ -93,13 +92,13 @@ class Walk:
         self._excluded = Exclusions(chosen.exclude)
         self._entered: set[str] = set()
         self.unread: list[tuple[str, str]] = []
-        """Folders that could not be read: their paths below the root, and why."""
+        """Unreadable folders: path below the root, and reason."""
         self.passed = Counter[str]()
-        """Files of formats that nobody reads, where all are wanted that can be: by their suffixes."""
+        """Numbers of files in unreadable formats by suffix, if all readable files are selected."""
 
     def files(self) -> Iterator[FoundFile]:
-        """Yield the files, or the root itself if it is one, in the order of their names. Raises OSError: the root
-        cannot be read."""
+        """Yield the files in order of names, or the root itself if it is a file. Raises OSError: the root cannot be
+        read."""
         if stat.S_ISDIR(os.stat(self._root).st_mode):
             os.scandir(self._root).close()
             self._is_first_time_in(self._root)
@@ -117,7 +116,7 @@ class Walk:
             if any(entry.name == GITIGNORE and entry.is_file() for entry in entries):
                 ignored = (*ignored, (below, rules_of(f"{folder}/{GITIGNORE}")))
         except FileNotFoundError:
-            return  # it has gone since it was listed
+            return  # removed since it was listed
         except OSError as error:
             self.unread.append((below.rstrip("/"), f"the folder cannot be read ({error.strerror or error})"))
             return
@@ -142,23 +141,23 @@ class Walk:
                 yield from self._below(inner, name + "/", ignored)
 
     def _is_first_time_in(self, folder: str) -> bool:
-        """Whether a folder, resolved, is entered for the first time: links may lead to it too, or in a circle."""
+        """Return True if a resolved folder is entered for the first time: links may repeat it, or form a circle."""
         is_first = folder not in self._entered
         self._entered.add(folder)
         return is_first
 
     def _may_follow(self, link: os.DirEntry[str], *, is_folder: bool) -> bool:
-        """Whether a link leads to something that is not excluded, within the root or wherever that is asked for."""
+        """Return True if a link's target is not excluded, and is within the root or links out of it are followed."""
         target = os.path.realpath(link.path)
         is_within = target == self._root or target.startswith(self._root + "/")
         below = target[len(self._root) + 1 :] if is_within else target.strip("/")
         if self._excluded.have(target, below):
             return False
-        return not is_folder if is_within else self._chosen.follow_links  # a folder is seen where it is
+        return not is_folder if is_within else self._chosen.follow_links  # a folder within the root is visited anyway
 
 
 def begins_with_text(path: str) -> bool:
-    """Whether a file has the beginning of a text; one that cannot be opened is named where it is read."""
+    """Return True if a file begins like text, or cannot be opened, which is reported when it is read."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             head = file.read(HEAD_BYTES)
@@ -179,14 +178,14 @@ def _leads_to(is_one: Callable[[], bool]) -> bool:
 
 
 class Exclusions:
-    """The files and folders that are left out of a source; see `Chosen.exclude`."""
+    """Files and folders excluded from a source; see `Chosen.exclude`."""
 
     def __init__(self, exclude: Sequence[str]) -> None:
         self._whole = [os.path.realpath(one) for one in exclude if one.startswith("/")]
         self._components = [one.strip("/").split("/") for one in exclude if not one.startswith("/")]
 
     def have(self, path: str, below: str) -> bool:
-        """Whether a path, or what leads to it, is left out; `below`: its components that count."""
+        """Return True if a path or a folder above it is excluded; `below`: the part of it that patterns match."""
         if any(path == one or path.startswith(one + "/") for one in self._whole):
             return True
         parts = below.split("/") if self._components else []
@@ -198,22 +197,22 @@ class Exclusions:
 
 
 BYTES_MAX = 100_000
-"""Of one `.gitignore`; those of large projects have a tenth of it."""
+"""Limit of a `.gitignore`; those of large projects have a tenth of it."""
 _STAR = r"\[\^/\]\*"
 _FIXED = r"(?:\[\^?\]?[^\]/]*\]|\[\^/\](?!\*)|\\.|[^/\\(\[])*"
 """Between two stars of a component: brackets, `?`, escaped and plain characters."""
 _STAR_BEFORE_ANOTHER = re.compile(f"{_STAR}({_FIXED})(?={_STAR})")
 _LEADING, _INNER = "^(?:.+/)?", "(?:/.+)?"
-"""The expressions of `**/` and `/**/`. No component has a `/`: neither they nor a star can be a rule's own words."""
+"""The expressions of `**/` and `/**/`. No component has a `/`, so a rule's own text cannot contain them or a star's."""
 
 
 def rules_of(path: str) -> GitIgnoreSpec:
-    """Read a `.gitignore`. Raises OSError: it cannot be read, or is too long for one."""
+    """Read a `.gitignore`. Raises OSError: it cannot be read, or is too long."""
     from pathspec import GitIgnoreSpec  # it takes long to import
     from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
     class Steady(GitIgnoreSpecPattern):
-        """A rule whose wildcards are never tried anew once what follows them, up to the next one, was found."""
+        """A rule whose wildcards do not backtrack once the text up to the next one matched."""
 
         @classmethod
         def pattern_to_regex(cls, pattern: Any) -> tuple[Any, bool | None]:
@@ -221,7 +220,7 @@ def rules_of(path: str) -> GitIgnoreSpec:
             return regex and _steady(regex), include
 
     def is_rule(line: str) -> bool:
-        """Whether git would take a line for a rule; it passes over others (`!`, `[z-a]`)."""
+        """Return True if git would accept a line as a rule; it skips others (`!`, `[z-a]`)."""
         try:
             Steady(line)
         except (ValueError, re.error):
@@ -237,8 +236,8 @@ def rules_of(path: str) -> GitIgnoreSpec:
 
 
 def _steady(regex: str) -> str:
-    """The expression with atomic groups, as those of `fnmatch.translate`: the first place where the words between two
-    wildcards stand leaves most to the rest, so no other has to be tried."""
+    """Return the expression with atomic groups, like those of `fnmatch.translate`: the first match of the text between
+    two wildcards leaves most to the rest, so no other has to be tried."""
     first, *others = _STAR_BEFORE_ANOTHER.sub(r"(?>[^/]*?\1)", regex).split(_INNER)
     if not others:
         return first
@@ -250,7 +249,7 @@ def _steady(regex: str) -> str:
 
 NAME_CHARACTERS_MAX = 200
 LINES_READ_MAX = 50
-"""Of a session, until one says where it was."""
+"""Lines of a session that are searched for its folder."""
 
 
 class AgentFolder(msgspec.Struct, frozen=True):
@@ -258,13 +257,13 @@ class AgentFolder(msgspec.Struct, frozen=True):
 
     memory: Path
     project: Path
-    """The project's own folder, or the folder of its name where nobody says which it was."""
+    """The project's folder; if unknown, the folder named after it."""
     name: str
-    """Of the notes, as a source."""
+    """Name of the notes as a source."""
 
 
 class _SaidWhere(msgspec.Struct):
-    """A line of a session, as far as it matters here."""
+    """The relevant part of a session's line."""
 
     cwd: str = ""
 
@@ -273,7 +272,7 @@ _SAID_WHERE = msgspec.json.Decoder(_SaidWhere)
 
 
 def claude_code_folders(env: Mapping[str, str]) -> list[AgentFolder]:
-    """Return the folders in which Claude Code has noted something, in the order of their projects' names."""
+    """Return the folders with notes of Claude Code, in order of their projects' names."""
     projects = Path(env.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude") / "projects"
     found = []
     for folder in sorted(projects.glob("*/memory")):
@@ -290,12 +289,12 @@ def claude_code_folders(env: Mapping[str, str]) -> list[AgentFolder]:
 
 
 def project_name(path: str) -> str:
-    """Return the name that Claude Code gives the folder of a project, without the hash behind a long one."""
+    """Return Claude Code's name for a project's folder, without the hash after a long one."""
     return re.sub(r"[^a-zA-Z0-9]", "-", path)[:NAME_CHARACTERS_MAX]
 
 
 def _project(folder: Path) -> Path:
-    """Where the project was, as its sessions say."""
+    """Return the project's folder as named by its sessions, else the given folder."""
     for session in sorted(folder.glob("*.jsonl")):
         try:
             with session.open("rb") as lines:
@@ -309,79 +308,79 @@ def _project(folder: Path) -> Path:
 
 
 FILES_MAX = 200_000
-"""Of one source: what is known of them is in memory (60 MB)."""
+"""Limit of one source, whose file states are in memory (60 MB)."""
 SETTLED_SECONDS = 0.2
-"""A file that changed more recently may be half written: that is waited for, and then it is read as it is."""
+"""A file changed more recently may be half written: it is read after this time."""
 TRUSTED_SECONDS = 2.0
-"""Only a file that was older when it was read is known by its size and time: until then it may have been written again
-within one tick of its file system's clock (of FAT, 2 s)."""
+"""Least age at which a file read is later recognised by size and time: a younger one may have changed again within one
+tick of its file system's clock (2 s for FAT)."""
 NO_STAMP = (0, 0, 0)
 ATTEMPTS = 3
 REMOVED_AT_ONCE = 100
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A file or folder whose text is remembered."""
+    """A file or folder whose text is stored."""
 
     path: Path
     name: str = ""
-    """Stands in front of its files' names; empty: its folder's."""
+    """Prefix of its files' names; empty for the folder's name."""
     chosen: Chosen = Chosen()
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A file as it was read last."""
+    """The state of a file when it was last read."""
 
     stamp: tuple[int, int, int]
-    """Its inode, size and time of change (ns); zeros: it may have changed again within that time."""
+    """Inode, size and time of change (ns); zeros if it may have changed again within the same time."""
     hash: str
     kept_as: str
-    """The source of its document; empty: it has no text."""
+    """The source of its document; empty if it has no text."""
     problem: str = ""
 
 
 class Keeper(Protocol):
-    """Who keeps the documents of one topic."""
+    """The keeper of a topic's documents."""
 
     def known(self) -> Sequence[KnownDocument]:
-        """The documents that have live chunks."""
+        """Return the documents that have live chunks."""
 
     def take(self, document: GivenDocument) -> TakenDocument:
-        """Remember a document as it is now."""
+        """Store the present state of a document."""
 
     def remove(self, sources: Sequence[str]) -> TakenDocument:
-        """Take out documents."""
+        """Remove documents."""
 
 
 class Look(msgspec.Struct):
-    """How far a look is."""
+    """Progress of a scan."""
 
     name: str = ""
     files: int = 0
-    """Those that are looked at."""
+    """Number of files to look at."""
     done: int = 0
     unchanged: int = 0
     written: int = 0
     taken_out: int = 0
-    """Chunks."""
+    """Number of chunks removed; `written`: added."""
     problems: list[tuple[str, str]] = msgspec.field(default_factory=list)
-    """Files and folders that were left out, and why."""
+    """Files and folders that were left out, with reasons."""
     passed: Counter[str] = msgspec.field(default_factory=Counter)
-    """Files that nobody reads, by their suffixes."""
+    """Numbers of files in unreadable formats, by suffix."""
 
     def add(self, other: Look) -> None:
-        """Count what another look has done too."""
+        """Add the counts of another scan."""
         for name in ("files", "done", "unchanged", "written", "taken_out", "problems", "passed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def count(self, taken: TakenDocument) -> None:
-        """Count what was appended."""
+        """Count the entries of a document."""
         self.written += taken.written
         self.taken_out += taken.taken_out
 
 
 def root_digits(path: Path | str) -> str:
-    """Return the digits that tell a root from others of its name."""
+    """Return digits that distinguish a root from others of its name."""
     return hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
 
 
@@ -394,10 +393,10 @@ def look(
     force: bool = False,
     step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Look at a source once, and make the documents those that it has. `seen`: the files by their paths below the root,
-    as they were read last; brought up to date. `progress`: counts what is done, as it is done. `force`: read every file
-    again, also those that have not changed. `step`: called before each file; what it raises ends the look. Raises
-    BadSource: the source cannot be looked at, and nothing was taken out; MemdError: the keeper failed."""
+    """Scan a source once, and bring its documents up to date. `seen`: states of the files when last read, by path below
+    the root; updated. `progress`: updated during the scan. `force`: read unchanged files, too. `step`: called before
+    each file; may raise to stop. Raises BadSource: the source cannot be scanned, and nothing was removed; MemdError:
+    the keeper failed."""
     try:
         root = source.path.resolve(strict=True)
         walk = Walk(root, source.chosen)
@@ -419,23 +418,23 @@ def look(
     progress.problems += [(_source(progress.name, below), reason) for below, reason in walk.unread]
     progress.passed += +walk.passed
     before_now = (seen.get(file.below) for file in files)
-    present = {one.kept_as for one in before_now if one is not None}  # where it is redacted
+    present = {one.kept_as for one in before_now if one is not None}  # the name, if redacted
     present |= {_source(progress.name, file.below) for file in files}
-    # The documents that have no file any more: one of those may be what a new file was called.
+    # Documents without a file: one of them may be the former name of a new file.
     missing = {name: one for name, one in own.items() if name not in present}
     formers = {one.hash: name for name, one in missing.items()}
-    # Files that were added by themselves are sources whose root is the file.
+    # Files that were added separately are sources whose root is the file.
     alone = {one.root: one.source for one in documents if one.root not in ("", digits)}
 
     def is_as_it_was(file: FoundFile, before: Seen) -> bool:
-        """Whether a file, and the document that it became, are as they were when it was read last."""
+        """Return True if a file and its document are unchanged since it was last read."""
         if _stamp(os.stat(file.path)) != before.stamp:
             return False
         known = own.get(before.kept_as)
         return not before.kept_as or before.problem != "" or (known is not None and known.hash == before.hash)
 
     def read_anew(file: FoundFile, named: str, reader: FileReader) -> Seen:
-        """Read a file and hand it over, unless its document has its hash."""
+        """Read a file and pass it to the keeper, unless its document has its hash."""
         try:
             digest, stamp, content = read_at_one_moment(file, str(root))
         except BadDocument as error:
@@ -471,14 +470,14 @@ def look(
         return Seen(stamp, digest, done.source if sections else "")
 
     def visit(file: FoundFile, reader: FileReader) -> None:
-        """Hand a file over if it changed."""
+        """Pass a file to the keeper if it changed."""
         named, before = _source(progress.name, file.below), seen.get(file.below)
         try:
             if before is None or force or not is_as_it_was(file, before):
                 before = seen[file.below] = read_anew(file, named, reader)
             else:
                 progress.unchanged += not before.problem
-        except FileNotFoundError:  # since it was listed
+        except FileNotFoundError:  # removed since it was listed
             seen.pop(file.below, None)
             if named in own:
                 missing[named] = own[named]
@@ -504,9 +503,9 @@ def look(
 
 
 def read_at_one_moment(found: FoundFile, root: str) -> tuple[str, tuple[int, int, int], bytes | None]:
-    """Return a file that others may write to as it was at one moment: its SHA-256, its stamp as in `Seen`, and its
-    content if it is text. Raises BadDocument: it is not read (see `checked`), no file, or written to all the time;
-    OSError: it cannot be read."""
+    """Read a file in a consistent state, though others may write to it. Return its SHA-256, its stamp as in `Seen`, and
+    its content if it is text. Raises BadDocument: it is refused (see `checked`), not a regular file, or constantly
+    changing; OSError: it cannot be read."""
     for _ in range(ATTEMPTS):
         with open(_opened(found.path, root), "rb") as file:
             before = os.fstat(file.fileno())
@@ -527,8 +526,8 @@ def read_at_one_moment(found: FoundFile, root: str) -> tuple[str, tuple[int, int
 
 
 def _opened(path: str, root: str) -> int:
-    """Open a file that was found below a root, or the root itself, without following a link that was put there since.
-    Raises OSError: it cannot be opened, or is such a link."""
+    """Open a file found below a root, or the root itself, without following links that were created since. Raises
+    OSError: it cannot be opened, or has such a link in its path."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     if not is_below(path, root.rstrip("/")) or path == root:
         return os.open(path, flags | os.O_NONBLOCK)
@@ -548,11 +547,11 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def _place(source: Source, root: Path, documents: Sequence[KnownDocument]) -> tuple[str, str]:
-    """The source's name and the digits of its root. The name is its folder's, and where another one has that, with the
-    name of a folder around it. A file of a folder that was added is what it is called there. Raises BadSource: another
-    one has the name that it was given."""
+    """Return the source's name and the digits of its root. The name is its folder's; if another source has that, the
+    name of a folder above is added. A file of a folder that is a source keeps its name there. Raises BadSource: another
+    source has the given name."""
     digits = root_digits(root)
-    by_name: dict[str, set[str]] = {}  # the roots of documents by their source and all folders around it
+    by_name: dict[str, set[str]] = {}  # the roots of documents by their source and all folders above it
     for one in documents:
         parts = one.source.split("/")
         for end in range(1, len(parts) + 1):
@@ -585,5 +584,5 @@ def _source(name: str, below: str) -> str:
 
 
 def is_below(source: str, folder: str) -> bool:
-    """Whether a document's source is a folder's, or of something in it."""
+    """Return True if a document's source is a folder's own or below it."""
     return source == folder or source.startswith(f"{folder}/")

@@ -1,8 +1,8 @@
-"""Looks at the sources of the settings again and again: at the start, when the file system tells, now and then.
+"""Scans the sources of the settings at the start, on changes of the file system, and periodically.
 
-Rule: of the event loop; a look runs in one thread of low priority, which gives way to requests before each file. A
-source that cannot be looked at keeps its documents and says why; nothing of this stops the daemon. In a cluster the
-files are those of the daemon that has the settings, and their documents go to whichever has the topic.
+Rule: used on the event loop. Scans run in one low-priority thread, which yields to requests before each file. A source
+that cannot be scanned keeps its documents and reports the reason; no failure stops the daemon. In a cluster each daemon
+reads the files of its own settings, and sends the documents to the daemon with the topic.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ log = logging.getLogger("memd")
 State = Literal["waiting", "looking", "fine", "failed"]
 
 TOLD_MAX = 100
-"""Problems of one source that are told one by one."""
+"""Most problems of one source that are listed."""
 RETRY_SECONDS = 30.0
-"""After a look that failed on memd's side: the model, the disk."""
+"""Delay of a retry after a failure of memd itself: the model, the disk."""
 INTERVAL_SECONDS_MIN = 1.0
 DEBOUNCE_MS, STEP_MS = 400, 100
-"""Changes are gathered until none has come for a step, for the first time at most."""
+"""Changes are collected until none arrives for STEP_MS, for DEBOUNCE_MS at most."""
 ROOTS_SECONDS = 5.0
-"""The interval at which it is seen whether a source's folder has come, gone or been replaced."""
+"""Interval of checks for source folders that appeared, disappeared or were replaced."""
 
 
 class FileProblem(msgspec.Struct, frozen=True):
@@ -51,35 +51,35 @@ class FileProblem(msgspec.Struct, frozen=True):
 
 
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
-    """A source of the settings, as it stands."""
+    """The state of a source of the settings."""
 
     path: str
     daemon: str = ""
-    """In a cluster, which one reads it."""
+    """In a cluster, the daemon that reads it."""
     topic_id: str
     name: str
-    """Stands in front of its documents' names; empty before the first look."""
+    """Prefix of its documents' names; empty before the first scan."""
     state: State
     files: int
-    """Of the last look, or of the one under way: what is to be looked at, and what was."""
+    """Number of files of the last or running scan; `done`: those finished."""
     done: int
     written: int
     taken_out: int
-    """Chunks."""
+    """Number of chunks removed; `written`: added."""
     looked_at: int | None
-    """When the last look began, in microseconds since the epoch."""
+    """Start of the last scan, in microseconds since the epoch."""
     seconds: float
-    """Of that look."""
+    """Duration of that scan."""
     error: str
-    """Why the last look failed, or nothing."""
+    """Reason why the last scan failed, or empty."""
     problems: tuple[FileProblem, ...]
     problem_count: int
     is_watched: bool
-    """Whether the file system tells of changes."""
+    """True if the file system reports changes."""
 
 
 class _WatchedSource:
-    """One source, and what is known of it."""
+    """A source and its scan state."""
 
     def __init__(self, settings: SourceSettings, apart: Path) -> None:
         chosen = Chosen(
@@ -94,9 +94,9 @@ class _WatchedSource:
         self.seconds = 0.0
         self.is_due = self.is_forced = self.is_looking = self.is_watched = False
         self.root = ""
-        """Where it was when it was watched last, resolved."""
+        """Resolved path when it was last watched."""
         self.leaving: Sequence[str] = ()
-        """Documents whose files are gone, while they are taken out."""
+        """Documents being removed, because their files are gone."""
 
     @property
     def state(self) -> SourceState:
@@ -120,7 +120,7 @@ class _WatchedSource:
         )
 
     def concerns(self, path: str) -> bool:
-        """Whether a change at this path, which may be a file's or a folder's, can be one of its documents'."""
+        """Return True if a change at this path, of a file or folder, may affect its documents."""
         below = path.removeprefix(self.root).strip("/")
         if not is_below(path, self.root) or any(
             part.startswith(".") and part != ".gitignore" for part in below.split("/")
@@ -130,7 +130,7 @@ class _WatchedSource:
 
 
 class SourceWatch:
-    """Keeps the documents of the settings' sources as their files are."""
+    """Keeps the documents of the settings' sources up to date with their files."""
 
     def __init__(
         self, config: Config, topics: Topics, taker: DocumentTaker, priority: Priority, tasks: Tasks, events: Events
@@ -143,17 +143,17 @@ class SourceWatch:
         self._working = asyncio.Lock()
 
     def states(self) -> tuple[SourceState, ...]:
-        """The sources, as they stand."""
+        """Return the states of the sources."""
         return tuple(one.state for one in self._sources)
 
     def ask(self, *, force: bool = False) -> None:
-        """Look at all sources soon. `force`: read every file again, also those that have not changed."""
+        """Scan all sources soon. `force`: read unchanged files, too."""
         for one in self._sources:
             one.is_due, one.is_forced = True, one.is_forced or force
         self._look_later()
 
     def has(self, topic_id: str, source: str) -> bool:
-        """Whether documents of this name would come back, since a source of the settings has them."""
+        """Return True if a document of this name would come back after removal, because a source has it."""
         return any(
             one.topic_id == topic_id and one.progress.name and is_below(source, one.progress.name) and not one.error
             for one in self._sources
@@ -161,7 +161,7 @@ class SourceWatch:
         )
 
     async def tend(self) -> None:
-        """Look at them at the start, when something changes and now and then, until cancelled."""
+        """Scan them at the start, on changes and periodically, until cancelled."""
         if not self._sources or not self._interval_seconds:
             return
         watching = self._tasks.spawn(self._watch(), "watching sources")
@@ -173,7 +173,7 @@ class SourceWatch:
             watching.cancel()
 
     def stop(self) -> None:
-        """End a look under way before its next file, or in the middle of a long one, and begin none."""
+        """Stop a running scan before its next file, or within a long one, and start no more."""
         self._turn.end()
         self._taker.stop()
 
@@ -227,7 +227,7 @@ class SourceWatch:
             self._look_later()
 
     async def _watch(self) -> None:
-        """Look at what the file system tells has changed; watch anew when a folder has come, gone or been replaced."""
+        """Scan sources whose files changed; restart the watch when a folder appeared, disappeared or was replaced."""
         said, places = "", self._places()
         while True:
             try:
@@ -239,15 +239,15 @@ class SourceWatch:
                 said = str(error)
             for one in self._sources:
                 one.is_watched = False
-            while (now := self._places()) == places:  # noqa: ASYNC110 - nobody else tells of a mount
+            while (now := self._places()) == places:  # noqa: ASYNC110 - mounts are not reported
                 await asyncio.sleep(ROOTS_SECONDS)
             places = now
             self.ask()
 
     async def _watch_while(self, places: dict[str, tuple[int, int]]) -> None:
-        from watchfiles import awatch  # loads a library, which most need not
+        from watchfiles import awatch  # loads a library that most do not need
 
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # else a line for each change
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # else it logs a line per change
         for one in self._sources:
             one.is_watched = one.root in places
         async for changes in awatch(
@@ -268,7 +268,7 @@ class SourceWatch:
                 return
 
     def _places(self) -> dict[str, tuple[int, int]]:
-        """The folders that are there now, resolved, each with its device and inode."""
+        """Return device and inode of the existing folders, by resolved path."""
         places = {}
         for one in self._sources:
             one.root = os.path.realpath(one.source.path)
@@ -281,9 +281,9 @@ class SourceWatch:
 
 
 class _TopicKeeper:
-    """The documents of a source's topic, for a look in its thread; see `Keeper`. Made on the event loop.
+    """The documents of a source's topic, for a scan in its thread; see `Keeper`. Created on the event loop.
 
-    Only those that the owner wrote, as this does: whatever others hand over under a source's name stays beside its own.
+    It has only the owner's documents: those of others under the same name are kept separately.
     """
 
     def __init__(self, topics: Topics, taker: DocumentTaker, source: _WatchedSource) -> None:
@@ -319,5 +319,5 @@ class _TopicKeeper:
 
 
 def topic_of(folder: Path) -> str:
-    """Return the topic that is called as a folder, with `-` for what no topic's name has."""
+    """Return the topic named after a folder, with `-` for characters that a topic's name may not have."""
     return topic_called(folder.resolve().name)
