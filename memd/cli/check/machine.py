@@ -458,7 +458,7 @@ def audit(data_dir: Path, files: LocalDisk) -> Iterator[CheckResult]:
 
 
 LAG_ROUNDS_MAX = 6
-"""A daemon's backup is delayed, not just waiting, if it is so many rounds behind."""
+"""A backup that is so many rounds behind is not merely late: something prevents it."""
 _PROBE = "memd-check/"
 
 

@@ -177,9 +177,9 @@ SHOWN_CHARACTERS, SHOWN_TEXTS = 80, 20
 def traffic_report(file: Path, settings: IngestSettings) -> Iterator[str]:
     """Report how the rules for programs apply to recorded requests, and who speaks in those; nothing is stored.
 
-    Each line of the file is a client's request body, or an object with `path` and `body`. A line `{"def": name, "v":
-    value}` defines a value that later lines use as `{"$ref": name}`. Raises click.ClickException if a line is
-    neither."""
+    Each line of the file is a client's request body, or an object with `path` and `body`. A line
+    `{"def": name, "v": value}` defines a value that later lines use as `{"$ref": name}`. Raises click.ClickException
+    if a line is neither."""
     programs = programs_of(settings)
     side, wrapping = SideRequests(programs), Speech(programs.strip)
     speech = Speech(programs.strip, programs.message, programs.reply, programs.result)
