@@ -1,11 +1,11 @@
 """The store for a command that appends to it while no daemon runs, such as `memd reembed`.
 
 Rule: the lock is held from the first read to the last write, so a running daemon and such a command exclude each
-other. An append is durable at once; segments that it fills get their index before the command goes on.
+other. An append is durable at once; segments that it fills get their index before the command continues.
 
-`memd reembed` makes chunks searchable again that a former embedding model embedded. Nothing in the log is changed: for
-every live chunk whose present entry another model embedded, a copy with a new vector is appended. A chunk with its copy
-is passed over, so another run resumes one that was interrupted.
+`memd reembed` makes the chunks of a former embedding model searchable again. The log is not changed: for each live
+chunk whose present entry is from another model, a copy with a new vector is appended. Chunks with a copy are skipped,
+so another run resumes an interrupted one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from memd.store.layout import TopicLayout, models_dir, topic_ids_in
 from memd.store.store import ModelId, Store, StoreShared, models_in
 
 Advanced = Callable[[int, int], None]
-"""A callback for progress: how much is done, and how much there is to do altogether."""
+"""A callback for progress: the amount done, and the total."""
 
 
 def stored_models(config: Config, files: LocalDisk) -> set[tuple[int, str]]:
-    """Dimension and fingerprint of the models that wrote the log, for a model that is not there yet; see
+    """Return dimension and fingerprint of the models in the log, if the present model is loaded later; see
     `load_embedder`."""
     is_asked = config.embedding.url or config.embedding.idle_unload_seconds
     names = topic_ids_in(files, config.data_dir) if is_asked else ()
@@ -41,8 +41,8 @@ def stored_models(config: Config, files: LocalDisk) -> set[tuple[int, str]]:
 
 @contextmanager
 def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
-    """Open the store of `config.data_dir`, and load the embedding model that the settings name. Raises StoreLocked: a
-    daemon is running on it; MemdError: the model cannot be loaded, or the directory cannot be used."""
+    """Open the store of `config.data_dir`, and load the embedding model of the settings. Raises StoreLocked: a daemon
+    is running on it; MemdError: the model cannot be loaded, or the directory cannot be used."""
     files = disk_of(config, creating=True)
     stored = stored_models(config, files)
     embedder = load_embedder(config.embedding, models_dir=models_dir(config.data_dir), stored=stored)
@@ -63,7 +63,7 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
 
 
 GROUP_CHUNKS = 256
-"""Appended with one fsync: about three seconds of embedding."""
+"""Chunks appended with one fsync: about three seconds of embedding."""
 
 
 def reembed_topics(
@@ -74,8 +74,8 @@ def reembed_topics(
     *,
     batch_texts: int = 1,
 ) -> tuple[int, list[StoreError]]:
-    """Embed again the live chunks of another model; return their number, and the errors of those that are unreadable.
-    Raises EmbeddingError, StoreError: the model or a write failed; the groups that were appended before stay."""
+    """Embed the live chunks of other models again; return their number, and the errors of unreadable ones. Raises
+    EmbeddingError, StoreError: the model or a write failed; groups appended before stay."""
     topics = [store.topic(topic_id) for topic_id in store.topic_ids() if store.has_other_model(topic_id)]
     groups = [
         (topic, view, rows[start : start + GROUP_CHUNKS].tolist())

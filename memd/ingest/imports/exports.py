@@ -1,20 +1,19 @@
-"""Reads conversations: those that programs export as trees or lists of messages, by the table of formats in
-`assets/exports.toml`, and the sessions of coding agents, whose lines are conversations together.
+"""Reads conversations that programs export as trees or lists of messages, by the table of formats in
+`assets/exports.toml`, and sessions of coding agents, in which several lines make a conversation.
 
-Rule: pure. A format says under which members its messages, their ids, parents, speakers and texts are; only what no
-path can tell is code. Thoughts, and what a program wrote by itself, are left out. What cannot be read is named, and the
-rest stays. Messages of a session are read as the API has them that the agent speaks: those of one that went through
-memd are known again. Every message of a file is in its conversation's tree, once.
+Rule: pure. A format names the members with messages, ids, parents, speakers and texts; only cases that no path can
+describe are code. Thoughts and a program's own messages are left out. Unreadable parts are reported, and the rest is
+kept. A session's messages are read in the form of the agent's API, so that those of a session through memd are
+recognised. Every message of a file is in its conversation's tree, once.
 
-Programs keep a conversation as a tree, because a user edits a question and has an answer made anew; what such an export
-says of parents is untrusted: it may miss, repeat or form a circle. The branch that the program shows comes first and
-whole, then what the others add, as memd keeps abandoned branches of live conversations too.
+Programs store a conversation as a tree, because users edit questions and regenerate answers. The parents in an export
+are untrusted: they may be missing, repeated or circular. The branch that the program shows comes first and complete,
+then the rest of the others, because memd keeps abandoned branches of live conversations, too.
 
     root - a - b - c        shown: a b c        order    a  b  c  d  e
              `- d - e                           parents -1  0  1  0  3
 
-Programs name and write times in many ways; what cannot be read, or cannot be a time at which somebody wrote to a
-machine, is none.
+Programs name and write times in many ways. An unreadable time, or one at which nobody can have written, is ignored.
 """
 
 from __future__ import annotations
@@ -39,30 +38,30 @@ from memd.wire.lenient_json import LIST, OBJECT, TEXT, UNREADABLE, is_list, is_o
 from memd.wire.responses import grouped, parse_items
 
 _NAMES = ("said_at", "timestamp", "created_at", "createdAt", "create_time", "date", "time", "ts")
-"""The members that are looked at, the best first."""
+"""Members with a time, most reliable first."""
 _EARLIEST_US, _LATEST_US = 315_532_800_000_000, 4_102_444_800_000_000
-"""1980 and 2100: between them, and the scale of a number says whether it is seconds or a fraction of them. One before
-them is a counter, or that of a machine without a clock."""
+"""1980 and 2100, the limits of times; they also decide if a number is in seconds or fractions of them. An earlier one
+is a counter, or from a machine without a clock."""
 _SCALES_US = (1e6, 1e3, 1, 1e-3)
 """Microseconds to one second, millisecond, microsecond, nanosecond."""
 _DATE_DIGITS = len("20251103")
 
 
 class Dating:
-    """Reads the times of an export, and counts those that cannot be."""
+    """Reads the times of an export, and counts invalid ones."""
 
     def __init__(self, latest_us: int = _LATEST_US) -> None:
-        """`latest_us`: no message is from later than this; microseconds since the epoch."""
+        """`latest_us`: the latest valid time, in microseconds since the epoch."""
         self._latest_us = min(latest_us, _LATEST_US)
         self.refused = 0
-        """Messages and conversations whose time was no time, in the future or before 1980."""
+        """Number of messages and conversations whose time was invalid, in the future or before 1980."""
 
     def time_of(self, members: Mapping[str, Any]) -> int | None:
-        """The time in microseconds since the epoch that an object of JSON gives for itself; None if it gives none."""
+        """Return the time of a JSON object, in microseconds since the epoch; None if it has none."""
         return self.first_time(_plain(members[name]) for name in _NAMES if name in members)
 
     def first_time(self, values: Iterable[Any]) -> int | None:
-        """The first of some values of JSON that is a time, in microseconds since the epoch; None if none is."""
+        """Return the first JSON value that is a time, in microseconds since the epoch; None if none is."""
         named = [one for one in values if one not in (None, "")]
         times = map(_microseconds, named)
         found = next((at for at in times if at is not None and _EARLIEST_US < at <= self._latest_us), None)
@@ -78,7 +77,7 @@ def _microseconds(value: Any) -> int | None:
                 return _scaled(float(value))
             return round(datetime.fromisoformat(value.strip()).timestamp() * 1e6)  # without a zone: this machine's
         return _scaled(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-    except (ValueError, OverflowError, OSError):  # no time; not a number; beyond what this machine's clock can say
+    except (ValueError, OverflowError, OSError):  # no time; not a number; out of this machine's range
         return None
 
 
@@ -91,11 +90,11 @@ def _scaled(number: float) -> int:
 NAME_CHARACTERS_MAX = 200
 NO_PARENT = -1
 ITEM_BYTES_MAX = 64 << 20
-"""Of one value of a file. The longest conversations of years have some ten megabytes."""
+"""Limit of one value of a file. The longest conversations of years have some ten megabytes."""
 
 
 class Node(msgspec.Struct):
-    """One place of a conversation's tree, with the messages that it stands for: none, one, or an answer's several."""
+    """A node of a conversation's tree, with its messages: none, one, or several of an answer."""
 
     id: str
     parent: str | None
@@ -106,31 +105,31 @@ class Thread(msgspec.Struct):
     """One conversation."""
 
     program: str
-    """The name of its format."""
+    """Name of its format."""
     id: str
-    """The program's own; with `program` the source of its chunks."""
+    """The program's id; with `program` it is the source of the chunks."""
     messages: list[Message]
     parents: list[int]
-    """For each message the position of the one before it, or `NO_PARENT`."""
+    """Position of each message's predecessor, or `NO_PARENT`."""
     folder: str = ""
-    """The folder that a coding agent worked in."""
+    """Working folder of a coding agent."""
     title: str = ""
     problems: tuple[str, ...] = ()
-    """All that is not as it should be, and was made the best of."""
+    """Defects that were worked around."""
 
     @property
     def branches(self) -> int:
-        """The number of branches besides the first."""
+        """Number of branches besides the first."""
         return sum(parent != place - 1 for place, parent in enumerate(self.parents))
 
     @property
     def source(self) -> str:
-        """The source of its chunks."""
+        """Source of its chunks."""
         return f"{self.program}:{self.id}"[:1_000]
 
 
 def answered(parts: Iterable[str | ToolCall | Message]) -> list[Message]:
-    """The messages of an element that has a whole answer: texts, calls, their results, and texts again."""
+    """Return the messages of an element with a whole answer: texts, calls, their results, and further texts."""
     messages: list[Message] = []
     texts: list[str] = []
     calls: list[ToolCall] = []
@@ -157,29 +156,29 @@ def answered(parts: Iterable[str | ToolCall | Message]) -> list[Message]:
 
 
 def said(role: str, text: str) -> list[Message]:
-    """The message of a text; none where nothing is said."""
+    """Return the message of a text; none if it is blank."""
     return [Message(role, text)] if text.strip() else []
 
 
 def dated(messages: Iterable[Message], at: int | None) -> list[Message]:
-    """The messages as said at this time; None: nobody says when."""
+    """Return the messages with this time; None if unknown."""
     return [msgspec.structs.replace(one, said_at=UNSET if at is None else at) for one in messages]
 
 
 def named(kind: str, name: object = "") -> str:
-    """The words in place of an attachment: `[file: report.pdf]`."""
+    """Return the text that replaces an attachment: `[file: report.pdf]`."""
     words = " ".join(name.split())[:NAME_CHARACTERS_MAX] if isinstance(name, str) else ""
     printable = "".join(one for one in words if one.isprintable() and one not in "[]")
     return f"[{kind}: {printable}]" if printable else f"[{kind}]"
 
 
 def with_attachments(text: str, attachments: Iterable[str]) -> str:
-    """A message's text with what is attached to it, a line each."""
+    """Return a message's text with its attachments, one per line."""
     return "\n".join(part for part in (text, *attachments) if part.strip())
 
 
 def straight(messages: Iterable[Message]) -> list[Node]:
-    """The tree of a conversation without branches."""
+    """Return the tree of a conversation without branches."""
     listed = list(messages)
     return [Node(str(place), str(place - 1) if place else None, (message,)) for place, message in enumerate(listed)]
 
@@ -195,19 +194,19 @@ def thread_of(
     title: str = "",
     problems: Sequence[str] = (),
 ) -> Thread:
-    """Order the tree. `thread_id`: the program's own; empty: one that the same first message gives. `leaf`: the last
-    message of the branch that the program shows; None: that of the last node. `begun`: the time of messages in front of
-    the first that has one, in microseconds since the epoch. Raises BadImport: no message of it can be read;
-    EmptyImport: it has none."""
+    """Order the tree. `thread_id`: the program's id; if empty, it is derived from the first message. `leaf`: the last
+    message of the branch that the program shows; None for that of the last node. `begun`: time of the messages before
+    the first one with a time, in microseconds since the epoch. Raises BadImport: no message can be read; EmptyImport:
+    it has none."""
     by_id, found = _by_id(nodes)
     followed = {node.parent for node in by_id.values()}
     leaves = [name for name in by_id if name not in followed]
     shown = leaf if leaf in by_id else next(reversed(by_id), "")
     messages: list[Message] = []
     parents: list[int] = []
-    ends: dict[str, int] = {}  # by node: the place of the last message up to it
+    ends: dict[str, int] = {}  # by node: position of the last message up to it
     for name in (shown, *leaves, *by_id):
-        path: dict[str, Node] = {}  # up to the root, to what is listed, or to where a circle closes
+        path: dict[str, Node] = {}  # up to the root, to a listed node, or until a circle closes
         above: str | None = name
         while above in by_id and above not in ends and above not in path:
             path[above] = by_id[above]
@@ -233,7 +232,7 @@ def thread_of(
 
 
 def _by_id(nodes: Iterable[Node]) -> tuple[dict[str, Node], list[str]]:
-    """The nodes by unique ids, in their order, and what was wrong with the ids."""
+    """Return the nodes in order by unique ids, and problems with the ids."""
     by_id: dict[str, Node] = {}
     doubled: Counter[str] = Counter()
     for node in nodes:
@@ -248,7 +247,7 @@ def _by_id(nodes: Iterable[Node]) -> tuple[dict[str, Node], list[str]]:
 
 
 def _dated(message: Message, before: int | UnsetType, begun: int | None) -> Message:
-    """A message without a time is of that of the one before it, or of the conversation's."""
+    """Return the message; one without a time gets that of its predecessor, or the conversation's."""
     at = begun if before is UNSET and begun is not None else before
     return message if message.said_at is not UNSET or at is UNSET else msgspec.structs.replace(message, said_at=at)
 
@@ -256,11 +255,11 @@ def _dated(message: Message, before: int | UnsetType, begun: int | None) -> Mess
 # Formats
 
 Members = Mapping[str, Any]
-"""Of an object of JSON: decoded, or each as it stands (`Raw`)."""
+"""Members of a JSON object, decoded or `Raw`."""
 
 
 class AnswerPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One kind of part of an answer: under which of its members is text, a call and its result."""
+    """A kind of part of an answer; the fields name the members with text, call and result."""
 
     say: str = ""
     show: str = ""
@@ -272,7 +271,7 @@ class AnswerPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One format; the table says what its fields mean."""
+    """A format; the table describes the fields."""
 
     name: str
     title: str
@@ -297,12 +296,12 @@ class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kinds: Mapping[str, AnswerPart] = {}
 
     def fits(self, members: Members) -> bool:
-        """Whether an object with these members is a conversation of it, or of a session a part of one."""
+        """Return True if an object with these members is a conversation of this format, or part of a session."""
         return any(all(_is_there(members, one) for one in alternative) for alternative in self.has)
 
 
 FORMATS = msgspec.convert(words_of("exports")["formats"], tuple[Export, ...])
-"""The first that fits is taken."""
+"""The formats; the first that fits is used."""
 
 
 def _is_there(members: Members, member: str) -> bool:
@@ -313,7 +312,7 @@ def _is_there(members: Members, member: str) -> bool:
 
 
 def thread_in(export: Export, item: bytes, dating: Dating) -> Thread:
-    """Read a conversation. Raises BadImport, UNREADABLE: it is none, or cannot be read; EmptyImport: it has no text."""
+    """Read a conversation. Raises BadImport, UNREADABLE: it is none or unreadable; EmptyImport: it has no text."""
     members = OBJECT.decode(item)
     listed = next(_at(members, export.messages), None)
     if listed is None:
@@ -336,8 +335,8 @@ def thread_of_elements(
     begun: int | None = None,
     title: str = "",
 ) -> Thread:
-    """Read the messages of a conversation, each behind its id, which is empty where they are a list. Raises BadImport,
-    EmptyImport: as `thread_in` does."""
+    """Read the messages of a conversation, given with their ids, which are empty for a list. Raises BadImport,
+    EmptyImport: see `thread_in`."""
     nodes: list[Node] = []
     problems: list[str] = []
     waiting: list[tuple[str, Raw, Node | None]] = [(name, raw, None) for name, raw in reversed(list(elements))]
@@ -348,7 +347,7 @@ def thread_of_elements(
         place += 1
         node = Node(name or str(place), None)
         try:
-            members = OBJECT.decode(element)  # each as it stands: one that nobody reads may be anything
+            members = OBJECT.decode(element)  # undecoded: members that are not used may be anything
             if is_list(children := next(_at(members, export.children), Raw())):
                 waiting += [("", child, node) for child in reversed(LIST.decode(children))]
             node.parent = above.id if above else _id(members, export.parent) or (None if name else before)
@@ -361,7 +360,7 @@ def thread_of_elements(
                 continue
         nodes.append(node)
         before = node.id
-    # A chat of Open WebUI by itself has no id: that of its first message is as unique.
+    # A single chat of Open WebUI has no id: that of its first message is as unique.
     own_id = own_id or next((node.id for node in nodes if node.messages and is_by_id), "")
     return thread_of(export.name, own_id, nodes, leaf, begun=begun, title=title, problems=problems)
 
@@ -414,7 +413,7 @@ def _parts(block: dict[str, Any], kind: AnswerPart) -> Iterator[str | ToolCall |
 
 
 def _text(value: Any) -> str:
-    """The text of a text, of an object that has one, or of the parts of a list; a part without text is a file."""
+    """Return the text of a string, an object, or the parts of a list; a part without text is a file."""
     if isinstance(value, list):
         return "\n".join(_text(part) or named("file") for part in value if isinstance(part, dict))
     if isinstance(value, dict):
@@ -423,8 +422,8 @@ def _text(value: Any) -> str:
 
 
 def _attached(members: Members, paths: str, name: str, text: str = "") -> list[str]:
-    """The words in place of each file, with its text below them where the export has that; a file that is listed twice
-    is there once."""
+    """Return the text that replaces each file, followed by the file's own text if the export has it; a file listed
+    twice is returned once."""
     found: dict[tuple[str, str], None] = {}
     for files in map(_plain, _at(members, paths)):
         for one in files if isinstance(files, list) else ():
@@ -436,7 +435,7 @@ def _attached(members: Members, paths: str, name: str, text: str = "") -> list[s
 
 
 def _at(members: Members, paths: str) -> Iterator[Any]:
-    """The values at each of the paths, but null; as raw as it is within `members`."""
+    """Yield the values at each of the paths, except null; as raw as they are within `members`."""
     for path in filter(None, paths.split("|")):
         value: Any = members
         for name in path.split("."):
@@ -447,7 +446,7 @@ def _at(members: Members, paths: str) -> Iterator[Any]:
             yield value
 
 
-_ANYTHING = msgspec.json.Decoder(float_hook=float)  # by itself it refuses a number such as 1e999
+_ANYTHING = msgspec.json.Decoder(float_hook=float)  # without the hook it rejects numbers such as 1e999
 
 
 def _plain(value: Any) -> Any:
@@ -469,7 +468,7 @@ def _id(members: Members, path: str) -> str:
     return value or ""
 
 
-# What no path tells
+# Formats that paths cannot describe
 
 _THOUGHTS = frozenset({"thoughts", "reasoning_recap", "user_editable_context", "model_editable_context"})
 _CITATIONS = re.compile("\ue200[^\ue201]{0,400}\ue201|【\\d+[†:][^】]{0,200}】")
@@ -503,7 +502,7 @@ def _of_chatgpt(members: Members, _: Raw, role: str) -> list[Message]:
 def _part_of_chatgpt(part: Any) -> str:
     if not isinstance(part, dict):
         return text_or_empty(part)
-    spoken = text_or_empty(part.get("text"))  # written down
+    spoken = text_or_empty(part.get("text"))  # a transcript
     return spoken or named(_POINTERS.get(text_or_empty(part.get("content_type")), "file"))
 
 
@@ -517,7 +516,7 @@ def _of_sharegpt(members: Members, _: Raw, role: str) -> list[Message]:
 
 
 _SAID_IN_SLACK = frozenset({"", "bot_message", "file_share", "me_message", "thread_broadcast"})
-"""The subtypes of messages that somebody wrote: the others tell who joined a channel, and the like."""
+"""Subtypes of messages that people wrote; others report who joined a channel, and the like."""
 _MENTION = re.compile(r"<@(\w{1,40})(?:\|[^<>]{0,200})?>")
 
 
@@ -529,7 +528,7 @@ def _of_slack(members: Members, _: Raw, role: str) -> list[Message]:
 
 
 def with_names(thread: Thread, names: Mapping[str, str]) -> Thread:
-    """A conversation of Slack with the names of people in place of their ids."""
+    """Return a conversation of Slack with people's names instead of their ids."""
 
     def named_in(text: str) -> str:
         return html.unescape(_MENTION.sub(lambda found: f"@{names.get(found[1], found[1])}", text))
@@ -561,7 +560,7 @@ def _details(text: str) -> Iterator[str | ToolCall | Message]:
 
 
 def _unquoted(text: str) -> str:
-    """The string in a JSON text, as these attributes have it; any other text as it is."""
+    """Return the string in a JSON text, the format of these attributes; other text unchanged."""
     try:
         value = msgspec.json.decode(text)
     except UNREADABLE:
@@ -575,7 +574,7 @@ _READ: Mapping[str, Callable[[Members, Raw, str], list[Message]]] = {
     "slack": _of_slack,
     "openai": _of_openai,
 }
-"""By format: reads a message of a role that no paths describe."""
+"""Readers of messages that paths cannot describe, by format."""
 
 
 # Sessions
@@ -586,10 +585,10 @@ _OWN_WORDS = ("<command-name>", "<command-message>", "<local-command-", "<bash-i
 
 class _Element(Node):
     blocks: list[Raw] = msgspec.field(default_factory=list)
-    """Of an answer, whose lines are put together at the end."""
+    """Blocks of an answer, whose lines are joined at the end."""
     said_at: int | None = None
     answers: str = ""
-    """Of results: the id of the answer with the calls."""
+    """For results, the id of the answer with the calls."""
 
 
 class ClaudeCodeSession:
@@ -599,12 +598,12 @@ class ClaudeCodeSession:
         self._dating = dating
         self._elements: dict[str, _Element] = {}
         self._keys: dict[str, str | None] = {}
-        """For each line's uuid the element that it belongs to, or that the lines before it belong to."""
+        """By uuid of each line, the element that it or an earlier line belongs to."""
         self._id = self._folder = ""
         self._leaf: str | None = None
 
     def add(self, line: bytes) -> None:
-        """Take a line. Raises BadImport, BadRequestBody, UNREADABLE: it is none."""
+        """Add a line. Raises BadImport, BadRequestBody, UNREADABLE: it is invalid."""
         event = OBJECT.decode(line)
         self._id = self._id or "/".join(filter(None, (_text_at(event, "sessionId"), _text_at(event, "agentId"))))
         self._folder = self._folder or _text_at(event, "cwd")
@@ -620,7 +619,7 @@ class ClaudeCodeSession:
             self._leaf = key
 
     def thread(self) -> Thread:
-        """The conversation. Raises BadImport: nothing of it can be read; EmptyImport: nothing was said."""
+        """Return the conversation. Raises BadImport: none of it can be read; EmptyImport: it has no text."""
         problems: list[str] = []
         for element in self._elements.values():
             try:
@@ -632,7 +631,7 @@ class ClaudeCodeSession:
         return thread_of("claude-code", self._id, elements, self._leaf, folder=self._folder, problems=problems)
 
     def _placed(self, event: Members, parent: str | None) -> str:
-        """Put a line's blocks where they belong; return the element's key."""
+        """Add a line's blocks to their element; return its key."""
         at = self._dating.first_time([_value(event, "timestamp")])
         content = next(_at(event, "message.content"), Raw(b'""'))
         if is_list(content):
@@ -659,7 +658,7 @@ class ClaudeCodeSession:
 
 
 def _is_own(event: Members) -> bool:
-    """Whether Claude Code wrote a message by itself."""
+    """Return True if Claude Code generated a message itself."""
     if any(_value(event, name) for name in _OWN) or _text_at(event, "message.model") == "<synthetic>":
         return True
     content = next(_at(event, "message.content"), Raw())
@@ -667,14 +666,14 @@ def _is_own(event: Members) -> bool:
 
 
 def _of_blocks(role: str, blocks: list[Raw], at: int | None) -> list[Message]:
-    """The messages of an element of the API: the results in it, one by one, and the rest."""
+    """Return the messages of an element of the API: each result in it, and the rest."""
     whole = Raw(msgspec.json.encode({"role": role, "content": blocks}))
     messages = [anthropic.parse_message(piece) for piece in anthropic.pieces_of(whole)]
     return dated((one for one in messages if one.text.strip() or one.tool_calls), at)
 
 
 _ITEMS = "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"
-"""The items that have words in them: the others are reasoning, and calls of tools that the model's maker runs."""
+"""Items with text; others are reasoning, and calls of tools run by the model's provider."""
 
 
 class CodexSession:
@@ -684,10 +683,10 @@ class CodexSession:
         self._dating = dating
         self._id = self._folder = ""
         self._items: list[tuple[Raw, int | None]] = []
-        """Each with its time."""
+        """Items with their times."""
 
     def add(self, line: bytes) -> None:
-        """Take a line. Raises UNREADABLE: it is none."""
+        """Add a line. Raises UNREADABLE: it is invalid."""
         event = OBJECT.decode(line)
         kind, item = _text_at(event, "type"), event.get("payload")
         if kind == "session_meta" and item is not None:
@@ -703,7 +702,7 @@ class CodexSession:
             self._items.append((Raw(bytes(item)), self._dating.first_time([_value(event, "timestamp")])))
 
     def thread(self) -> Thread:
-        """The conversation; raises as that of Claude Code."""
+        """Return the conversation; for the errors see `ClaudeCodeSession.thread`."""
         messages: list[Message] = []
         problems: list[str] = []
         times = (at for _, at in self._items)
@@ -723,8 +722,7 @@ _BLANK = "<blank>"
 
 
 def aider_threads(lines: Iterable[bytes], folder: str, dating: Dating) -> Iterator[Thread]:
-    """Read a history, chat by chat; one in which nothing was said gives none. `folder`: the name of the folder that it
-    lies in."""
+    """Read a history; yield its chats, without empty ones. `folder`: the name of its folder."""
     started = ""
     texts = (raw.decode(errors="replace").removeprefix("\ufeff") for raw in lines)
     for begins, some in groupby(texts, lambda line: line.startswith(AIDER_STARTED)):

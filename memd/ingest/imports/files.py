@@ -1,14 +1,13 @@
-"""The files of an import: a file, a folder, a zip as a program sends it, standard input; and what each becomes.
+"""Reads the files of an import: a file, a folder, a zip as a program sends it, or standard input.
 
-Rule: read block by block, never unpacked to disk, no symbolic link in a folder is followed. What a folder or a zip has
-besides conversations is passed over by its name. A format is known by the members of its objects, value by value, so
-that files of several programs may be mixed; `--format` says which one is meant, and then nothing else is read. A value
-that is of none is named.
+Rule: files are read block by block and never unpacked to disk; symbolic links in a folder are not followed. Other files
+of a folder or zip are skipped by name. The format of each value is recognised by its members, so that files of several
+programs may be mixed; with `--format` only that one is read. A value of no known format is reported.
 
-Values are the elements of an array, or the lines of JSON Lines; no more is held than one of them and one block,
-whatever the bytes are. Where one begins and ends is found by counting brackets outside strings, so that a value that
-cannot be read does not hide those behind it; 17 MB a second, for which the model then takes an hour. ijson 3.6 was
-tried and does neither: it ends at the first value that is broken, and holds a string however long it is.
+Values are the elements of an array, or the lines of JSON Lines. At most one of them and one block are in memory,
+whatever the input. Brackets outside strings are counted to find their ends, so that an unreadable value does not hide
+later ones. This reads 17 MB a second, for which the model then takes an hour. ijson 3.6 was tried and does neither: it
+stops at the first broken value, and holds strings of any length.
 """
 
 from __future__ import annotations
@@ -47,29 +46,29 @@ from memd.ingest.imports.exports import (
 from memd.wire.lenient_json import LIST, OBJECT, UNREADABLE, Decoded, is_list, without_surrogates
 
 HEAD_BYTES = 1 << 20
-"""Of a file's beginning, which tells its layout: a first line that is longer is taken for a whole document."""
+"""Length of a file's beginning that decides its layout: a longer first line counts as a whole document."""
 _BOM = b"\xef\xbb\xbf"
 _SIGN = re.compile(rb'["\[\]{},]')
 _STRING = re.compile(rb'(?:[^"\\]|\\.)*+("?)', re.DOTALL)
-"""The rest of a string, and whether its end is there."""
+"""The rest of a string, with its closing quote if present."""
 _MEMBER = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*+")\s*:\s*', re.DOTALL)
 _lines_decoder = msgspec.json.Decoder(Raw)
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One value, or the reason why there is none."""
+    """A value, or the reason why there is none."""
 
     place: str
-    """Where it stands, for people: `line 3`, `element 3 (byte 1,024)`."""
+    """Its position, for people: `line 3`, `element 3 (byte 1,024)`."""
     data: bytes = b""
-    """JSON text; empty where it cannot be had."""
+    """JSON text; empty if there is a problem."""
     array: int | None = None
-    """The number of the array that it is an element of; None where it stands by itself."""
+    """Number of the array that contains it; None if none does."""
     problem: str = ""
 
 
 def items(blocks: Iterable[bytes], bytes_max: int = ITEM_BYTES_MAX) -> Iterator[Item]:
-    """Yield the values of a file. An array's elements are values of their own."""
+    """Yield the values of a file; the elements of an array are separate values."""
     incoming = iter(blocks)
     head = b""
     for block in incoming:
@@ -82,7 +81,7 @@ def items(blocks: Iterable[bytes], bytes_max: int = ITEM_BYTES_MAX) -> Iterator[
 
 
 def _is_document(head: bytes) -> bool:
-    """Whether a file is one JSON text over several lines, by its beginning; else each line is one."""
+    """Return True if a file, by its beginning, is one JSON text over several lines; else each line is one."""
     first = head.lstrip().partition(b"\n")[0]
     try:
         _lines_decoder.decode(first)
@@ -113,8 +112,8 @@ def _elements(line: bytes) -> list[Raw] | None:
 
 
 def _decoded(decoder: msgspec.json.Decoder[Decoded], data: bytes) -> tuple[bytes, Decoded]:
-    """A value, and its text in JSON proper: without the NaN that Python's `json` may write, and half an emoji, which
-    JavaScript leaves where it cuts a string."""
+    """Return a value and its text in valid JSON: without NaN, which Python's `json` may write, and without half emojis,
+    which JavaScript leaves when it cuts a string."""
     try:
         return data, decoder.decode(data)
     except ValueError:
@@ -123,7 +122,7 @@ def _decoded(decoder: msgspec.json.Decoder[Decoded], data: bytes) -> tuple[bytes
 
 
 def bounded_lines(blocks: Iterable[bytes], bytes_max: int) -> Iterator[bytes]:
-    """Yield lines; of one that is too long only so much that this can be seen."""
+    """Yield lines; one that is too long is cut after `bytes_max` + 1 bytes."""
     held = bytearray()
     for block in blocks:
         *ended, begun = block.split(b"\n")
@@ -136,8 +135,8 @@ def bounded_lines(blocks: Iterable[bytes], bytes_max: int) -> Iterator[bytes]:
 
 
 def _values(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
-    """The values of one JSON text, or of several one behind the other; of an array its elements are the values."""
-    held, at, done = bytearray(), 0, 0  # what is not dropped yet, how far it is read, and how much was dropped before
+    """Yield the values of one or more consecutive JSON texts; for an array, its elements."""
+    held, at, done = bytearray(), 0, 0  # bytes not dropped yet, position of reading in them, number of bytes dropped
     start = begun = count = arrays = depth = 0
     in_array = in_string = is_long = False
 
@@ -193,7 +192,7 @@ def _values(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
 
 
 def first_members(text: str) -> dict[str, Raw]:
-    """The members of the first object of a JSON text that was cut off, each as far as it is there."""
+    """Return the members of the first object of a truncated JSON text; the last may be incomplete."""
     members: dict[str, Raw] = {}
     at = text.find("{") + 1
     while found := _MEMBER.match(text, at):
@@ -210,9 +209,9 @@ def _too_long(bytes_max: int) -> str:
 
 
 BAD_LINES_MAX = 20
-"""Of a file without a good one: then it is a file of something else."""
+"""A file that begins with so many bad values, and no good one, is not read further."""
 _IN_PYTHON_ONLY = re.compile(rb'("(?:[^"\\]|\\.)*+")|-?(?:NaN|Infinity)', re.DOTALL)
-"""Strings, which stay, and numbers that are none in JSON."""
+"""Strings, which stay, and numbers that JSON does not have."""
 
 
 SESSIONS: Mapping[str, type[ClaudeCodeSession | CodexSession]] = {
@@ -223,28 +222,28 @@ SESSIONS: Mapping[str, type[ClaudeCodeSession | CodexSession]] = {
 TITLES = {one.name: one.title for one in FORMATS}
 NAMES = tuple(TITLES)
 OPENAI, SLACK = (next(one for one in FORMATS if one.name == name) for name in ("openai", "slack"))
-"""Of these messages may stand by themselves."""
+"""Formats whose messages may be separate values."""
 AIDER, MEMD = "aider", "memd"
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A value of a file: a conversation, an entry of `memd export`, a problem, or a conversation without a word."""
+    """A value of a file: a conversation, an entry of `memd export`, a problem, or an empty conversation."""
 
     place: str
-    """Where it stands, for people."""
+    """Its position, for people."""
     thread: Thread | None = None
     entry: bytes = b""
     problem: str = ""
     is_broken: bool = False
-    """The file itself is damaged, whatever stood in it."""
+    """True if the file itself is damaged."""
 
 
 def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, called: str = "") -> Iterator[Found]:
-    """Read the values of one file. `only`: the name of the only format that is read. `called`: what Slack calls the
-    messages in it: the channel and the day."""
+    """Read the values of one file. `only`: the name of the only format to read. `called`: Slack's name for the messages
+    in it: channel and day."""
     sessions: dict[str, ClaudeCodeSession | CodexSession] = {}
-    messages: list[Item] = []  # that stand by themselves, all of one array, or all lines
-    strange: list[Found] = []  # the values in front of the first that is of a conversation
+    messages: list[Item] = []  # separate ones, all of one array, or all lines
+    strange: list[Found] = []  # the values before the first of a conversation
     is_known, spoken_as = False, OPENAI
     for item in values:
         if messages and item.array != messages[0].array:
@@ -269,7 +268,7 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, ca
         yield from strange
         strange, is_known = [], True
         try:
-            if (export and export.name) != MEMD:  # of whose entries a damaged one must not replace a whole one
+            if (export and export.name) != MEMD:  # a damaged entry of memd must not replace an intact one
                 item = msgspec.structs.replace(item, data=without_surrogates(item.data))
             is_message = export is SLACK or (export is OPENAI and OPENAI.messages not in members)
             name = export.name if export else ""
@@ -305,7 +304,7 @@ def _export_of(members: Mapping[str, Raw], only: str | None = None) -> Export | 
 
 
 def _members(item: Item) -> tuple[Item, dict[str, Raw]]:
-    """The members of a value, and the value in JSON proper."""
+    """Return the value in valid JSON, and its members."""
     if item.problem:
         raise BadImport(item.problem)
     try:
@@ -337,7 +336,7 @@ def _conversation_of(messages: Sequence[Item], dating: Dating, export: Export, c
 BLOCK_BYTES = 1 << 20
 STANDARD_INPUT = Path("-")
 PEOPLE = "users.json"
-"""Of Slack: who has which id."""
+"""Slack's file of people by id."""
 _NAMES = re.compile(r".*\.(json|jsonl|zip)|\.aider\.chat\.history\.md")
 _OF_A_DAY = r"\d{4}-\d\d-\d\d\.json"
 _IN_ZIP = re.compile(
@@ -348,38 +347,38 @@ _ZIP_MAGIC = b"PK\x03\x04"
 _BEGINNING = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:[{\[]|" + re.escape(AIDER_STARTED.encode()) + rb")|" + re.escape(_ZIP_MAGIC)
 )
-"""Of an export, whatever its file is called."""
+"""The beginning of an export with any file name."""
 _CUT_OFF_BYTES = 10_000
-"""Of a file's beginning: what its first value is, if that has no end."""
+"""Length of a file's beginning that decides the format of a truncated first value."""
 _BROKEN = (zipfile.BadZipFile, RuntimeError, NotImplementedError, zlib.error, lzma.LZMAError, EOFError, ValueError)
-"""Damaged, encrypted, with names that are no text, or packed in a way that this Python does not know."""
+"""Errors of a damaged or encrypted zip, of names that are no text, or of an unknown compression."""
 
 
 class ImportedFile(msgspec.Struct, frozen=True):
-    """One file to be imported."""
+    """A file to be imported."""
 
     path: Path
     size: int
-    """0: not known."""
+    """Size in bytes; 0 if unknown."""
     is_named: bool = True
-    """By the user; else it was found in a folder, and may be another program's."""
+    """True if the user named it; else it was found in a folder, and may be another program's."""
     called: str = ""
-    """The name of the path that the user gave, without a file's suffix."""
+    """Name of the path given by the user, without a file's suffix."""
 
     @classmethod
     def at(cls, path: Path, given: Path) -> ImportedFile:
-        """The file at a path, which is the given one or below it."""
+        """Return the file at a path, which is the given path or below it."""
         named, is_named = given.resolve(), not given.is_dir()
         return cls(path, path.stat().st_size, is_named, named.stem if is_named else named.name)
 
     @property
     def name(self) -> str:
-        """As people know it."""
+        """Name for people."""
         return "standard input" if self.path == STANDARD_INPUT else str(self.path)
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[ImportedFile]:
-    """Yield the files at and below some paths, by name. Raises OSError: one cannot be read."""
+    """Yield the files at and below paths, by name. Raises OSError: one cannot be read."""
     for path in paths:
         if path == STANDARD_INPUT:
             yield ImportedFile(path, 0)
@@ -394,9 +393,9 @@ def files_of(paths: Iterable[Path]) -> Iterator[ImportedFile]:
 
 
 def format_in(path: Path, dating: Dating) -> str | None:
-    """The format of a file: that of its first value that can be read, or of one that was cut off. Empty: it has only
-    conversations without a word, or is a zip without any, of which nothing but exports is read; None: it is no export.
-    Raises OSError: it cannot be read."""
+    """Return the format of a file: that of its first readable or truncated value. Empty: it has only empty
+    conversations, or is a zip without any, as nothing else is read from zips; None: it is no export. Raises OSError: it
+    cannot be read."""
     is_zip = path.suffix.lower() == ".zip"
     with path.open("rb") as file:
         if not (_BEGINNING.match(beginning := file.read(_CUT_OFF_BYTES)) or is_zip):
@@ -410,7 +409,7 @@ def format_in(path: Path, dating: Dating) -> str | None:
 
 
 def left_out_of(packed: Path) -> list[str]:
-    """The files of a zip that an import of its conversations passes over. Raises OSError: it cannot be read."""
+    """Return the files of a zip that an import skips. Raises OSError: it cannot be read."""
     try:
         with zipfile.ZipFile(packed) as archive:
             return [one.filename for one in _parted(archive)[1]]
@@ -419,7 +418,7 @@ def left_out_of(packed: Path) -> list[str]:
 
 
 def _parted(archive: zipfile.ZipFile) -> tuple[list[zipfile.ZipInfo], list[zipfile.ZipInfo]]:
-    """The files of a zip that may have conversations, and its others."""
+    """Return the files of a zip that may have conversations, and the others."""
     listed = [one for one in archive.infolist() if not one.is_dir()]
     pattern = _IN_ZIP if any(_IN_ZIP.fullmatch(one.filename) for one in listed) else _ANY_JSON
     chosen = [one for one in listed if pattern.fullmatch(one.filename)]
@@ -427,7 +426,7 @@ def _parted(archive: zipfile.ZipFile) -> tuple[list[zipfile.ZipInfo], list[zipfi
 
 
 def unpacked_export(file: Path, program: str) -> Path | None:
-    """The folder with this file of a format that is a zip that the program sent, unpacked; None: there is none."""
+    """Return the folder of an unpacked zip of the program, if this file is from one; else None."""
     beside = next((one.beside for one in FORMATS if one.name == program), ())
     found = (Path(os.path.normpath(file.parent / one)) for one in beside if _IN_ZIP.fullmatch(file.name))
     return next((one.parent for one in found if one.is_file()), None)
@@ -436,8 +435,8 @@ def unpacked_export(file: Path, program: str) -> Path | None:
 def read(
     file: ImportedFile, dating: Dating, only: str | None, advanced: Callable[[int], None]
 ) -> Iterator[tuple[str, Found]]:
-    """Read one file; yields the name of what was found, which is longer in a zip, and that. `advanced`: is called with
-    the number of bytes that were read. Raises OSError: it cannot be read."""
+    """Read one file; yield each value with the file's name, which in a zip includes the member. `advanced`: called with
+    the number of bytes read. Raises OSError: it cannot be read."""
     with nullcontext(sys.stdin.buffer) if file.path == STANDARD_INPUT else file.path.open("rb") as opened:
         blocks = _blocks(opened, advanced)
         first = next(blocks, b"")
@@ -466,7 +465,7 @@ def _in_zip(
                         called = _called(PurePath(member.filename))
                         for found in _found(_blocks(inner, lambda _: None), Path(), dating, only, called):
                             yield name, _named(found, zipfile.Path(archive, PEOPLE))
-                except (*_BROKEN, OSError) as error:  # bz2 says the latter
+                except (*_BROKEN, OSError) as error:  # bz2 raises the latter
                     yield name, Found("the file", problem=f"it cannot be unpacked: {error}", is_broken=True)
                 advanced(member.compress_size)
     except _BROKEN as error:
@@ -474,16 +473,16 @@ def _in_zip(
 
 
 def _called(path: PurePath) -> str:
-    """A file's folder and own name, without its suffix: `general/2024-03-01`."""
+    """Return a file's folder and name without suffix: `general/2024-03-01`."""
     return f"{path.parent.name}/{path.stem}"
 
 
 def _named(found: Found, people: Path | zipfile.Path) -> Found:
-    """A finding, with the names of people where it is of Slack. `people`: the file that has them."""
+    """Return a value with the names of people, if it is Slack's. `people`: the file with the names."""
     if found.thread is None or found.thread.program != SLACK.name:
         return found
     names: dict[str, str] = {}
-    with suppress(OSError, KeyError, *UNREADABLE):  # it is not there, or cannot be read: their ids stay
+    with suppress(OSError, KeyError, *UNREADABLE):  # missing or unreadable: the ids stay
         for one in msgspec.json.decode(people.read_bytes(), type=list[_Person]):
             names[one.id] = one.profile.get("real_name") or one.name or one.id
     return msgspec.structs.replace(found, thread=with_names(found.thread, names))

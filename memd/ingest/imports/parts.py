@@ -1,11 +1,10 @@
-"""An import in parts: the command sends what was read (`Sending`), the daemon makes entries of it (`part_drafts`,
-`line_drafts`).
+"""An import in parts: the command sends conversations and entries (`Sending`), the daemon makes drafts of them
+(`part_drafts`, `line_drafts`).
 
-Rule: no file is opened here. Each part is durable when it is answered; a conversation is sent in order, so that the
-daemon can give each message the digest that it has in live traffic. The daemon's side is synchronous and appends
-nothing; what the topic has already is left out, so that an import that was interrupted is resumed by doing it again. A
-chunk that an export speaks of keeps its uuid, its history and its place in time (`origin_id`); only its canonical ids
-are new.
+Rule: no file is opened here. Each part is durable when it is answered. A conversation is sent in order, so that the
+daemon can give each message the same digest as in live traffic. The daemon's side is synchronous and appends nothing.
+It leaves out what the topic already has, so that an interrupted import is resumed by repeating it. A chunk from an
+export keeps its uuid, its history and its place in time (`origin_id`); only its canonical ids are new.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from memd.store.store import Snapshot, TopicLog
 from memd.store.tools.export import decode_line, state_of
 
 BEYOND = -1
-"""The place of a chunk of which the file has told more than the log had."""
+"""The place of a chunk of which the file has more states than the log had."""
 _VECTORS_MAX = 4096  # the corrections of a chunk repeat its text
 _SAME = ("role", "text", "tool_calls", "tool_call_id", "name")
-"""Fields that a message has as it is sent, too."""
+"""Fields that `GivenMessage` shares with `Message`."""
 Hex = Annotated[str, Meta(pattern="^(?:[0-9a-f]{32})$")]
 
 
@@ -54,13 +53,13 @@ class GivenMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
     @classmethod
     def of(cls, message: Message) -> GivenMessage:
-        """A message as it is sent."""
+        """Return the form in which a message is sent."""
         fields = {name: getattr(message, name) for name in _SAME}
         said_at = None if message.said_at is UNSET else message.said_at
         return cls(**fields, attachments=tuple(digest.hex() for digest in message.attachments), said_at=said_at)
 
     def message(self, author: str) -> Message:
-        """The message that is meant, as one of the principal that imports it."""
+        """Return the message, with the principal that imports it as its author."""
         fields = {name: getattr(self, name) for name in _SAME}
         attachments = tuple(map(bytes.fromhex, self.attachments))
         said_at = UNSET if self.said_at is None else self.said_at
@@ -68,17 +67,17 @@ class GivenMessage(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkno
 
 
 class GivenPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Messages of a conversation that follow each other."""
+    """Consecutive messages of a conversation."""
 
     source: Annotated[str, Meta(min_length=1, max_length=1_000)]
     """The conversation: only chunks of one source can be neighbours."""
     messages: Annotated[tuple[GivenMessage, ...], Meta(min_length=1)]
     title: Annotated[str, Meta(max_length=1_000)] = ""
-    """Of the conversation: its chunks are found by it."""
+    """Title of the conversation; searches find its chunks by it."""
     after: Hex | None = None
-    """The digest of the message before the first, as it was told when that was taken; None: there is none."""
+    """Digest of the message before the first, from the answer to an earlier part; None if there is none."""
     question: GivenMessage | None = None
-    """That message, where the first answers it."""
+    """That message, if the first answers it."""
 
 
 class GivenLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,7 +85,7 @@ class GivenLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     line: Raw
     place: Annotated[int, Meta(ge=BEYOND)] = 0
-    """As the answer told it for the line before it of the same chunk."""
+    """The place from the answer to the previous line of the same chunk."""
 
 
 class PartTaken(msgspec.Struct, frozen=True):
@@ -96,7 +95,7 @@ class PartTaken(msgspec.Struct, frozen=True):
     """One for each message."""
     chunks: int
     known: int
-    """Messages that are there already, and those that are not remembered at all."""
+    """Number of messages already stored, or never stored."""
     redacted: dict[str, int]
 
 
@@ -113,9 +112,9 @@ class LinesTaken(msgspec.Struct, frozen=True):
 def part_drafts(
     topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Speech, author: str = "", *, is_apart: bool = False
 ) -> tuple[list[Draft], PartTaken]:
-    """The chunks of a part that the topic does not have, as those of the principal that imports it, and the answer.
-    `is_apart`: he may not know what others have said: only what he himself has imported is known, and the digests are
-    his own. Raises EmbeddingError: the model failed on a text."""
+    """Return the new chunks of a part, authored by the principal that imports it, and the answer. `is_apart`: the
+    principal must not learn of others' messages: only their own imports count as known, and digests are keyed by
+    author. Raises EmbeddingError: the model failed on a text."""
     messages = [speech.heard(one.message(author)) for one in part.messages]
     previous = ROOT_DIGEST if part.after is None else bytes.fromhex(part.after)
     leading = leading_count(messages) if part.after is None else 0
@@ -142,16 +141,16 @@ def line_drafts(
     signed_by: str | None = None,
     uuid_of: Callable[[bytes], bytes] = lambda uuid: uuid,
 ) -> tuple[list[Draft], LinesTaken]:
-    """The entries of an export that the topic does not have, and the answer. What they were called before is not looked
-    at. Those of a chunk that was erased are left out.
+    """Return the new entries of an export, and the answer. Their former topic is ignored. Entries of erased chunks are
+    left out.
 
     Args:
-        signed_by: the principal that imports them, in place of those whom they name; None: those are believed.
-        uuid_of: the uuid that a chunk gets which they call by this one, see `uuid_of_guest`.
+        signed_by: the importing principal, who replaces the authors in the lines; None keeps those.
+        uuid_of: returns the uuid to store a chunk under, given that of its line; see `uuid_of_guest`.
 
     Raises:
         EmbeddingError: the model failed on a text.
-        ValueError, BadTopicId: a line is none.
+        ValueError, BadTopicId: a line is invalid.
     """
     redactor, snapshot = drafter.cutter.redactor, topic.snapshot()
     histories: dict[bytes, tuple[list[bytes], int]] = {}
@@ -192,9 +191,9 @@ def line_drafts(
 
 
 def uuid_of_guest(snapshot: Snapshot, uuid: bytes, author: str, *, is_apart: bool) -> bytes:
-    """The uuid of a chunk that somebody imports who may not correct: another one than a line says, where the log does
-    not have that one (`is_apart`: he may not read; as his). A uuid can be foreseen, and what somebody else says must
-    not be taken for what was imported under it. `author`: his name in the log."""
+    """Return the uuid of a chunk imported by a principal who may not correct. It is the line's only if the log has it
+    (`is_apart`: as this author's, who may not read others'). Otherwise it is a new one: uuids are predictable, and an
+    import must not take that of a later message. `author`: the principal's name in the log."""
     known = snapshot.history(uuid)
     if known and (not is_apart or known[0].author == author):
         return uuid
@@ -202,10 +201,10 @@ def uuid_of_guest(snapshot: Snapshot, uuid: bytes, author: str, *, is_apart: boo
 
 
 def _belongs_to_the_last(topic: TopicLog, pending: Sequence[Draft], draft: Draft) -> bool:
-    """Whether this is a chunk that the log has, and the last entry there takes out what the chunk replaced.
+    """Return True if the last entry of the log removes a chunk that this known one replaced.
 
-    So it is where live chunks were imported before the whole history. It is appended once more, to be found behind that
-    entry: else who undoes the Update would bring back the old chunk and leave the new one.
+    This happens if live chunks were imported before the whole history. The chunk is then appended again, to follow that
+    entry: otherwise undoing the Update would restore the old chunk and keep the new one.
     """
     if draft.action != "Update":
         return False
@@ -219,57 +218,56 @@ def _belongs_to_the_last(topic: TopicLog, pending: Sequence[Draft], draft: Draft
 
 
 GROUP_ENTRIES = 256
-"""Entries of an export that are appended with one fsync: about three seconds of embedding."""
+"""Entries of an export appended with one fsync: about three seconds of embedding."""
 STRETCH_MESSAGES = 64
-"""Messages of a conversation after which the next user message begins a new append."""
+"""After so many messages of a conversation the next user message begins a new part."""
 STRETCH_CHARACTERS = 1_000_000
-"""Text after which the next message of the user or assistant does."""
+"""After so much text the next message of user or assistant does."""
 Post = Callable[[str, object], bytes]
-"""Sends a body to a route of the daemon; returns the answer, or raises `BadQuestion` where the body is wrong."""
+"""Sends a body to a route of the daemon and returns the answer. Raises `BadQuestion`: the body is invalid."""
 
 
 class ImportCounts(msgspec.Struct):
     """Figures of one import."""
 
     entries: int = 0
-    """Of exports: appended."""
+    """Entries of exports appended."""
     entries_known: int = 0
     conversations: Counter[str] = msgspec.field(default_factory=Counter)
-    """By the name of their format."""
+    """Conversations by the name of their format."""
     topics: Counter[str] = msgspec.field(default_factory=Counter)
-    """Of conversations: their number by the topic they went to."""
+    """Conversations by their topic."""
     empty: int = 0
-    """Conversations in which nothing was said."""
+    """Conversations without text."""
     branches: int = 0
-    """Of conversations, besides the one that is shown."""
+    """Branches of conversations besides those shown by the programs."""
     chunks: int = 0
-    """Of conversations: appended."""
+    """Chunks of conversations appended."""
     messages_known: int = 0
-    """Of conversations: messages whose text is in the log already, and those that are not remembered at all."""
+    """Messages of conversations already stored, or never stored."""
     redacted: Counter[str] = msgspec.field(default_factory=Counter)
-    """The number of secrets that were replaced in the appended entries, by the name of the pattern."""
+    """Secrets replaced in the appended entries, by the name of the pattern."""
 
 
 class Sending:
     """One import. `counts` and `problems` may be read at any time."""
 
     def __init__(self, post: Post, topic_id: str | None = None) -> None:
-        """`topic_id`: where everything goes, or `AUTO_TOPIC`: that of the folder that a coding agent worked in, else
-        of the name that is given with a conversation; None: entries to the topics they came from, conversations to
-        `default`."""
+        """`topic_id`: the topic for everything. With `AUTO_TOPIC` it is named after a coding agent's folder, else after
+        the name given with a conversation. None: entries go to their former topics, conversations to `default`."""
         self.counts = ImportCounts()
         self.problems: list[tuple[str, Found]] = []
-        """All that could not be imported, or not as it stands, by the name of its file."""
+        """Values that were not imported, or only in part, with the name of the file."""
         self._post = post
         self._topic_id = topic_id
         self._lines: list[tuple[GivenLine, bytes]] = []
-        """Of one topic; each with the uuid of its chunk."""
+        """Unsent lines of one topic, each with the uuid of its chunk."""
         self._lines_from = ("", "", "")
-        """Their topic, and the file and place of the first of them."""
+        """Their topic, and file and place of the first line."""
         self._places: dict[tuple[str, bytes], int] = {}
 
     def take(self, name: str, found: Found, called: str = "") -> None:
-        """Send what was found in a file, or note why not. `called`: see `ImportedFile`. Raises DaemonError, StoreError,
+        """Send a value of a file, or record its problem. `called`: see `ImportedFile`. Raises DaemonError, StoreError,
         EmbeddingError: nothing more can be imported now."""
         if found.problem:
             self.problems.append((name, found))
@@ -286,7 +284,7 @@ class Sending:
             self.problems.append((name, Found(found.place, problem=str(error))))
 
     def end(self) -> None:
-        """Send what is left; may be called at any time."""
+        """Send the unsent lines; may be called at any time."""
         lines, self._lines = self._lines, []
         if not lines:
             return
@@ -308,7 +306,7 @@ class Sending:
         if self._topic_id not in (None, AUTO_TOPIC):
             topic = self._topic_id or topic
         size = sum(len(bytes(line.line)) for line, _ in self._lines)
-        # Entries of different topics keep the order that they have in the file.
+        # Entries of different topics keep their order in the file.
         if topic != self._lines_from[0] or len(self._lines) >= GROUP_ENTRIES or size >= STRETCH_CHARACTERS:
             self.end()
         if not self._lines:
@@ -342,8 +340,8 @@ class Sending:
 
 
 def stretches(thread: Thread) -> Iterator[range]:
-    """Cut a conversation into parts that are appended one by one: no part crosses branches, and each begins with a
-    turn, as no chunk crosses two, unless one is very long."""
+    """Cut a conversation into parts that are appended separately. No part crosses branches. Each begins with a turn,
+    because no chunk crosses turns, unless a turn is very long."""
     start = size = 0
     for place, message in enumerate(thread.messages):
         is_full = place - start >= STRETCH_MESSAGES and message.role == "user"
@@ -357,7 +355,7 @@ def stretches(thread: Thread) -> Iterator[range]:
 
 
 def topic_of_folder(folder: str) -> str:
-    """The topic of a project, whose folder may be of another machine; `default` for none."""
+    """Return the topic of a project's folder, which may be from another machine; `default` for none."""
     return topic_called(re.split(r"[/\\]", folder.rstrip("/\\"))[-1])
 
 
