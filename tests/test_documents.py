@@ -389,7 +389,7 @@ def test_a_file_is_found_by_its_name_and_shown_as_before(served: DaemonProcess, 
     said(served, "add", str(root))
     for question, text in {
         "What does quokka-handover.md say?": "The keys are with the porter.",
-        "show me patience": "def wait(n):\n    return min(30, 2 ** n)",
+        "What does patience.py do?": "def wait(n):\n    return min(30, 2 ** n)",
         "Was steht im Reisebericht Lofoten?": "Wir sahen Wale.",
     }.items():
         found = json.loads(said(served, "search", "--json", question))["chunks"]

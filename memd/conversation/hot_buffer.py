@@ -373,7 +373,7 @@ class HotBuffer:
         self.mark(branch, stored=min(conversation.stored, start))
         count = conversation.messages[start].tokens + tokens
         self._append(branch, History([text], [whole.content_digest], lambda *_: [count]), now)
-        self.record(events.Closed(conversation.id))
+        self.record(events.Abandoned(conversation.id, start))
         return branch
 
     def _append(self, conversation: Conversation, history: History, now: float) -> None:
