@@ -77,6 +77,11 @@ def written(folder: Path, *names: str) -> Path:
     return folder
 
 
+def kept_of(daemon: DaemonProcess, source: str) -> list[dict[str, str]]:
+    answer = ask(f"{daemon.own_url}/memd/documents/chunks?topic=default&source={source}")
+    return answer.json.get("chunks", [])  # type: ignore[no-any-return]
+
+
 def found(root: Path, **chosen: Any) -> list[str]:
     return [file.below for file in Walk(root, Chosen(**chosen)).files()]
 
@@ -311,18 +316,14 @@ def test_a_correction_stays_while_the_file_has_the_text_and_goes_with_it(served:
     docs.mkdir()
     first = {"Port": "4711 is the port.", "Lift": "The lift is out.", "One": "It is 1.", "Two": "It is 2."}
 
-    def kept(name: str) -> list[dict[str, str]]:
-        answer = ask(f"{served.own_url}/memd/documents/chunks?topic=default&source=house/{name}")
-        return answer.json["chunks"]  # type: ignore[no-any-return]
-
     def add(name: str = "a.md", **changed: str) -> list[str]:
         told = {**first, **changed}
         (docs / name).write_text("\n\n".join(f"# {heading}\n\n{text}" for heading, text in told.items()))
         said(served, "add", str(docs))
-        return sorted(one["content"] for one in kept(name))
+        return sorted(one["content"] for one in kept_of(served, f"house/{name}"))
 
     def correct(*contents: str, **update: str) -> None:
-        ids = [one["id"] for one in kept("a.md") if one["content"] in contents]
+        ids = [one["id"] for one in kept_of(served, "house/a.md") if one["content"] in contents]
         body = {"topic_id": "default", "chunk_ids": ids, "action": "Update", "reason": "it is wrong", **update}
         assert ask(f"{served.own_url}/memd/corrections", body).status == 200
 
@@ -359,8 +360,48 @@ def test_a_correction_stays_when_what_it_took_out_is_erased(served: DaemonProces
             }
             assert ask(f"{served.own_url}/memd/corrections", body).status == 200
             said(served, "erase", "default", "--chunk", old, "--forbid", "--yes")
-    shown = ask(f"{served.own_url}/memd/documents/chunks?topic=default&source=house/a.md").json["chunks"]
-    assert sorted(one["content"] for one in shown) == ["4822.", "It is out."]
+    assert sorted(one["content"] for one in kept_of(served, "house/a.md")) == ["4822.", "It is out."]
+
+
+def test_a_correction_is_undone_under_the_name_that_the_file_has_now(served: DaemonProcess, tmp_path: Path) -> None:
+    root = written(tmp_path / "club", "a.md")
+    told = {
+        "Balls": "The machine costs 4 euros.",
+        "Court": "Court 1 is open.",
+        "Bar": "It opens at 9.",
+        "Key": "Ask Ines.",
+    }
+    (root / "a.md").write_text("\n\n".join(f"# {heading}\n\n{text}" for heading, text in told.items()))
+    said(served, "add", str(root))
+    ids = {one["content"]: one["id"] for one in kept_of(served, "club/a.md")}
+
+    def shown(name: str) -> list[str]:
+        return sorted(one["content"] for one in kept_of(served, f"club/{name}"))
+
+    balls, court, bar = (ids[told[name]] for name in ("Balls", "Court", "Bar"))
+    said(served, "correct", balls, "--update", "The machine costs 6 euros.")
+    said(served, "correct", court, "--update", "Court 1 is closed.")
+    said(served, "correct", bar, "--deprecate")
+    [closed] = [one["id"] for one in kept_of(served, "club/a.md") if one["content"] == "Court 1 is closed."]
+    said(served, "correct", closed, "--update", "Court 1 is wet.")
+    for before, now in (("a.md", "b.md"), ("b.md", "c.md")):
+        (root / before).rename(root / now)
+        said(served, "add", str(root))
+        assert shown(now) == ["Ask Ines.", "Court 1 is wet.", "The machine costs 6 euros."]
+    assert len(json.loads(said(served, "show", "--json", balls))["replaced_by"]) == 1
+    assert "is shown again" in said(served, "undo", bar)
+    assert "It opens at 9." in shown("c.md")
+    said(served, "undo", balls)
+    assert shown("c.md") == ["Ask Ines.", "Court 1 is wet.", "It opens at 9.", "The machine costs 4 euros."]
+    refused = served.run("undo", court)
+    assert refused.returncode == 2 and "undo that one first" in refused.stderr
+    said(served, "undo", closed)
+    assert "Court 1 is closed." in shown("c.md") and "Court 1 is wet." not in shown("c.md")
+    assert "0 chunks written, 0 taken out" in said(served, "add", str(root))
+    said(served, "undo", balls)
+    assert shown("c.md") == ["Ask Ines.", "Court 1 is closed.", "It opens at 9.", "The machine costs 6 euros."]
+    assert not shown("a.md") and not shown("b.md")
+    assert said(served, "verify")
 
 
 def test_a_page_of_which_nothing_is_read_is_named_with_the_reason(served: DaemonProcess, tmp_path: Path) -> None:

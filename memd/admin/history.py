@@ -218,7 +218,7 @@ def story(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingView | None, kn
         versions = tuple(_event(snapshot, place, known) for place in places)
         before, after = (_beside(snapshot, places[-1], one, known) for one in snapshot.neighbours(places[-1]))
         replacements = (replacement_of(snapshot, place, chunk_uuid) for place in places)
-        replaced_by = () if versions[-1].live else tuple(one.hex() for one in replacements if one is not None)
+        replaced_by = () if versions[-1].live else tuple(dict.fromkeys(one.hex() for one in replacements if one))
     return ChunkStory(
         topic_id=snapshot.topic_id,
         id=versions[-1].id,

@@ -11,6 +11,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import msgspec
@@ -216,22 +217,39 @@ def plan_undo(snapshot: Snapshot, canonical_id: int, reason: str, encoder: Embed
     place = snapshot.place(canonical_id)
     if place is None:
         raise NotFound(f"topic {snapshot.topic_id} has no entry {canonical_id}; `memd log` lists them")
-    entry = snapshot.read(place)
-    *_, before, newest = None, *snapshot.history(entry.uuid)
-    if newest.action == UNDO and before is not None and before.canonical_id == canonical_id:
+    acts = _acts(snapshot, snapshot.read(place).uuid)
+    entry = next(one for one in reversed(acts) if one.canonical_id <= canonical_id)
+    place = snapshot.place(entry.canonical_id) or place
+    *_, before, newest = None, *acts
+    if newest.action == UNDO and before is entry:
         raise BadQuestion(f"it is undone already, by entry {newest.canonical_id}; undo that one to have it back")
-    if newest.canonical_id != canonical_id:
+    if newest is not entry:
         raise BadQuestion(f"entry {newest.canonical_id} has changed the chunk since; undo that one first")
     if entry.action == "Update":
         is_made = entry.status is Status.ACTIVE and _is_made_at(snapshot, place, entry)
         made = entry.uuid if is_made else replacement_of(snapshot, place, entry.uuid)
-        if made is not None and (last := snapshot.history(made)[-1]).status is not Status.ACTIVE:
+        if made is not None and (last := _acts(snapshot, made)[-1]).status is not Status.ACTIVE:
             raise _changed_since(last)
     else:
         made = _replacement_of_undone(snapshot, place, entry) if entry.action == UNDO else None
     if made is None:
         return [_state_before(snapshot, entry.uuid, reason, encoder)]
     return _update_turned(snapshot, made, reason, encoder)
+
+
+def _acts(snapshot: Snapshot, chunk_uuid: bytes) -> list[Entry]:
+    """Read a chunk's entries, oldest first, each where the chunk is now; without those that only took a correction
+    along when the file was renamed or changed elsewhere."""
+    history = snapshot.history(chunk_uuid)
+    acts = [one for before, one in pairwise([None, *history]) if one and not (before and _is_taken_along(before, one))]
+    return [msgspec.structs.replace(one, source=history[-1].source, part=history[-1].part) for one in acts]
+
+
+def _is_taken_along(before: Entry, entry: Entry) -> bool:
+    if entry.action is None or (entry.source, entry.part) == (before.source, before.part):
+        return False
+    there = msgspec.structs.replace(before.as_draft(), source=entry.source, part=entry.part, vector=entry.vector)
+    return there == entry.as_draft()
 
 
 def is_first(snapshot: Snapshot, entry: Entry) -> bool:
@@ -292,9 +310,9 @@ def _replacement_of_undone(snapshot: Snapshot, place: Place, entry: Entry) -> by
 def _update_turned(snapshot: Snapshot, made: bytes, reason: str, encoder: Embeds) -> list[Draft]:
     """Return the drafts that undo an Update, or redo it if it is undone: either the replacement is live or the replaced
     chunks, never both."""
-    history = snapshot.history(made)
+    history = _acts(snapshot, made)
     replacement, replaced = history[-1], history[0].supersedes
-    others = [other[-1] for one in replaced if (other := snapshot.history(one))]
+    others = [other[-1] for one in replaced if (other := _acts(snapshot, one))]
     if replacement.status is Status.ACTIVE:
         back = [one for one in others if one.status is not Status.ACTIVE]
         for one in back:
@@ -365,7 +383,7 @@ def _replacement(
 
 def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: Embeds) -> Draft:
     """Return the draft that restores a chunk's state before its newest entry."""
-    history = snapshot.history(chunk_uuid)
+    history = _acts(snapshot, chunk_uuid)
     newest = history[-1]
     if len(history) == 1:
         is_adopted = newest.action in STEPS or newest.status is not Status.ACTIVE
