@@ -1,15 +1,15 @@
-"""Reads one file after the other into sections: the face of this folder, and the process that reads them.
+"""Reads files into sections: the interface of this folder, and the child process that reads them.
 
-Rule: a file is refused for its kind or size before any of it is read. Long Markdown and what is no text is read in a
-process of its own; whatever is in a file, the answer comes within its seconds. A process that hangs, grows too large or
-dies is replaced at the next file, and the file is refused with the reason. It writes no file and opens no connection;
-whatever a library prints goes nowhere.
+Rule: a file is refused for its kind or size before any of it is read. Long Markdown and files that are not text are
+read in a child process. Whatever a file contains, the answer comes within the time limit. If the process hangs, grows
+too large or dies, the file is refused with the reason, and the next file gets a new process. It writes no file and
+opens no connection; output of libraries is discarded.
 
-The process is `python -m memd.ingest.readers.files`. A `Connection` of multiprocessing, whose descriptor is its
-argument, has a `ReadRequest` and a `ReadAnswer` in MessagePack, one after the other.
+The process is `python -m memd.ingest.readers.files`. Its argument is the descriptor of a multiprocessing `Connection`,
+on which a `ReadRequest` and a `ReadAnswer` in MessagePack alternate.
 
-Linux limits the child's address space. macOS has `RLIMIT_AS` but does not keep it: there the resident size is looked at
-every quarter of a second, and what is allocated faster than that can exceed the limit for that long.
+Linux limits the child's address space. macOS has `RLIMIT_AS` but does not enforce it: there the resident size is
+checked every quarter of a second, and can exceed the limit for that long.
 """
 
 from __future__ import annotations
@@ -46,33 +46,32 @@ from memd.ingest.readers.text import (
 from memd.wording import counted, pip_install
 
 MARKDOWN_HERE_BYTES_MAX = 32_000
-"""Longer Markdown is read in the process: there is some that takes time by the square of its length (200 KB of quotes
-forty seconds)."""
+"""Longer Markdown is read in the process, because some takes quadratic time (forty seconds for 200 KB of quotes)."""
 READ_SECONDS_MAX = 120
-"""For one file: the largest that may be read takes half of that, on a slow machine."""
+"""Limit for one file: the largest readable one takes half of it on a slow machine."""
 LOOK_SECONDS = 0.25
 MEMORY_BYTES_MAX = 768 << 20
-"""Of address space where the system limits it (Linux), else of what is resident (macOS, watched by the parent)."""
+"""Limit of address space if the system enforces it (Linux), else of resident size (macOS, checked by the parent)."""
 KEPT_BYTES_MAX = 110 << 20
-"""A process that has been larger than this is replaced after the file: it would not become smaller."""
+"""A process that has been larger than this is replaced after the file, because it would not shrink."""
 TEXT_BYTES_MAX = 15_000_000
-"""Of the text of a file in UTF-8, with the headings above each section: some 5,000 pages."""
+"""Limit of a file's text in UTF-8, with the headings above each section: some 5,000 pages."""
 SIZE = Path("/proc/self/statm")
 NEEDS_MEMORY = f"reading it needs more than {MEMORY_BYTES_MAX >> 20} MB of memory"
 NOTHING_READ = "nothing in it is text that memd reads (pictures, menus, controls and what scripts show are none)"
 ANSWER_BYTES_MAX = 4 * TEXT_BYTES_MAX
-"""Of many short sections the frame is longer than the text."""
+"""With many short sections the frame is longer than the text."""
 KNOWN_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
-"""A child that could be taken over is told no key and no token."""
+"""Environment of the child, without keys and tokens: a malicious file might take it over."""
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """One file to read."""
+    """A file to read."""
 
     path: bytes
     reader: str
     name: str
-    """The file's; that at the path may be another one."""
+    """The file's name; its path may have another one."""
     seconds_max: int
 
 
@@ -82,11 +81,11 @@ class ReadAnswer(msgspec.Struct, frozen=True):
     sections: tuple[GivenSection, ...] = ()
     reason: str = ""
     is_last: bool = False
-    """The process ends after it."""
+    """True if the process ends after this answer."""
 
 
 class FileReader:
-    """Reads files; starts the process at the first that needs it. Use it in one thread at a time, and close it."""
+    """Reads files; starts the process for the first that needs it. Use it in one thread at a time, and close it."""
 
     def __init__(self, seconds_max: int = READ_SECONDS_MAX, *, watches_size: bool = sys.platform != "linux") -> None:
         self._seconds_max = seconds_max
@@ -100,7 +99,7 @@ class FileReader:
         self.close()
 
     def close(self) -> None:
-        """End the process; it is started again when it is needed."""
+        """End the process; it is started again if needed."""
         started, self._process = self._process, None
         if started is not None:
             process, child = started
@@ -110,12 +109,12 @@ class FileReader:
 
     @property
     def pids(self) -> list[int]:
-        """The process, while there is one."""
+        """Id of the process, if it runs."""
         return [] if self._process is None else [self._process[0].pid]
 
     def sections(self, path: Path, name: str = "") -> tuple[GivenSection, ...]:
-        """Return the sections of a file, in order; none if it says nothing. `name`: the file's, if a link to it has
-        another one. Raises BadDocument: with the reason why it is not read; OSError: it cannot be opened."""
+        """Return the sections of a file, in order; none if it has no text. `name`: the file's name, if the path has
+        another. Raises BadDocument: it is refused, with the reason; OSError: it cannot be opened."""
         name, size = name or path.name, path.stat().st_size
         way = checked(name, size)
         if not _is_apart(way, size):
@@ -126,7 +125,7 @@ class FileReader:
         return answer.sections
 
     def sections_of(self, name: str, content: bytes) -> tuple[GivenSection, ...]:
-        """Return the sections of a file of this name that is in memory; see `sections`."""
+        """Return the sections of a file in memory; see `sections`."""
         if not _is_apart(format_of(name), len(content)):
             return sections_of(name, content)
         with tempfile.NamedTemporaryFile(prefix="memd-", suffix=suffix_of(name)) as file:
@@ -162,7 +161,7 @@ class FileReader:
         if self._process is None:
             own, childs = multiprocessing.Pipe()
             with childs:
-                # -P: no module is taken from the folder in which memd was started, whose files are what is read.
+                # -P: import no module from the current folder, whose files may be the documents.
                 command = [sys.executable, "-P", "-m", "memd.ingest.readers.files", str(childs.fileno())]
                 process = subprocess.Popen(
                     command if self._watches_size else [*command, "--limited"],
@@ -181,7 +180,7 @@ def _is_apart(way: FileFormat, size: int) -> bool:
 
 
 def checked(name: str, size: int) -> FileFormat:
-    """Return how a file of this name and this many bytes is read. Raises BadDocument: with the reason why it is not."""
+    """Return the format of a file of this name and size. Raises BadDocument: it is refused, with the reason."""
     way = format_of(name)
     if way.instead:
         raise BadDocument(f"files of this kind cannot be read: {way.instead}")
@@ -196,7 +195,7 @@ def checked(name: str, size: int) -> FileFormat:
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> str:
-    """The reason for which a process is no more."""
+    """Return the reason why a process ended."""
     code = process.wait()
     if code >= 0:
         return (
@@ -217,8 +216,8 @@ def _resident_bytes_of(pid: int) -> int:
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes the connection
+    """Answer requests until the connection ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and closes the connection
     parent = Connection(int(sys.argv[1]) if sys.argv[1:] else 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -235,7 +234,7 @@ def main() -> None:
 
 
 def _limit_processor_time(seconds: int) -> None:
-    """End the process if it works on one file for longer, though nobody is left who would."""
+    """Have the system end the process after this time on one file, even if the parent is gone."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime) + seconds + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
@@ -252,13 +251,13 @@ def _answered(request: ReadRequest) -> ReadAnswer:
         answer = ReadAnswer(reason=f"it cannot be read ({error.strerror or error})")
     except RecursionError:
         answer = ReadAnswer(reason="it cannot be read: what is in it is nested too deeply")
-    except Exception as error:  # whatever a library makes of a broken file
+    except Exception as error:  # any error of a library with a broken file
         answer = ReadAnswer(reason=f"it cannot be read ({type(error).__name__}: {str(error)[:200]})")
     return msgspec.structs.replace(answer, is_last=True) if _resident_bytes() > KEPT_BYTES_MAX else answer
 
 
 def _resident_bytes() -> int:
-    """The size of the process. `ru_maxrss` begins on Linux with that of the parent, which forked it."""
+    """Return the size of the process. On Linux `ru_maxrss` starts with the size of the forking parent, so is no use."""
     if SIZE.exists():
         return int(SIZE.read_text().split()[1]) * resource.getpagesize()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -283,7 +282,7 @@ def _sections(request: ReadRequest) -> tuple[GivenSection, ...]:
 
 
 def _encodable(section: GivenSection) -> GivenSection:
-    """The section without lone surrogates, which libraries let through."""
+    """Return the section without lone surrogates, which libraries may return."""
 
     def plain(text: str) -> str:
         return text.encode("utf-8", "replace").decode()

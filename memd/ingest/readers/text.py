@@ -1,11 +1,11 @@
-"""Documents, which file is read how, and those that are text: Markdown by its headings, rows of CSV, other text whole.
+"""Documents, the choice of a reader, and the readers of text: Markdown by headings, rows of CSV, other text whole.
 
-Rule: pure. A reader gives `GivenSection`s in order, or raises `BadDocument` with the reason. A format is known by the
-end of the file's name (`assets/formats.toml`). A file that cannot be read as text is refused with the reason; nothing
-is guessed or left out.
+Rule: pure. A reader returns `GivenSection`s in order, or raises `BadDocument` with the reason. The format follows from
+the file's suffix (`assets/formats.toml`). A file that is not valid text is refused with the reason; nothing is guessed
+or left out.
 
-Tables of all formats become text here: each row a paragraph of its own that names its columns, so that a question about
-a row finds it. The first row that could be one names the columns; what stands above it is text.
+Tables of all formats become text here: each row is a paragraph that names its columns, so that a question about a row
+finds it. The first suitable row has the column names; rows above it are text.
 
     Product: Lamp; Price: 20; Stock: 4
 """
@@ -31,42 +31,42 @@ HEADINGS_MAX = 16
 
 
 class GivenSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stretch of a document that is cut by itself: no chunk crosses two."""
+    """A part of a document that is cut separately: no chunk crosses sections."""
 
     heading: Annotated[tuple[str, ...], Meta(max_length=HEADINGS_MAX)] = ()
-    """The headings above it, the outermost first."""
+    """Headings above it, outermost first."""
     text: str = ""
     page: int | None = None
     sheet: str | None = None
 
 
 class GivenDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file, read."""
+    """The content of a file."""
 
     source: Annotated[str, Meta(min_length=1, max_length=SOURCE_CHARACTERS_MAX)]
-    """Its path relative to its source's root, behind the root's name."""
+    """The root's name, and the path below the root."""
     hash: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     """SHA-256 of the file."""
     sections: tuple[GivenSection, ...]
     root: Annotated[str, Meta(pattern="^([0-9a-f]{16})?$")] = ""
-    """Tells folders of one name apart: the first 16 digits of the BLAKE2b of the root's resolved path."""
+    """Distinguishes folders of one name: the first 16 digits of the BLAKE2b of the root's resolved path."""
     renamed_from: str | None = None
-    """The source that it was, and is no longer."""
+    """Its former source, which no longer exists."""
 
 
 class GivenFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file, unread; in JSON its bytes are base64."""
+    """The bytes of a file, base64 in JSON."""
 
     name: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^/\x00]+$")]
     content: bytes
 
 
 OF_TEXT = "text", "markdown", "rows"
-"""The readers that are here; the first two need no process of their own."""
+"""The readers in this module; the first two need no child process."""
 
 
 class FileFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How files with some suffixes are read; the table says what its fields mean."""
+    """How files with some suffixes are read; the table describes the fields."""
 
     suffixes: str
     reader: str = ""
@@ -76,7 +76,7 @@ class FileFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def is_apart(self) -> bool:
-        """Whether they are read in a process of its own."""
+        """True if they are read in a child process."""
         return self.reader not in OF_TEXT[:2]
 
 
@@ -88,18 +88,18 @@ FORMATS = {
 
 
 def is_readable(name: str) -> bool:
-    """Whether a file of this name is read, or named with the reason, where a whole folder is added. One without a
-    suffix is, if it is text."""
+    """Return True if a file of this name in a folder is read, or refused with a reason. One without a suffix is read if
+    it is text."""
     return suffix_of(name) in FORMATS or not suffix_of(name)
 
 
 def format_of(name: str) -> FileFormat:
-    """Return how a file of this name is read; what is not known is read as text."""
+    """Return how a file of this name is read; unknown suffixes are read as text."""
     return FORMATS.get(suffix_of(name), FORMATS[".txt"])
 
 
 def suffix_of(name: str) -> str:
-    """Return the end of a file's name in lower case, with its dot; empty if it has none."""
+    """Return the suffix of a file's name in lower case, with its dot; empty if it has none."""
     stem, dot, suffix = name.lower().rpartition(".")
     return f".{suffix}" if stem and dot else ""
 
@@ -109,23 +109,23 @@ UTF_16 = b"\xff\xfe", b"\xfe\xff"
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 HEADING_CHARACTERS_MAX = 200
 LINE_BYTES_MAX = 1_000_000
-"""Of CSV and TSV."""
+"""Limit of a line of CSV or TSV."""
 SAMPLE_CHARACTERS = 20_000
 DELIMITERS = ",;\t|"
 _LINES = re.compile(r"(?<=\n)")
-"""Where a line begins; `str.splitlines` also ends one at a form feed or U+2028."""
+"""Begins of lines; `str.splitlines` would also split at form feeds and U+2028."""
 _FRONT_MATTER = re.compile(r"---[ \t]*\n([\w-]+[ \t]*:(?:(?!---)[^\n]*\n){1,200})---[ \t]*(?:\n|\Z)")
-"""Names and values in front of a file, as site generators, Obsidian and Claude Code write them."""
+"""Names and values before a file's text, as written by site generators, Obsidian and Claude Code."""
 _NO_TITLE = re.compile(
     r"(?:microsoft|libreoffice|openoffice)\b.*|(?:untitled|unbenannt|document|presentation|slide|word document|"
     r"powerpoint presentation|pptx presentation|\(?anonymous\)?)[ \d]*|.*\.[a-z]{2,5}",
     re.IGNORECASE,
 )
-"""Programs put the name of a file where a document's title belongs, or their own."""
+"""Titles that programs fill with a file's name or their own."""
 
 
 def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
-    """Return the sections of a file, in order; none if it says nothing. Raises BadDocument: it is no text."""
+    """Return the sections of a file, in order; none if it has no text. Raises BadDocument: it is no valid text."""
     reader = format_of(name).reader
     if reader == "rows":
         _check_lines(content)
@@ -143,7 +143,7 @@ def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
 
 
 def other_kind(name: str) -> str:
-    """Say that a file of this name is of a kind that is not read, and which kinds are; empty where it may be text."""
+    """Return the message that a file of this name is of an unreadable kind; empty if it may be text."""
     suffix = suffix_of(name)
     kind = mimetypes.encodings_map.get(suffix) or mimetypes.types_map.get(suffix, "text/")
     return "" if suffix in FORMATS or kind.startswith("text/") else f"it is no text but {kind}; {READ}"
@@ -167,11 +167,11 @@ def _check_lines(content: bytes) -> None:
 
 
 def _rows(text: str, suffix: str) -> str:
-    """The rows of CSV or TSV, by Python's own reader."""
+    """Return the text of CSV or TSV, parsed by Python's `csv`."""
     try:
         try:
             dialect: type[csv.Dialect] = csv.Sniffer().sniff(text[:SAMPLE_CHARACTERS], DELIMITERS)
-            dialect.doublequote = True  # by RFC 4180; the sniffer says no where its sample has no quote in quotes
+            dialect.doublequote = True  # by RFC 4180; the sniffer sets False if its sample has no quote in quotes
         except csv.Error:
             dialect = csv.excel_tab if suffix == ".tsv" else csv.excel
         return table_text(csv.reader(_LINES.split(text), dialect))
@@ -180,7 +180,7 @@ def _rows(text: str, suffix: str) -> str:
 
 
 def _by_headings(text: str) -> list[GivenSection]:
-    """The text between headings, each below the headings that it stands under."""
+    """Return the texts between headings, each with the headings above it."""
     from markdown_it import MarkdownIt  # it takes long to import, and most daemons read no Markdown
 
     sections: list[GivenSection] = []
@@ -189,7 +189,7 @@ def _by_headings(text: str) -> list[GivenSection]:
     lines = _LINES.split(text)
     above = Headings()
     begun = 0
-    tokens = MarkdownIt("commonmark").disable("inline").parse(text)  # emphasis and links take time by their square
+    tokens = MarkdownIt("commonmark").disable("inline").parse(text)  # emphasis and links take quadratic time
     for opening, inline in itertools.pairwise(tokens):
         if opening.type != "heading_open" or opening.level or opening.map is None:
             continue
@@ -198,14 +198,14 @@ def _by_headings(text: str) -> list[GivenSection]:
         above.enter(int(opening.tag[1:]), inline.content)
         begun = end
     sections.append(above.section("".join(lines[begun:]).strip("\n")))
-    if front:  # it says of what follows when that was written and what it is about
+    if front:  # it has the date and subject of the text
         sections = [*with_text(sections)] or [GivenSection(above.path)]
         sections[0] = GivenSection(sections[0].heading, joined((front[1], sections[0].text)))
     return sections
 
 
 def with_text(sections: Iterable[GivenSection]) -> Iterator[GivenSection]:
-    """Yield the sections that say something; a heading with no text below it is text itself."""
+    """Yield the sections with text; a heading with nothing below it counts as text."""
     before = GivenSection()
     for section, following in itertools.pairwise(itertools.chain(sections, [before])):
         *above, last = section.heading or ("",)
@@ -229,9 +229,9 @@ def joined(blocks: Iterable[str]) -> str:
 
 
 class Headings:
-    """The headings that a place of a document stands under, while it is read from its beginning.
+    """The headings above the current position of a document that is read from its beginning.
 
-    `title`: the one that the document says it has, which may be none.
+    `title`: the document's own title, if any.
     """
 
     def __init__(self, title: str | None = "") -> None:
@@ -240,16 +240,16 @@ class Headings:
 
     @property
     def path(self) -> tuple[str, ...]:
-        """The outermost first."""
+        """Headings, outermost first."""
         return tuple(heading for _, heading in self._open if heading)
 
     def section(self, text: str, page: int | None = None) -> GivenSection:
-        """The text that stands here, below its headings; without text these are told only right below one of them."""
+        """Return the text here with its headings; without text, they are included only directly below one."""
         level, heading = self._open[-1]
         return GivenSection(self.path if text or (level >= 0 and heading) else (), text, page)
 
     def enter(self, level: int, heading: str) -> None:
-        """Go on below a heading; it ends those of its own level and of deeper ones."""
+        """Enter a heading, which ends those of its own level and of deeper ones."""
         named = " ".join(heading.split())[:HEADING_CHARACTERS_MAX]
         self._open = [*(one for one in self._open if one[0] < level), (level, named)]
 
@@ -261,13 +261,13 @@ def title_of(said: str | None) -> str:
 
 
 HEADER_ROWS_MAX = 20
-"""So many rows are looked at for one that names the columns."""
+"""Rows that are searched for the one with the column names."""
 COLUMN_CHARACTERS_MAX = 80
 CELL_CHARACTERS_MAX = 20_000
 
 
 def table_text(rows: Iterable[Sequence[str]]) -> str:
-    """Return the text of a table's rows; of cells, white space at their ends does not count."""
+    """Return the text of a table's rows; white space in cells is normalised."""
     return "\n\n".join(_paragraphs(rows))
 
 
@@ -292,7 +292,7 @@ _PERIOD = re.compile(r"(?:\d\d?[./-]){0,2}(?:19|20)\d\d|(?:19|20)\d\d(?:[./-]\d\
 
 
 def _names_columns(cells: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
-    """Whether a row could name the columns: two texts or more, its only figures periods above other things."""
+    """Return True if a row may name the columns: at least two texts, and no figures but periods above other values."""
     figures = [at for at, cell in enumerate(cells) if _is_figure(cell)]
     values = [row[at] for row in below for at in figures if row[at : at + 1] not in ([], [""])]
     others = sum(_PERIOD.fullmatch(one) is None for one in values)
@@ -301,7 +301,7 @@ def _names_columns(cells: Sequence[str], below: Sequence[Sequence[str]]) -> bool
 
 
 def _is_figure(cell: str) -> bool:
-    """Whether a cell is an amount, a date, a percentage: something that is counted and named by its column."""
+    """Return True if a cell is a figure (an amount, a date, a percentage), which its column names."""
     return any(one.isdigit() for one in cell) and not any(one.isalpha() for one in cell)
 
 
