@@ -1,9 +1,9 @@
-"""Files that are no text: office documents, pages, books, mail and PDF. Each reader has the name that
-`assets/formats.toml` calls it by, and is called in the process of files.py.
+"""Readers of other files: office documents, pages, books, mail and PDF. Each has its name in `assets/formats.toml`, and
+is called in the child process of files.py.
 
-Rule: what a reader of the printed page sees: with insertions, without deletions, comments, headers and footers.
-Formulas and macros are neither read nor run. What an archive unpacks to is known before anything is unpacked; `zipfile`
-reads no more than that of an entry.
+Rule: they return the text of the printed page, with insertions, without deletions, comments, headers and footers.
+Formulas and macros are neither read nor run. The unpacked size of an archive is checked before anything is unpacked;
+`zipfile` reads no more than that of an entry.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 UNPACKED_BYTES_MAX = 300_000_000
 ENTRIES_MAX = 20_000
 OLE = bytes.fromhex("d0cf11e0a1b11ae1")
-"""The files of Office before 2007, and encrypted ones of today, begin with this."""
+"""The first bytes of Office files from before 2007, and of encrypted ones."""
 
 
 @contextmanager
 def archive(path: Path, called: str) -> Iterator[zipfile.ZipFile]:
-    """Yield the archive; whatever a library says about it within is said as a reason. Raises BadDocument: it is none,
-    is encrypted, has macros, unpacks to too much or is broken."""
+    """Yield the archive, and turn errors of libraries in the block into reasons. Raises BadDocument: it is none, is
+    encrypted, has macros, unpacks to too much or is broken."""
     with path.open("rb") as file:
         if file.read(len(OLE)) == OLE:
             raise BadDocument(f"it is encrypted, or older than {called}: save it as {called} without a password")
@@ -64,8 +64,8 @@ def _check(opened: zipfile.ZipFile) -> None:
 
 
 def xml_of(opened: zipfile.ZipFile, name: str) -> etree._Element:
-    """Return the root of an XML file in an archive; entities are not replaced and nothing else is loaded. Raises
-    BadDocument: it is not there, or is no XML."""
+    """Return the root of an XML file in an archive, without replacing entities or loading other files. Raises
+    BadDocument: it is missing, or is no XML."""
     parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False)
     try:
         return etree.fromstring(opened.read(name), parser)
@@ -94,10 +94,10 @@ AROUND = {
     f"{MATH}rad": ("√(", ")"),
     f"{MATH}d": ("(", ")"),
 }
-"""Elements → what stands in front of and behind their text; formulas on one line, as in `A=π⋅r^(2)`."""
+"""Elements → text before and after theirs; formulas are on one line, as in `A=π⋅r^(2)`."""
 UNSEEN = {
     *(f"{W}del", f"{W}moveFrom", f"{W}pPr", f"{W}rPr", f"{W}instrText"),
-    "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback",  # the same once more for older programs
+    "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback",  # a duplicate for older programs
 }
 _LEVEL = re.compile(r"heading (\d)", re.IGNORECASE)
 
@@ -132,7 +132,7 @@ def word(path: Path) -> Iterator[GivenSection]:
 
 
 def _level(style: Any, depth: int = 0) -> int | None:
-    """The level of the headings of a style: of its name, or of the one that it is based on."""
+    """Return the heading level of a style, by its name or that of a style that it is based on."""
     name = style.name or ""
     found = _LEVEL.fullmatch(name)
     if name.lower() == "title" or found:
@@ -142,7 +142,7 @@ def _level(style: Any, depth: int = 0) -> int | None:
 
 
 def _blocks(parent: Any) -> Iterator[Any]:
-    """The paragraphs and tables of a body, in order, also those in content controls and insertions."""
+    """Yield the paragraphs and tables of a body, in order, including those in content controls and insertions."""
     for child in parent:
         if child.tag in (PARAGRAPH, TABLE):
             yield child
@@ -162,7 +162,7 @@ def _paragraph(paragraph: Any) -> str:
 
 
 def _text(parent: Any) -> str:
-    """The text below an element, with text boxes behind what they are anchored in."""
+    """Return the text below an element, with text boxes after their anchors."""
     return "".join(_pieces(parent)).strip("\n")
 
 
@@ -170,7 +170,7 @@ def _pieces(parent: Any) -> Iterator[str]:
     for child in parent:
         if child.tag in TEXTS:
             yield child.text or ""
-        elif child.tag == SIGN:  # of a sum, a product …
+        elif child.tag == SIGN:  # the sign of a sum, a product …
             yield child.get(f"{MATH}val", "")
         elif child.tag not in UNSEEN:
             before, behind = AROUND.get(child.tag, ("", ""))
@@ -180,7 +180,7 @@ def _pieces(parent: Any) -> Iterator[str]:
 
 
 def _rows(table: Any) -> Iterator[list[str]]:
-    """The cells of a table that is no layout; a table within a cell is text of the cell."""
+    """Return the cells of a table that is not just layout; a table within a cell is text of the cell."""
     for row in table.iter(ROW):
         if next(row.iterancestors(TABLE)) is table:
             yield [_text(cell) for cell in row.iter(CELL) if next(cell.iterancestors(ROW)) is row]
@@ -221,12 +221,11 @@ def _texts(shapes: Iterable[Any], title_id: int | None, depth: int = 0) -> Itera
 # Workbooks (XLSX, XLSM, XLSB, XLS, ODS), by calamine
 
 CELLS_MAX = 20_000_000
-"""Of a sheet, empty ones within its corners included: each takes 24 bytes."""
+"""Limit of a sheet's cells, including empty ones within its corners: each takes 24 bytes."""
 
 
 def sheets(path: Path) -> Iterator[GivenSection]:
-    """Yield the sheets of a workbook that have something in them. Raises BadDocument: it is none, is encrypted, or is
-    too large."""
+    """Yield the non-empty sheets of a workbook. Raises BadDocument: it is none, is encrypted, or is too large."""
     from python_calamine import CalamineError, CalamineWorkbook, PasswordError, SheetTypeEnum
 
     with path.open("rb") as file:
@@ -254,7 +253,7 @@ def _sheet(workbook: CalamineWorkbook, name: str) -> GivenSection:
 
 
 def _shown(value: object) -> str:
-    """A value as people write it: whole numbers without a fraction, days without a time."""
+    """Return a value as people write it: whole numbers without a fraction, days without a time."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -265,9 +264,9 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-# Pages: HTML by lxml, the main part of one by its headings. Left out are scripts, navigation, headers and footers of a
-# page, forms unless all is in them, and what says itself that it is no text of it (`nav`, `aside`, `hidden` …). Nothing
-# is guessed from names of classes or the density of links, which loses a fifth of long pages (bench/NOTES.md).
+# Pages: HTML by lxml, the main part of a page by its headings. Left out are scripts, navigation, headers, footers,
+# forms unless they contain everything, and elements marked as no text (`nav`, `aside`, `hidden` …). Nothing is guessed
+# from names of classes or the density of links, which loses a fifth of long pages (bench/NOTES.md).
 
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 UNREAD = frozenset(
@@ -288,7 +287,7 @@ def page(path: Path) -> Iterator[GivenSection]:
 
 
 def page_sections(content: bytes, above: Headings | None = None) -> Iterator[GivenSection]:
-    """Yield the sections of a page's bytes. `above`: the headings that it stands under, else the page's own title.
+    """Yield the sections of a page's bytes. `above`: the headings above it, else the page's own title.
     Raises BadDocument: it is empty or no HTML."""
     try:
         parser = html.HTMLParser(encoding=_encoding(content), no_network=True, remove_comments=True, remove_pis=True)
@@ -308,7 +307,7 @@ def page_sections(content: bytes, above: Headings | None = None) -> Iterator[Giv
 
 
 def _encoding(content: bytes) -> str | None:
-    """UTF-8 where it is; else what the page says (None)."""
+    """Return UTF-8 if the page is valid UTF-8; else None, for the page's own declaration."""
     try:
         content.decode("utf-8")
     except UnicodeDecodeError:
@@ -317,7 +316,7 @@ def _encoding(content: bytes) -> str | None:
 
 
 class _PageWalk:
-    """One way through a tree, in the order of the text."""
+    """One traversal of a tree, in text order."""
 
     def __init__(self, above: Headings) -> None:
         self._above = above
@@ -325,7 +324,7 @@ class _PageWalk:
         self._inline: list[str] = []
 
     def sections(self, root: Any) -> Iterator[GivenSection]:
-        """Yield what stands below an element, by its headings."""
+        """Yield the sections below an element, by headings."""
         steps = etree.iterwalk(root, events=("start", "end"))
         for event, element in steps:
             tag = element.tag
@@ -352,7 +351,7 @@ class _PageWalk:
         yield from self._section()
 
     def _end(self, tag: str) -> None:
-        """End a paragraph where an element of its kind begins or ends."""
+        """End the paragraph at the begin or end of such an element."""
         if tag in BLOCKS:
             text = _SPACE.sub(" ", "".join(self._inline)).replace("\v", "\n").strip()
             self._inline = []
@@ -373,18 +372,18 @@ def _is_unread(element: Any) -> bool:
 
 
 def _is_data(table: Any) -> bool:
-    """Whether a table has rows of columns, and no other table: else it is only how the page is laid out."""
+    """Return True if a table has rows of columns, and no nested table; else it is layout."""
     return table.find(".//table") is None and any(len(row) > 1 for row in table.iter("tr"))
 
 
 def _rows_of_page(table: Any) -> Iterator[list[str]]:
-    for part in table.iter("br", *BLOCKS):  # words of two blocks of a cell are two words
+    for part in table.iter("br", *BLOCKS):  # keeps the words of a cell's blocks apart
         part.text, part.tail = f" {part.text or ''}", f" {part.tail or ''}"
     for row in table.iter("tr"):
         yield [cell.text_content() for cell in row if cell.tag in ("td", "th")]
 
 
-# Books: EPUB, pages in the order of its spine. What that does not name is not read.
+# Books: EPUB, pages in the order of the spine; other pages are not read.
 
 CONTAINER, RIGHTS = "META-INF/container.xml", "META-INF/rights.xml"
 SPACES = {
@@ -415,7 +414,7 @@ def book(path: Path) -> Iterator[GivenSection]:
 
 
 def _read(opened: zipfile.ZipFile, folder: str, href: str) -> bytes:
-    """A file of the book; empty if it is not there."""
+    """Return a file of the book; empty if it is missing."""
     name = posixpath.normpath(posixpath.join(folder, urllib.parse.unquote(href.partition("#")[0])))
     return opened.read(name) if name in opened.namelist() else b""
 
@@ -426,7 +425,7 @@ ENVELOPE = "From", "To", "Cc", "Date"
 
 
 def mail(path: Path) -> Iterator[GivenSection]:
-    """Yield a section for each mail of an EML or mbox file, below its subject: whom it is from and to, and its text.
+    """Yield a section for each mail of an EML or mbox file, with its subject as heading: sender, recipients and text.
     Raises BadDocument: it is none."""
     import email
     import email.policy
@@ -443,7 +442,7 @@ def mail(path: Path) -> Iterator[GivenSection]:
             body = one.get_body(("plain", "html"))
             try:
                 text = "" if body is None else body.get_content()
-            except LookupError:  # nobody knows its encoding
+            except LookupError:  # unknown encoding
                 text = body.get_payload(decode=True).decode(errors="replace")
             if text.strip() and body.get_content_subtype() == "html":
                 text = joined(section.text for section in page_sections(text.encode()))
@@ -456,20 +455,20 @@ def mail(path: Path) -> Iterator[GivenSection]:
             yield GivenSection(above.path, joined((envelope, text, attached)))
 
 
-# PDF, by pdfium: a page is a section, and another one begins at each heading of the outline that stands on the page.
-# Text is in the order in which the file has it, which for columns is that of reading.
+# PDF, by pdfium: a section begins at each page, and at each heading of the outline that is found on the page.
+# Text is in the order of the file, which for columns is the reading order.
 
 PAGES_MAX = 10_000
 OUTLINE_MAX = 20_000
 SHORT_LINE = 0.75
-"""A line of less than this share of what most lines of a page have ends a paragraph; a few are longer, those of which
-pdfium has joined the halves of a divided word."""
+"""A line shorter than this share of a page's usual line ends a paragraph. A few lines are longer, where pdfium has
+joined a hyphenated word."""
 _CONTROL = dict.fromkeys(set(range(32)) - {9, 10})
 _LEADERS = re.compile(r"(?: ?[.·…]){4,} ?")
 _NUMBER = re.compile(r"^(?:chapter |section )?(?:\d+|[ivxlc]+(?=[. ])|[a-z](?=\.))(?:\.\d+)*[.:)]? +", re.IGNORECASE)
 
 Outline = dict[int, list[tuple[int, str]]]
-"""Page, from 0 → level and words of the headings that begin there."""
+"""Page, from 0 → level and text of the headings there."""
 
 
 def pdf(path: Path) -> Iterator[GivenSection]:
@@ -510,7 +509,7 @@ def _outline(document: PdfDocument) -> Outline:
 
 
 def _text_of_page(document: PdfDocument, number: int) -> str:
-    """The text of a page; of one that cannot be loaded none, as viewers show it."""
+    """Return the text of a page; none if it cannot be loaded, like viewers."""
     from pypdfium2 import PdfiumError
 
     try:
@@ -528,7 +527,7 @@ def _text_of_page(document: PdfDocument, number: int) -> str:
 
 
 def _of_page(text: str, begun: list[tuple[int, str]], above: Headings, page: int) -> Iterator[GivenSection]:
-    """A page, cut where a line is the next heading of the outline; headings without such a line count from its top."""
+    """Cut a page at lines that are the outline's next headings; headings without a line apply from the page's top."""
     lines = text.split("\n")
     plain = [_plain(line) for line in lines]
     done = 0
