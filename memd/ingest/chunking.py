@@ -1,22 +1,20 @@
 """Cuts a stretch of conversation into the chunks that are stored and recalled.
 
-Rule: verbatim, and the same text is always cut the same way: the chunks of a message, put together, are its stored
-text. Messages meet with a newline inside a chunk, and `speakers` says whose text lies where, and which call a result
-answers whose chunk does not have it. Limits count the text as it is shown, with the roles that are written in front of
-messages and without such calls.
+Rule: verbatim and deterministic: joined, the chunks of a message are its stored text. Messages in a chunk are joined by
+a newline. `speakers` tells whose text begins where, and which call a result answers if its chunk does not have the
+call. Limits count the text as shown, with the roles before messages and without such calls.
 
-A chunk ends with the first piece with which it has `min_tokens`, but not between a call and the beginning of its
-result: one that does not fit behind its call is cut there, for questions name the one and want the other. Setting
-boundaries where the cosine of neighbouring pieces falls below a threshold, as an earlier version did, finds no more and
+A chunk ends with the first piece that brings it to `min_tokens`, but not between a call and the beginning of its
+result: a result that does not fit after its call is cut, because questions name the call and want the result. An
+earlier version set boundaries where the cosine of neighbouring pieces fell below a threshold. That found no more and
 cost a sixth of all processor time (measured: bench/NOTES.md, 2026-11-22): only 0 to 7 % of neighbours were similar
 enough to be joined.
 
-A message is encoded once, and what its pieces take is told by where its tokens end. Cutting takes 0.2 to 0.4 s per
-megabyte.
+A message is encoded once; the ends of its tokens give the sizes of its pieces. Cutting takes 0.2 to 0.4 s per megabyte.
 
-Joined, the pieces of a message are its text, to the last blank. A unit for a reader (a short message or paragraph, a
-fenced code block, a list, a table, a stack trace) is one piece where it fits; longer prose is cut into sentences. Time
-grows with the length of the text, whatever is in it.
+Joined, the pieces of a message are exactly its text. A unit (a short message or paragraph, a fenced code block, a list,
+a table, a stack trace) is one piece if it fits; longer prose is cut into sentences. Time is linear in the length of any
+text.
 
 Measured (bench/recall.py): chunks that end between messages and not within them find 3 points more of what a question
 needs in 500 tokens, 2 points more in 2,000.
@@ -41,17 +39,17 @@ from memd.settings.model import ChunkingSettings
 JOINT = "\n"
 WHOLE_MINIMA = 2
 """A message or paragraph of at most so many times `min_tokens` is not cut."""
-_ESTIMATE_SLACK = 8  # this near to a limit the joined text is counted: the pieces' tokens added up are an estimate
-_SHARED = 2  # tokens that two neighbours have less together than apart, at most
+_ESTIMATE_SLACK = 8  # this close to a limit the joined text is counted: the sum of the pieces' tokens is an estimate
+_SHARED = 2  # most tokens that two neighbours save when joined
 _BLOCK_CHARACTERS = 10_000
-"""So much of a long text is encoded between two steps."""
+"""Length of a long text that is encoded between two steps."""
 
 
 class Utterance(msgspec.Struct, frozen=True):
-    """A message to be remembered, or text without a speaker (a note, a page): that has neither role nor digest."""
+    """A message to be stored, or text without a speaker (a note, a page), which has neither role nor digest."""
 
     text: str
-    """Of a message: from `messages.stored_text`."""
+    """The text; for a message, from `messages.stored_text`."""
     role: str | None = None
     digest: bytes | None = None
     name: str = ""
@@ -59,13 +57,13 @@ class Utterance(msgspec.Struct, frozen=True):
     said_at: int | UnsetType = UNSET
     author: str | UnsetType = UNSET
     calls: bool = False
-    """It calls a tool, and what follows is the result: no chunk ends between the two where both fit."""
+    """True if it calls a tool, and its result follows: no chunk ends between the two if both fit."""
     call: str = ""
-    """Of a result: the beginning of the call that it answers, on one line (`ToolCall.line`)."""
+    """For a result, the beginning of its call on one line (`ToolCall.line`)."""
 
     @property
     def opening(self) -> str:
-        """The role as it is written in front of the text where that is shown; empty without one."""
+        """The role as shown before the text; empty without one."""
         return "" if self.role is None else role_opening(self.role, self.name)
 
 
@@ -73,20 +71,20 @@ class _Piece(msgspec.Struct, frozen=True):
     text: str
     message: int
     opening: str | None
-    """On the first piece of a message: the role shown in front of it ("" without a speaker). None on the others."""
+    """For the first piece of a message, the role shown before it ("" without a speaker). None for others."""
     tokens: int
-    """Those of the text, and of the joint and the opening before it inside a chunk."""
+    """Tokens of the text, and of the joint and the opening before it in a chunk."""
     calls: bool = False
-    """It is the end of a message that calls a tool."""
+    """True at the end of a message that calls a tool."""
 
     @property
     def shown(self) -> str:
-        """The text with the joint before it inside a chunk."""
+        """The text with the joint and opening before it in a chunk."""
         return self.text if self.opening is None else JOINT + self.opening + self.text
 
 
 class _Text:
-    """A text and where its tokens end; a *span* is from a character up to another one."""
+    """A text and the ends of its tokens; a *span* is a range of characters."""
 
     def __init__(self, text: str, tokenizer: TokenCounter, step: Callable[[], None] = lambda: None) -> None:
         self.text = text
@@ -96,7 +94,7 @@ class _Text:
             self._ends += [start + end for end in tokenizer.ends(text[start : start + _BLOCK_CHARACTERS])]
 
     def tokens(self, start: int, end: int) -> int:
-        """Those that end in a span: by itself it has a few more at most, where it was cut within one."""
+        """Count the tokens that end in a span; encoded alone it may have a few more, if it begins within a token."""
         return bisect_right(self._ends, end) - bisect_right(self._ends, start)
 
 
@@ -242,14 +240,14 @@ Span = tuple[int, int]
 
 
 def candidate_pieces(text: _Text, *, opening: int, whole_tokens: int, max_tokens: int) -> list[Span]:
-    """Cut a text into pieces of at most `max_tokens` tokens, one behind the other.
+    """Cut a text into consecutive pieces of at most `max_tokens` tokens.
 
     A blank line belongs to the piece before it. A piece that is too long is cut at lines, then sentences, then words,
     then characters, each part as long as fits.
 
     Args:
-        opening: the tokens of what is written in front of the text where it is shown (`user: `).
-        whole_tokens: a text, or a paragraph of it, that has no more is not cut further.
+        opening: tokens shown before the text (`user: `).
+        whole_tokens: a text or paragraph with no more is not cut further.
     """
     whole_tokens, end = min(whole_tokens, max_tokens), len(text.text)
     if text.text and opening + text.tokens(0, end) <= whole_tokens:
@@ -273,7 +271,7 @@ def _between(start: int, ends: Iterable[int]) -> Iterator[Span]:
 
 
 def _lines(text: str, start: int, end: int) -> Iterator[int]:
-    """Yield where each line ends, within a span, as the other two."""
+    """Yield the ends of the lines in a span, like the other two for their units."""
     return (match.end() for match in _LINE.finditer(text, start, end))  # not all at once: other threads wait as long
 
 
@@ -289,7 +287,7 @@ def _sentences(text: str, start: int, end: int) -> Iterator[int]:
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield paragraphs and fenced code with the blank lines after them: the span, and whether it is kept whole (no
+    """Yield paragraphs and fenced code with the blank lines after them: the span, and True if it is kept whole (no
     prose)."""
     begin = start = 0
     fence, whole, ended = "", False, False  # ended: a blank line or a closing fence, only blank lines may follow
@@ -314,7 +312,7 @@ def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def _closes(line: str, fence: str) -> bool:
-    """Whether `line` ends a code block that `fence` opened: at least as many of the same character and nothing else."""
+    """Return True if `line` ends a code block opened by `fence`: only the same character, at least as often."""
     bare = line.strip()
     return len(bare) >= len(fence) and bare == fence[0] * len(bare)
 
@@ -325,14 +323,14 @@ Ends = Callable[[str, int, int], Iterator[int]]
 def fitted(
     text: _Text, start: int, end: int, limit: int, cutters: tuple[Ends, ...] = (_lines, _sentences, _words)
 ) -> Iterator[Span]:
-    """A span itself if it has at most `limit` tokens, else its parts, cut at the largest boundaries that do."""
+    """Yield the span if it has at most `limit` tokens, else its parts, cut at the largest possible units."""
     if text.tokens(start, end) <= limit:
         yield start, end
         return
     if not cutters:
         yield from _characters(text, start, end, limit)
         return
-    begin, at = start, start  # of the part that is being packed
+    begin, at = start, start  # begin and end of the present part
     for until in cutters[0](text.text, start, end):
         if begin < at and text.tokens(begin, until) > limit:
             yield begin, at
@@ -346,7 +344,7 @@ def fitted(
 
 
 def _characters(text: _Text, start: int, end: int, limit: int) -> Iterator[Span]:
-    """A span in slices of equal length, aimed at 8/9 of `limit`; a slice that is still too long is cut again."""
+    """Cut a span into slices of equal length, aimed at 8/9 of `limit`; a slice that is still too long is cut again."""
     slices = max(2, -(-text.tokens(start, end) * 9 // (limit * 8)))
     size = -(-(end - start) // slices)
     for begin in range(start, end, size):

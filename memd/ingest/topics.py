@@ -1,7 +1,7 @@
 """The open topics: each one's log, hot buffer and journal, opened once and kept together.
 
 Rule: only the event loop touches the buffer; one writer thread writes the logs and journals of all topics. In a cluster
-what others have appended is taken in by whatever thread has asked for it.
+the thread that queries the shared log applies what others have appended.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ log = logging.getLogger("memd")
 Result = TypeVar("Result")
 
 LOOK_SECONDS = 5.0
-"""Between two looks at the disk."""
+"""Interval of checks of the disk."""
 OPEN_MAX = 256
-"""Topics that stay open between two requests."""
+"""Most topics that stay open between requests."""
 
 
 class Topics:
@@ -56,11 +56,11 @@ class Topics:
         self._opening: dict[str, asyncio.Future[Topic]] = {}
         self._is_opening_in_trouble = False
         self.refused: Refused = {}
-        """The topics whose files could not be read when they were to be opened last, each with the reason."""
+        """Topics that could not be read at the last attempt to open them, with the reasons."""
         self.waiting: dict[str, int] = {}
-        """How many messages wait to be stored in topics that the start is still to open, or cannot open."""
+        """Numbers of unstored messages in topics that are not opened yet, or cannot be opened."""
         self.has_lost = False
-        """Whether something that was said could not be written before the end."""
+        """True if a message could not be written before the end."""
         self._ends = None if store.kept is None else Ends(store.kept)
         self.disk = DiskWatch(store.files, store.data_dir)
 
@@ -68,7 +68,7 @@ class Topics:
         """Open the topics that have work: unstored turns, unsealed segments, chunks of another embedding model, or a
         journal that must be redacted.
 
-        Returns the most recently used topic, opened as well, because it is the most likely one to be asked for next.
+        Return the most recently used topic, opened as well, because it is the most likely one to be requested next.
         """
         loop = asyncio.get_running_loop()
         used_last: tuple[float, str] | None = None
@@ -92,19 +92,19 @@ class Topics:
 
     @property
     def _state(self) -> str:
-        """Stands for the rules by which a journal may have to be redacted: after others each has to be looked at."""
+        """Identifies the rules of redaction: after a change each journal has to be checked."""
         return f"{__version__} {msgspec.json.encode(self._config.ingest).decode()}"
 
     async def let_idle_go(self) -> None:
-        """Close topics that have been idle for long, and sooner while they are too many or take too much memory; what
-        they took goes back to the system."""
-        if await self._let_some_go():  # whose locals name the topics
-            await asyncio.to_thread(gc.collect)  # a topic and its log know each other
+        """Close topics that have been idle for long, or earlier if they are too many or take too much memory; return
+        their memory to the system."""
+        if await self._let_some_go():  # a separate function, whose locals refer to the topics
+            await asyncio.to_thread(gc.collect)  # a topic and its log form a cycle
             await asyncio.to_thread(give_back_memory)
 
     async def _let_some_go(self) -> bool:
         settings, gone = self._config.store, []
-        # Those that cannot go now are the last to go: somebody uses them, or they have something to store.
+        # Topics that cannot be closed now come last: they are in use, or have unstored messages.
         topics = sorted(self._open.values(), key=lambda one: (bool(one.buffer.unstored_count), -one.idle_seconds))
         sized = (Held(one.used_by, one.log.stats().memory_bytes) for one in topics)
         too_big = surplus(sized, settings.memory_bytes_max)
@@ -118,7 +118,7 @@ class Topics:
         return any(gone)
 
     async def close(self) -> None:
-        """Journal all buffers, and name what is lost because it can be written nowhere."""
+        """Journal all buffers, and log what is lost because it cannot be written."""
         for topic in self.opened():
             await topic.rewrite_journal()
             if lost := topic.unwritten:
@@ -127,9 +127,9 @@ class Topics:
                 log.error("what was said last is lost with the end of memd: it could not be written", extra=fields)
 
     async def end(self, topic_id: str, put_aside: Callable[[], Result]) -> Result:
-        """Close a topic for good and put its folder aside; the next `get` begins another one.
+        """Close a topic for good and put its folder aside; the next `get` creates a new one.
 
-        Who holds the topic keeps it, and can write nothing any more. Raises StoreError: the folder is where it was.
+        Holders of the topic keep it, but cannot write any more. Raises StoreError: the folder is unchanged.
         """
         topic = self._open.pop(topic_id, None)
         self.refused.pop(topic_id, None)
@@ -139,16 +139,16 @@ class Topics:
                 topic.end()
             return put_aside()
 
-        # In the thread in which topics are read and written, so that nothing comes in between.
+        # In the thread that reads and writes topics, so that nothing happens in between.
         return await asyncio.get_running_loop().run_in_executor(self._writer, ended)
 
     def opened(self) -> list[Topic]:
-        """The topics that are open now."""
+        """Return the topics that are open now."""
         return list(self._open.values())
 
     def ask(self, topic_ids: Iterable[str], asked: Inquiry | None = None) -> Inquiry | None:
-        """In a cluster: ask where those of these topics that are open end, and the books of rights, all at once.
-        `asked`: what was asked already; it is the answer if it is about all of these."""
+        """In a cluster, query the ends of the open ones of these topics, and of the books of rights, in one query.
+        `asked`: an earlier query, returned if it covers all of these."""
         if self._ends is None:
             return None
         known = (*self._config.retrieval.global_topics, *topic_ids)
@@ -156,7 +156,7 @@ class Topics:
         return asked if asked is not None and names <= asked.topics else self._ends.ask(names)
 
     async def get(self, topic_id: str, inquiry: Inquiry | None = None) -> Topic:
-        """The topic, opened or created, with what other daemons have appended. Concurrent callers share one opening.
+        """Return the topic, opened or created, up to date with other daemons. Concurrent callers share one opening.
         `inquiry`: see `Topic.follow`. Raises BadTopicId: not a topic name; StoreError: its files cannot be read or
         created."""
         topic = self._open.get(topic_id)
@@ -176,7 +176,7 @@ class Topics:
         return opening
 
     async def existing(self, topic_id: str, inquiry: Inquiry | None = None) -> Topic | None:
-        """The topic if it is open or on disk, else None; nothing is created. Raises as `get`."""
+        """Return the topic if it exists, else None; nothing is created. For the errors see `get`."""
         if topic_id not in self._open:
             loop = asyncio.get_running_loop()
             if not await loop.run_in_executor(None, self._store.has_topic, topic_id):
@@ -185,18 +185,18 @@ class Topics:
 
     @property
     def has_failed_to_write(self) -> bool:
-        """Whether something could not be written lately, in an open topic or to open one."""
+        """True if the last write failed in an open topic, or when opening one."""
         return self._is_opening_in_trouble or any(topic.write_trouble is not None for topic in self.opened())
 
     def is_open(self, topic_id: str) -> bool:
-        """Whether the topic is open here."""
+        """Return True if the topic is open here."""
         return topic_id in self._open
 
     async def readable(
         self, topic_ids: Sequence[str], inquiry: Inquiry | None = None, refused: Refused | None = None
     ) -> list[Topic]:
-        """Those of these topics that there are, only to be read. `inquiry`: see `Topic.follow`. `refused`: those that
-        cannot be opened are noted there, and the others are returned; None: one raises StoreError."""
+        """Return the existing ones of these topics, for reading. `inquiry`: see `Topic.follow`. `refused`: receives the
+        topics that cannot be opened; if None, such a topic raises StoreError."""
         opening = (self.existing(topic_id, inquiry) for topic_id in topic_ids)
         found = []
         for topic_id, topic in zip(topic_ids, await asyncio.gather(*opening, return_exceptions=True), strict=True):
@@ -212,7 +212,7 @@ class Topics:
     async def held(
         self, topic_ids: Sequence[str], inquiry: Inquiry | None = None, refused: Refused | None = None
     ) -> AsyncIterator[list[Topic]]:
-        """Keep those of these topics that there are open while the block runs; as `readable`."""
+        """Keep the existing ones of these topics open while the block runs; for the arguments see `readable`."""
         found = await self.readable(topic_ids, inquiry, refused)
         with ExitStack() as held:
             for topic in found:
@@ -220,7 +220,7 @@ class Topics:
             yield found
 
     def _opened(self, topic_id: str, opening: asyncio.Future[Topic]) -> None:
-        """Before its callers go on: one that comes between must not open it again, with a buffer of its own."""
+        """Register an opened topic before its callers continue, so that no other caller opens it again."""
         del self._opening[topic_id]
         if opening.cancelled():
             return
@@ -238,20 +238,20 @@ class Topics:
         self.refused[topic_id] = error
 
     async def _let_go(self, topic: Topic, why: str) -> bool:
-        """Close a topic, unless that would lose something or somebody has used it meanwhile."""
+        """Close a topic and return True, unless that would lose something or it was used meanwhile."""
         used_at = topic.idle_seconds
         await topic.save(sync=True)
         if not topic.is_on_disk or topic.idle_seconds < used_at or self._open.get(topic.id) is not topic:
             return False
         del self._open[topic.id]
 
-        # In the thread in which topics are read, so that the next `get` comes after it.
+        # In the thread that reads topics, so that the next `get` follows it.
         await asyncio.get_running_loop().run_in_executor(topic.writer, self._store.close_topic, topic.id)
         log.info("a topic is let go from memory", extra={"topic": topic.id, "reason": why})
         return True
 
     def _read(self, topic_id: str) -> Topic:
-        """Open a topic; one that other daemons have too, with what they have appended."""
+        """Open a topic; a shared one up to date with other daemons."""
         log_ = self._store.topic(topic_id)
         journal, payloads = Journal.open(log_.claim)
         events, is_as_kept = events_in(payloads, topic_id, self._cutter.redactor)
@@ -274,7 +274,7 @@ class Topics:
         return topic
 
     def _renewed(self, topic_id: str) -> Renewed:
-        """Read a topic anew of which the copy counts no more."""
+        """Read a topic anew whose copy is invalid."""
         while True:
             self._store.drop_copy(topic_id)
             log_ = self._store.topic(topic_id)
@@ -290,8 +290,8 @@ class Topics:
             return Renewed(log_, journal, rows)
 
     def naming(self, name: str, opened: Collection[str]) -> list[str]:
-        """Return the other topics in whose journal the name of a topic stands: they may have shown what it has. Slow.
-        `opened`: the topics that are open. In a cluster no others are looked at; each is when it is opened."""
+        """Return the other topics whose journals contain a topic's name: they may have shown its chunks. Slow.
+        `opened`: the open topics. In a cluster only these are checked; others are when they are opened."""
         known = opened if self._store.kept is not None else self._store.topic_ids()
         journals = ((one, self._store.journal_of(one)) for one in known if one != name)
         return [
@@ -299,14 +299,14 @@ class Topics:
         ]
 
     async def tend_disk(self) -> None:
-        """Look at the disk again and again, until cancelled; one that hangs holds up one thread."""
+        """Check the disk periodically, until cancelled; a hanging disk blocks only one thread."""
         while True:
             await asyncio.to_thread(self.disk.look, is_doubtful=self.has_failed_to_write)
             await asyncio.sleep(LOOK_SECONDS)
 
     def _last_use_and_work(self, topic_id: str) -> tuple[float | None, int, bool]:
-        """When the topic was last used, by its journal, how much waits to be stored, and whether there is work to do in
-        it."""
+        """Return from a topic's journal the time of its last use, the number of unstored messages, and True if it has
+        work."""
         payloads = read_journal(self._store.journal_of(topic_id), self._store.files)
         events, is_as_kept = events_in(payloads, topic_id, self._cutter.redactor)
         buffer = replayed(events)
@@ -318,5 +318,5 @@ class Topics:
 
 @lru_cache
 def _tell_of(language: str) -> None:
-    """Log once that the bundled model does not know a language."""
+    """Log once per language that the bundled model does not know it."""
     log.warning("; ".join(not_english(language)))
