@@ -42,8 +42,8 @@ MANY_CHUNKS, FEWER = 300, 0.05
 """With many chunks, one is near by chance. So the threshold is lower by FEWER for each factor of ten below MANY_CHUNKS.
 One threshold for all sizes loses 13 % of true questions with one chunk stored, and 7 % with five."""
 UNREAD_BELOW, UNREAD_SHARE = 0.55, 0.1
-"""The bundled model puts texts in languages that it cannot read near each other. For a part in one of those, meaning is
-evidence from UNREAD_BELOW on; below it a chunk must have so much of the part's words, by their rarity."""
+"""The bundled model places texts in languages that it cannot read near each other. For a part in one, meaning
+is evidence from UNREAD_BELOW on; below it a chunk must have this share of the part's words, weighted by rarity."""
 STEP_WEIGHT = 0.25
 """Weight of the model's latest step beside the user's question. Calls resemble each other, and would crowd out what the
 user asked for. Of 154 facts needed, blocks of 975 tokens show 119; 117 with weight 0.5, 104 without the step."""

@@ -77,9 +77,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 FEW_CHUNKS_TOKENS = 384
-"""Raw tokens of three chunks of the usual length in their block. Chunks that are better than those of earlier blocks
-have so much of a budget whatever those take: without it, where many chunks are alike, 44 of 120 that were asked for
-were shown, with it 119."""
+"""Raw tokens of three chunks of usual length in their block. Chunks better than those of earlier blocks always get so
+much of a budget. With many similar chunks, 119 of 120 requested ones were shown, and 44 without this reserve."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -235,8 +234,8 @@ class Retriever:
         return await asyncio.to_thread(lambda: [TopicAsOf(topic, canonical_id) for topic in loaded])
 
     async def _readable(self, topics: Sequence[AnyTopic], refused: Refused) -> list[AnyTopic]:
-        """Load what is to be searched, and return what can be; the rest is noted in `refused`. Raises StoreError: it is
-        all of it."""
+        """Load topics, and return the readable ones; the others are noted in `refused`. Raises StoreError: none is
+        readable."""
         unloaded = [topic for topic in topics if isinstance(topic, TopicLog) and not topic.is_loaded]
         for topic, load in [(topic, self.load(topic)) for topic in unloaded]:
             try:
@@ -459,7 +458,7 @@ class Retriever:
     def _chosen(
         self, places: Rows, costs: Rows, said: NDArray[np.uint64], most: Rows, budget: Budget
     ) -> tuple[list[int], int, int]:
-        """Choose places, best first, whose lines fit: `most` says for each place what all up to it may take. Return
+        """Choose places, best first, whose lines fit; `most`: limit for each place and all before it. Return
         them, the raw tokens of their day lines, and the tokens left over."""
         chosen, days, day_tokens, taken, left = list[int](), {""}, 0, 0, 0
         given = (one[places].tolist() for one in (costs, said, most))
