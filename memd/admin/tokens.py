@@ -4,7 +4,7 @@ Rule: a list that is unreadable or being written changes nothing: its tokens sta
 list is still loaded, so that a token can be revoked while the settings are wrong. A lost list never opens what was
 closed. A list shared with other daemons is watched whether or not a token is needed yet.
 
-No route makes, shows or revokes a token: `memd token` does so on the machine itself, for users who may read the data
+No route makes, shows or revokes a token; `memd token` does so on the machine itself, for users who may read the data
 directory anyway. The proof's secret is new at each start and never leaves its file (0600, in the data directory). A
 proof is valid only for the address that was asked, so relaying the challenge from another address is useless. Without
 `auth.token`, commands send a token derived from the secret.
