@@ -128,6 +128,7 @@ class Memory:
         self.folder, self.base = folder / "memory", folder
         self._monkeypatch = monkeypatch
         monkeypatch.setenv("MEMD_UPSTREAM_URL", NOBODY)
+        monkeypatch.setenv("MEMD_LISTEN_PORT", "0")
         monkeypatch.setenv("MEMD_AUDIT_RECORD", "always")
 
     def give(self, name: str | None) -> None:
