@@ -48,5 +48,5 @@ def bike_workshop() -> str:
 
 def words_of(subject: str) -> dict[str, Any]:
     """The words that a subject goes by: `times`, `instructions`, `programs`, `redaction`, `agents`, `exports`,
-    `formats`, `consent`, `english`."""
+    `formats`, `consent`, `english`, `neutralising`, `prefixes`."""
     return tomllib.loads((_HERE / f"{subject}.toml").read_text("utf-8"))

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from memd.assets import words_of
 from memd.entries import Vector
 from memd.settings.model import EmbeddingSettings
 
@@ -84,8 +85,6 @@ class Embedder(Protocol):
 
 
 AUTO = "auto"
-_SENTENCE = "Represent this sentence for searching relevant passages: "
-_INSTRUCTED = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
 
 
 class Prefixes(NamedTuple):
@@ -104,18 +103,6 @@ class Prefixes(NamedTuple):
 
 NO_PREFIXES = Prefixes()
 
-_KNOWN = (
-    (r"e5-.*instruct|e5-mistral|qwen3-embedding", Prefixes(_INSTRUCTED)),
-    (r"\be5-", Prefixes("query: ", "passage: ")),
-    (r"\bbge-\w+-en", Prefixes(_SENTENCE)),
-    (r"\bbge-\w+-zh", Prefixes("为这个句子生成表示以用于检索相关文章：")),
-    (r"arctic-embed.*v2", Prefixes("query: ")),
-    (r"arctic-embed|mxbai-embed", Prefixes(_SENTENCE)),
-    (r"nomic-embed-text", Prefixes("search_query: ", "search_document: ")),
-    (r"embeddinggemma", Prefixes("task: search result | query: ", "title: none | text: ")),
-)
-"""By a pattern of the model's name, as in the model cards; the first match counts."""
-
 
 def prefixes_of(settings: EmbeddingSettings, name: str, own: Prefixes | None = None) -> Prefixes:
     """Return the prefixes to use.
@@ -124,7 +111,9 @@ def prefixes_of(settings: EmbeddingSettings, name: str, own: Prefixes | None = N
         name: the model's, in any case, with or without its maker.
         own: from the model's files; None if they have none.
     """
-    published = next((found for pattern, found in _KNOWN if re.search(pattern, name.lower())), NO_PREFIXES)
-    model = published if own is None else own
+    if own is None:
+        known: list[dict[str, str]] = words_of("prefixes")["models"]
+        found = next((one for one in known if re.search(one["name"], name.lower())), {})
+        own = Prefixes(found.get("query", ""), found.get("text", ""))
     query, text = settings.query_prefix, settings.text_prefix
-    return Prefixes(model.query if query == AUTO else query, model.text if text == AUTO else text)
+    return Prefixes(own.query if query == AUTO else query, own.text if text == AUTO else text)

@@ -17,29 +17,16 @@ import re
 import sys
 import unicodedata
 
+from memd.assets import words_of
 from memd.caching import CachedFunction, late_pattern
 
 _BYTES_MAX = 2_000_000
 """Size of the cache of recently shown texts: most are shown again for the next question."""
 
-_ROLES = "user|assistant|system|tool|developer|function|human|ai"
-_TOOLS = r"(?:tools?|functions?)(?:[_-]?(?:calls?|responses?|results?|outputs?|use|def_sep|sep))?"
-_NAMES = "|".join(
-    (
-        r"s|bos|eos|sop|eop|eot|pad|unk|mask|cls|sep|unused_?\d{1,4}|extra_id_\d{1,4}|SPECIAL_\d{1,4}",
-        r"seed:\w{1,40}|reserved_\w{1,40}|(?:start|begin|beginning|end)_of_\w{1,40}|ifm\|\w{1,40}|im_\w{1,20}",
-        r"fim[_-]\w{1,20}|SUF|MID|EOT|file_sep|repo_?name",
-        rf"{_ROLES}|role|AI|用户",
-        rf"(?:\w{{1,20}}:)?(?:available_)?{_TOOLS}|AVAILABLE_TOOLS|TOOL_?CALLS?|TOOL_?RESPONSES?|arg_(?:key|value|type)",
-        r"(?:\w{1,20}:)?invoke|\w{1,20}:parameter|(?:function|parameter)=[^<>\s]{1,60}",
-        r"(?:\w{1,20}:)?think(?:ing|_\w{1,20})?|image|video|audio|REKA_IMG_TOKEN|__media\w{0,40}__",
-    )
-)
-_BRACKETED = (
-    "INST|SYSTEM_PROMPT|MODEL_SETTINGS|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_CONTENT|TOOL_RESULTS|CALL_ID|ARGS|THINK|"
-    "(?:BEGIN|END) FINAL RESPONSE|IMG|IMG_BREAK|IMG_END|AUDIO|BEGIN_AUDIO|PREFIX|MIDDLE|SUFFIX|BOS|EOS|EOT|"
-    r"[gs]?MASK|UNUSED_TOKEN_\d{1,4}"
-)
+_W = words_of("neutralising")
+_ROLES: str = _W["roles"]
+_NAMES = "|".join(_W["names"]).replace("{roles}", _ROLES).replace("{tools}", _W["tools"])
+_BRACKETED = "|".join(_W["bracketed"])
 # Control strings of common models' chat templates and tokenizers, and memd's own markers. llama.cpp parses such text
 # inside messages as control tokens. tests/test_injection.py checks this against the templates that it ships.
 _CONTROL = late_pattern(
@@ -66,20 +53,11 @@ _UNSEEN = late_pattern(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     "\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
 )
-_ALIKE = {
-    "<": "‹〈⟨❮﹤˂ᐸ", ">": "›〉⟩❯﹥˃ᐳ", "[": "【〔⟦❲", "]": "】〕⟧❳", "|": "│┃∣ǀ❘￨", "/": "∕⁄⧸", ":": "︰﹕∶꞉ː",
-    "-": "‐‑‒–—―−﹣", "#": "﹟", "(": "❨﹙", ")": "❩﹚", "~": "∼˜", "_": "▁ˍ",
-    "\n": "\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029",
-    " ": "\x1f\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000",
-    "a": "аɑα", "c": "с", "d": "ԁ", "e": "еҽ", "h": "һ", "i": "іıι", "l": "ӏ", "n": "ո", "o": "оοօ", "p": "р",
-    "s": "ѕſ",
-    "t": "т", "u": "υս", "v": "ν", "x": "х", "y": "уү",
-}  # fmt: skip
 
 
 def _plain_characters() -> dict[int, str]:
     """Return the plain character for the code of each look-alike."""
-    plain = {ord(character): to for to, characters in _ALIKE.items() for character in characters}
+    plain = {ord(character): to for to, characters in _W["alike"].items() for character in characters}
     for first, end in ((0x2100, 0x2150), (0x249C, 0x24EA), (0x1D400, 0x1D800), (0xFF01, 0xFF5F)):  # full-width, letters
         for code in range(first, end):  # in circles, of mathematics
             to = unicodedata.normalize("NFKC", chr(code))
