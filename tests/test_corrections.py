@@ -32,7 +32,6 @@ from memd.entries import (
     Draft,
     Entry,
     Status,
-    Vector,
     digits_of_id,
 )
 from memd.errors import BadQuestion, EmbeddingError, NotFound, StoreError
@@ -118,18 +117,18 @@ class Encoder:
         self.threads: set[int] = set()
         self.broken = False
 
-    def embed_text(self, text: str) -> Vector:
+    def embed_text(self, text: str) -> bytes:
         if self.broken:
             raise EmbeddingError("it was asked")
         self.texts.append(text)
         self.threads.add(threading.get_ident())
-        return unit_vector(text, DIMENSION)
+        return unit_vector(text, DIMENSION).astype("<f4").tobytes()
 
 
 class Log:
     """One topic, what was shown of it recently, and how many groups were appended."""
 
-    def __init__(self, topic: TopicLog, encoder: Encoder) -> None:
+    def __init__(self, topic: TopicLog, encoder: Any) -> None:
         self.topic = topic
         self.encoder = encoder
         self.shown: dict[str, BlockChunk] = {}

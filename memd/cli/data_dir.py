@@ -406,9 +406,7 @@ def reembed(config: Config) -> int:
         config, "memd move the topics into a folder, run memd reembed --data-dir there, and memd move them back"
     )
     with opened(config) as (store, model), progress("embedding") as advanced:
-        embed = model.embed_many
-        redactor = Redactor.of(config.ingest)
-        count, problems = reembed_topics(store, embed, advanced, redactor, batch_texts=model.batch_texts)
+        count, problems = reembed_topics(store, model.embed_many, advanced, Redactor.of(config.ingest))
     for problem in problems:
         click.echo(problem)
     click.echo(f"{config.data_dir}: {counted(count, 'chunk')} embedded again")

@@ -259,8 +259,9 @@ class HotBuffer:
 
     @property
     def unstored_count(self) -> int:
-        """Number of pending notes and messages."""
-        return len(self.notes) + sum([max(0, one.wanted_end - one.stored) for one in self._conversations.values()])
+        """Number of pending notes and messages; a message in several branches counts in each."""
+        waiting = (max(0, one.wanted_end - one.stored) + len(one.owed) for one in self._conversations.values())
+        return len(self.notes) + sum(waiting)
 
     def is_open(self, conversation: Conversation) -> bool:
         """Return whether the conversation is still in the buffer; it may be closed while a request uses it."""

@@ -21,7 +21,6 @@ from memd.caching import Latest
 from memd.embedding.embedder import Embedder
 from memd.embedding.local import QuestionTable, table_of
 from memd.embedding.priority import Priority
-from memd.entries import Vector
 from memd.errors import EmbeddingError, ModelLoading
 
 log = logging.getLogger("memd")
@@ -141,10 +140,11 @@ class Encoder:
         with self._questions_lock:
             self._waiting += more
 
-    def embed_text(self, text: str) -> Vector:
-        """Embed one text that a caller waits for, such as a correction's; in the caller's thread."""
+    def embed_text(self, text: str) -> bytes:
+        """Embed one text that a caller waits for, such as a correction's, in the caller's thread: little-endian
+        float32."""
         with self._noting():
-            return self.embedder.embed(text)
+            return self.embedder.embed(text).astype("<f4").tobytes()
 
     def close(self) -> None:
         """End the threads. Work that has not begun is dropped, and background storing is aborted."""

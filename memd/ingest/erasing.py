@@ -20,7 +20,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from itertools import groupby, islice
@@ -367,7 +367,7 @@ class Eraser:
                 async with self.topics.held([erasure.topic_id]) as found:
                     is_back = bool(found) and self.store.has_returned(erasure)
                 if is_back:
-                    again = await self._with_digests(erasure)
+                    [again] = await self._with_digests([erasure], erasure.chunk_uuids)
                     await asyncio.to_thread(self.store.ledger.write, again)
                     done.append(await self._carry_out(again))
         return done
@@ -394,28 +394,24 @@ class Eraser:
                 )
                 for plan in plans
             ]
-            async with self.topics.held([one.topic_id for one in erasures if one.kind != "topic"]) as found:
-                snapshots = [topic.log.snapshot() for topic in found]
-                calls = await asyncio.to_thread(calls_of, snapshots, uuids)
-            erasures = [await self._with_digests(one, calls) for one in erasures]
-            begun = await asyncio.to_thread(self.store.ledger.begin, erasures)
+            ready = await self._with_digests(erasures, uuids)
+            begun = await asyncio.to_thread(self.store.ledger.begin, ready)
             return [await self._carry_out(one) for one in begun]
 
-    async def _with_digests(self, erasure: Erasure, calls: Collection[bytes] = ()) -> Erasure:
-        """Return an erasure ready to begin, with the digests of messages and calls that the log still has. `calls`:
-        those already known."""
-        digests: set[bytes] = set(calls)
+    async def _with_digests(self, erasures: Sequence[Erasure], uuids: Collection[bytes]) -> list[Erasure]:
+        """Return erasures of these chunks ready to begin, each with the digests of the messages that its log still has,
+        and of the calls that any of the logs has."""
 
-        def look(snapshot: Snapshot) -> set[bytes]:
-            uuids = erasure.chunk_uuids
-            return digests | digests_of(snapshot, uuids) | calls_of([snapshot], uuids)
+        def ready(snapshots: Mapping[str, Snapshot]) -> Iterator[Erasure]:
+            calls = calls_of(snapshots.values(), uuids)
+            for one in erasures:
+                said = digests_of(snapshots[one.topic_id], uuids) if one.topic_id in snapshots else set[bytes]()
+                joined = b"".join(sorted(said | calls))
+                yield msgspec.structs.replace(one, digests=joined, is_moved=False, request_end=0, done_at=None)
 
-        if erasure.kind != "topic":
-            async with self.topics.held([erasure.topic_id]) as found:
-                for topic in found:
-                    digests = await asyncio.to_thread(look, topic.log.snapshot())
-        joined = b"".join(sorted(digests))
-        return msgspec.structs.replace(erasure, digests=joined, is_moved=False, request_end=0, done_at=None)
+        async with self.topics.held([one.topic_id for one in erasures if one.kind != "topic"]) as found:
+            snapshots = {topic.id: topic.log.snapshot() for topic in found}
+            return await asyncio.to_thread(lambda: [*ready(snapshots)])
 
     async def _carry_out(self, erasure: Erasure) -> ErasureDone:
         started, wiper = time.perf_counter(), Wiper(self.store.files)

@@ -71,8 +71,6 @@ def reembed_topics(
     embed_many: EmbedMany,
     advanced: Advanced = lambda done, total: None,
     redactor: Redactor = NO_REDACTION,
-    *,
-    batch_texts: int = 1,
 ) -> tuple[int, list[StoreError]]:
     """Embed the live chunks of other models again; return their number, and the errors of unreadable ones. Raises
     EmbeddingError, StoreError: the model or a write failed; groups appended before stay."""
@@ -95,15 +93,13 @@ def reembed_topics(
                 problems.append(error)
                 continue
             drafts.append(draft)
-        embedded: list[Draft] = []
-        for start in range(0, len(drafts), max(1, batch_texts)):
-            batch = drafts[start : start + max(1, batch_texts)]
-            vectors = embed_many([draft.embedded_text for draft in batch])
-            embedded += [
+        vectors = embed_many([draft.embedded_text for draft in drafts])
+        topic.append(
+            [
                 msgspec.structs.replace(draft, vector=vector.astype("<f4").tobytes())
-                for draft, vector in zip(batch, vectors, strict=True)
+                for draft, vector in zip(drafts, vectors, strict=True)
             ]
-            advanced(done + len(embedded), total)
-        topic.append(embedded)
-        done += len(embedded)
+        )
+        done += len(drafts)
+        advanced(done, total)
     return done, problems

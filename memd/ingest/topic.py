@@ -42,7 +42,7 @@ from memd.entries import Draft, Entry
 from memd.errors import Behind, Fenced, ForeignFile, InDoubt, MadeAnew, Rewritten, StoreError
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction import Redactor
-from memd.ingest.unstored import BufferedText, ListedParts, PartCutter, unstored_messages
+from memd.ingest.unstored import BufferedText, ListedParts, PartCutter
 from memd.messages import Message, rebuilt
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.erasure import Erasure, ForbiddenText
@@ -122,16 +122,6 @@ class Topic:
         log_.unstored = self.unstored
 
     @contextmanager
-    def used(self) -> Iterator[None]:
-        """Keep the topic open while the block runs."""
-        self._holders += 1
-        try:
-            yield
-        finally:
-            self._holders -= 1
-            self._used_at = time.monotonic()
-
-    @contextmanager
     def held(self) -> Iterator[None]:
         """Keep the topic open while the block runs, without counting as a use of it."""
         self._holders += 1
@@ -139,6 +129,15 @@ class Topic:
             yield
         finally:
             self._holders -= 1
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Keep the topic open while the block runs, and for its idle time from then on."""
+        try:
+            with self.held():
+                yield
+        finally:
+            self._used_at = time.monotonic()
 
     @asynccontextmanager
     async def storing_in_turn(self) -> AsyncIterator[None]:
@@ -160,7 +159,7 @@ class Topic:
     @property
     def unwritten(self) -> int:
         """Number of messages and notes that may be in memory only."""
-        return unstored_messages(self.buffer) if self.journal_behind else 0
+        return self.buffer.unstored_count if self.journal_behind else 0
 
     @property
     def risk(self) -> str:
@@ -359,7 +358,7 @@ def replayed(events: Sequence[BufferEvent]) -> HotBuffer:
 def waiting_in(path: Path, files: LocalDisk) -> int:
     """Count the messages and notes of a journal that are not stored yet. Raises StoreError: it cannot be read."""
     try:
-        return unstored_messages(replayed(known_events(read_journal(path, files))))
+        return replayed(known_events(read_journal(path, files))).unstored_count
     except ForeignFile:
         return 0  # nothing of it is stored in this topic; a daemon and `memd verify` report it
 

@@ -166,16 +166,6 @@ def note_part(note_id: bytes, note: Note) -> Part:
     return Part((), 0, note=(note_id, note))
 
 
-def unstored_messages(buffer: HotBuffer) -> int:
-    """Count the messages and notes yet to be stored; a message in several branches counts once."""
-    found = set(buffer.notes)
-    for one in buffer.conversations():
-        owed = (one.messages[position] for position in one.owed)
-        rest = (item for item in one.messages[one.stored : one.wanted_end] if compaction.is_stored_kind(item.message))
-        found.update(item.identity for item in (*rest, *owed))
-    return len(found)
-
-
 def has_changed(conversation: Conversation, begun: int, batch: Sequence[Part]) -> bool:
     """Return True if the messages of these parts, which begin at `begun`, or earlier ones changed since the listing."""
     listed = [message for part in batch for _, message in part.messages]
@@ -225,9 +215,7 @@ class PartCutter:
         self._log = log
         self._cutter = cutter
         self._begun: dict[Key, threading.Event] = {}
-        """Short parts that are being cut, with an event set at the end."""
-        self._long_lock = threading.Lock()
-        """Held while a long part is cut; short ones are cut concurrently."""
+        """Parts that are being cut, with an event set at the end."""
         self._listing: deque[tuple[Sequence[Part], Sequence[Part]]] = deque()
         """Queued changes: parts no longer pending, and newly pending ones. The event loop appends without a lock."""
         self._table_lock = threading.Lock()
@@ -496,9 +484,6 @@ class PartCutter:
             return known
         if until is not None and (part.is_long or time.monotonic() >= until):
             return None
-        if part.is_long:
-            with self._long_lock:
-                return self._fresh(part.key) or self._cut_anew(part, step)
         if (begun := self._begun.get(part.key)) is not None:
             # Not for long: it may be the thread with the lowest priority, which gets no core on a busy machine.
             begun.wait(None if until is None else _OTHER_THREAD_SECONDS)
@@ -506,8 +491,8 @@ class PartCutter:
                 return known
         ended = self._begun[part.key] = threading.Event()
         try:
-            # Without the step: a search that waits for a short part must not wait for other requests, too.
-            return self._cut_anew(part, lambda: None)
+            # A short part without the step: a search that waits for it must not wait for other requests, too.
+            return self._cut_anew(part, step if part.is_long else lambda: None)
         finally:
             self._begun.pop(part.key, None)
             ended.set()

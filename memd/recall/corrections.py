@@ -12,12 +12,12 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Protocol
 
 import msgspec
 from msgspec import UNSET
 
-from memd.entries import Correction, Draft, Entry, Status, Vector, clamped_steps
+from memd.embedding.encoder import Encoder
+from memd.entries import Correction, Draft, Entry, Status, clamped_steps
 from memd.errors import BadQuestion, NotFound
 from memd.messages import BlockChunk
 from memd.store.snapshot import Place, answered_anew, beside, live_copies, next_active
@@ -33,17 +33,6 @@ Find = Callable[[str], tuple[Snapshot, bytes] | Entry | None]
 yet to store is returned as its future entry, without a vector; None: it may not be corrected."""
 Append = Callable[[Sequence[Draft]], Awaitable[Sequence[Entry]]]
 """Appends the drafts as one group, durably. Raises StoreError: nothing was written."""
-
-
-class Embeds(Protocol):
-    """The part of `embedding.encoder.Encoder` that corrections need."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the present embedding model."""
-
-    def embed_text(self, text: str) -> Vector:
-        """Return the vector of a text; slow, so never called on the event loop."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -64,7 +53,7 @@ async def correct(
     asked: Sequence[Correction],
     *,
     find: Find,
-    encoder: Embeds,
+    encoder: Encoder,
     append: Append,
     by: str = "",
     asked_by: bytes,
@@ -85,7 +74,7 @@ async def correct(
     def present(chunk_id: str) -> Entry | None:
         found = find(chunk_id)
         if isinstance(found, Entry):
-            return msgspec.structs.replace(found, vector=_embedded(encoder, found.embedded_text))
+            return msgspec.structs.replace(found, vector=encoder.embed_text(found.embedded_text))
         if found is None:
             return None
         sources[found[1]] = found[0]
@@ -100,7 +89,7 @@ async def correct(
             asked,
             find=present,
             copies=copies,
-            embed=lambda text: _embedded(encoder, text),
+            embed=encoder.embed_text,
             new_uuid=lambda: uuid.uuid4().bytes,
             now_us=time.time_ns() // 1000,
         )
@@ -115,7 +104,7 @@ async def correct_shown(
     own: Snapshot,
     resolve: Callable[[str], BlockChunk | None],
     snapshot_of: Callable[[str], Awaitable[Snapshot | None]],
-    encoder: Embeds,
+    encoder: Encoder,
     append: Append,
     by: str = "",
     asked_by: bytes,
@@ -148,7 +137,7 @@ async def undo(
     canonical_id: int,
     reason: str,
     *,
-    encoder: Embeds,
+    encoder: Encoder,
     append: Append,
     by: str = "",
     asked_by: bytes,
@@ -212,7 +201,7 @@ def plan(
     return Plan(tuple(drafts), tuple(failed))
 
 
-def plan_undo(snapshot: Snapshot, canonical_id: int, reason: str, encoder: Embeds) -> list[Draft]:
+def plan_undo(snapshot: Snapshot, canonical_id: int, reason: str, encoder: Encoder) -> list[Draft]:
     """Return the drafts that restore the state of chunks before an entry; see `undo` for the errors. Reads the disk."""
     place = snapshot.place(canonical_id)
     if place is None:
@@ -307,7 +296,7 @@ def _replacement_of_undone(snapshot: Snapshot, place: Place, entry: Entry) -> by
     return None
 
 
-def _update_turned(snapshot: Snapshot, made: bytes, reason: str, encoder: Embeds) -> list[Draft]:
+def _update_turned(snapshot: Snapshot, made: bytes, reason: str, encoder: Encoder) -> list[Draft]:
     """Return the drafts that undo an Update, or redo it if it is undone: either the replacement is live or the replaced
     chunks, never both."""
     history = _acts(snapshot, made)
@@ -334,13 +323,13 @@ def _changed_since(entry: Entry) -> BadQuestion:
     )
 
 
-def _present(snapshot: Snapshot, chunk_uuid: bytes, encoder: Embeds) -> Entry | None:
+def _present(snapshot: Snapshot, chunk_uuid: bytes, encoder: Encoder) -> Entry | None:
     """Return the chunk's present entry with a vector of the present model, so that its next entry is searchable."""
     entry = snapshot.find(chunk_uuid)
     if entry is None or entry.status is not Status.ACTIVE:
         return entry
     if snapshot.fingerprint_of(chunk_uuid) != encoder.fingerprint:
-        return msgspec.structs.replace(entry, vector=_embedded(encoder, entry.embedded_text))
+        return msgspec.structs.replace(entry, vector=encoder.embed_text(entry.embedded_text))
     return entry
 
 
@@ -381,7 +370,7 @@ def _replacement(
     return msgspec.structs.replace(draft, **{name: values.pop() for name, values in shared.items() if len(values) == 1})
 
 
-def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: Embeds) -> Draft:
+def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: Encoder) -> Draft:
     """Return the draft that restores a chunk's state before its newest entry."""
     history = _acts(snapshot, chunk_uuid)
     newest = history[-1]
@@ -394,7 +383,7 @@ def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: E
     place = snapshot.place(before.canonical_id)
     draft = msgspec.structs.replace(before.as_draft(), action=UNDO, action_steps=UNSET, reason=reason)
     if place is None or snapshot.views[place[0]].segment.header.fingerprint != encoder.fingerprint:
-        draft = msgspec.structs.replace(draft, vector=_embedded(encoder, draft.embedded_text))
+        draft = msgspec.structs.replace(draft, vector=encoder.embed_text(draft.embedded_text))
     return draft
 
 
@@ -419,10 +408,6 @@ def _as_found_elsewhere(adopted: Entry, reason: str) -> Draft:
     return msgspec.structs.replace(
         adopted.as_draft(), utility_steps=steps, action=UNDO, action_steps=UNSET, reason=reason
     )
-
-
-def _embedded(encoder: Embeds, text: str) -> bytes:
-    return encoder.embed_text(text).astype("<f4").tobytes()
 
 
 async def _appended(drafts: Sequence[Draft], by: str, asked_by: bytes, append: Append) -> tuple[Entry, ...]:

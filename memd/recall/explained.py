@@ -166,23 +166,16 @@ def origin_fields(entry: Entry) -> dict[str, Any]:
 
 
 def _scored(made: type[_Chunk], one: Candidate, /, **more: Any) -> _Chunk:
-    entry, parts = one.entry, one.parts
+    entry = one.entry
     return made(
         id=entry.public_id,
         uuid=entry.uuid.hex(),
         topic_id=one.topic_id,
         canonical_id=entry.canonical_id,
         said_at=entry.said,
-        score=round(parts.score, PARTS_DIGITS),
-        cosine=parts.cosine,
-        meaning=parts.meaning,
-        words=parts.words,
-        feedback=parts.feedback,
-        neighbours=parts.neighbours,
-        multiplier=parts.multiplier,
-        echo=parts.echo,
-        time=parts.time,
+        score=round(one.parts.score, PARTS_DIGITS),
         tokens=one.tokens,
         verdict=str(one.verdict),
+        **msgspec.structs.asdict(one.parts),
         **more,
     )

@@ -105,12 +105,8 @@ class _WatchedSource:
         return SourceState(
             path=str(self.source.path),
             topic_id=self.topic_id,
-            name=progress.name,
             state="looking" if self.is_looking else "waiting" if self.is_due else ended,
-            files=progress.files,
-            done=progress.done,
-            written=progress.written,
-            taken_out=progress.taken_out,
+            **{name: getattr(progress, name) for name in ("name", "files", "done", "written", "taken_out")},
             looked_at=self.looked_at,
             seconds=self.seconds,
             error=self.error,
