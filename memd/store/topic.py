@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -81,6 +82,8 @@ from memd.wording import unsearched
 
 DraftFilter = Callable[[Draft], Draft]
 """Maps a draft to the draft to write: itself, or another one of the same chunk."""
+WithoutText = Callable[[bytes], tuple[bytes, int, int]]
+"""`without_text` for the chunks of one erasure."""
 
 
 class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
@@ -503,13 +506,15 @@ class TopicLog:
         Raises:
             StoreError: a file could not be read or written; earlier steps of the erasure remain done.
         """
+        without = partial(without_text, uuids=uuids, mark=mark, calls=calls)
+        self._erase_elsewhere({*uuids, *naming}, without)
         count = 0
         with self._merging, self._sealing:
             self._wipe_leftovers(wiper)
             for _ in range(_PASSES):
                 full = self._having(uuids, naming, calls)
                 self._rotate_of(full)
-                count += self._erase_in_full(full, uuids, mark, wiper, calls) if full else 0
+                count += self._erase_in_full(full, without, wiper) if full else 0
         ENTRIES_READ.clear()
         self._seal_whole()
         return count
@@ -534,14 +539,10 @@ class TopicLog:
             for path in (*(folder / name for name in left if name not in written), *torn_files(self._files, [folder])):
                 wiper.wipe(path)
 
-    def _erase_in_full(
-        self,
-        numbers: list[int],
-        uuids: Collection[bytes],
-        mark: Erased,
-        wiper: Wiper,
-        calls: Collection[bytes],
-    ) -> int:
+    def _erase_elsewhere(self, uuids: Collection[bytes], without: WithoutText) -> None:
+        """Erase in the rows that other daemons share, which contain these chunks."""
+
+    def _erase_in_full(self, numbers: list[int], without: WithoutText, wiper: Wiper) -> int:
         merged = [v.index for v in self._snapshot.indexes if len(v.index.segments) > 1]
         with self._state:  # they are mapped: a search of one that is overwritten finds nothing
             self._search_singly([one for one in merged if not set(numbers).isdisjoint(one.segment_ids)])
@@ -549,7 +550,7 @@ class TopicLog:
         count, now = 0, OpenedTopic()
         for number in numbers:
             path = self._layout.bin(number)
-            data, erased, unnamed = without_text(self._files.read(path), uuids, mark, calls)
+            data, erased, unnamed = without(self._files.read(path))
             if erased or unnamed:
                 self.claim.write(path, data, wiper)
             count += erased

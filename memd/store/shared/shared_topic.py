@@ -13,17 +13,16 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memd.entries import Draft, Entry, Erased
+from memd.entries import Draft, Entry
 from memd.errors import Behind, MadeAnew, Rewritten, StoreError
 from memd.store.claim import Claim
-from memd.store.disk import Wiper
-from memd.store.erasure import ForbiddenText, encode_forbidden, without_text
+from memd.store.erasure import ForbiddenText, encode_forbidden
 from memd.store.log.format import HEADER_BYTES, Header, ModelId, Span, encode_header
 from memd.store.log.recovery import LogFile, read_log_file
 from memd.store.log.segment import GrowingSegment, new_header
 from memd.store.shared.postgres import News, Row, SharedLog, Stream
 from memd.store.snapshot import after_append
-from memd.store.topic import StoreShared, TopicLog
+from memd.store.topic import StoreShared, TopicLog, WithoutText
 
 _TRIES = 20
 """Attempts at an append while other daemons are faster."""
@@ -124,24 +123,20 @@ class SharedTopicLog(TopicLog):
         self.generation, self._kept_head = self.generation or 1, last
         super().forbid(forbidden)
 
-    def erase(
-        self,
-        uuids: Collection[bytes],
-        mark: Erased,
-        wiper: Wiper,
-        naming: Collection[bytes] = (),
-        calls: Collection[bytes] = (),
-    ) -> int:
-        """See TopicLog: first in the rows, so that all daemons drop their copies, and then in this copy."""
+    # -- private ------------------------------------------------------------------------------------------------
+
+    def _erase_elsewhere(self, uuids: Collection[bytes], without: WithoutText) -> None:
+        """See TopicLog: in the rows, so that all daemons drop their copies."""
         self.catch_up()
         rows: dict[tuple[Stream, int], bytes] = {}
-        after = 0
-        for number in self._ids_of({*uuids, *naming}):
+        snapshot, after = self.snapshot(), 0
+        places = (place for uuid in uuids for place in snapshot.places(uuid))
+        for number in sorted(int(snapshot.views[segment].rows[row]["canonical_id"]) for segment, row in places):
             if number <= after:
                 continue
             for row in self._kept.since(self.topic_id, {"log": number - 1}, limit=1).of("log"):
                 after = row.last
-                data, erased, unnamed = without_text(row.data, uuids, mark, calls)
+                data, erased, unnamed = without(row.data)
                 if erased or unnamed:
                     rows["log", row.last] = data
         if rows:
@@ -149,9 +144,6 @@ class SharedTopicLog(TopicLog):
             if not generation:
                 raise Rewritten(f"topic {self.topic_id}: another daemon erases in it at this moment; it is done again")
             self.generation = generation
-        return super().erase(uuids, mark, wiper, naming, calls)
-
-    # -- private ------------------------------------------------------------------------------------------------
 
     def _known(self, hot: int | None) -> dict[Stream, int]:
         """Return the last known row of each stream."""
@@ -237,12 +229,6 @@ class SharedTopicLog(TopicLog):
             raise StoreError(f"topic {self.topic_id}: its row of forbidden text cannot be read: {error}") from None
         super().forbid(forbidden)
         self._kept_head = row.last
-
-    def _ids_of(self, uuids: Collection[bytes]) -> list[int]:
-        """Return the ids of all entries of these chunks, ascending."""
-        snapshot = self.snapshot()
-        places = (place for uuid in uuids for place in snapshot.places(uuid))
-        return sorted(int(snapshot.views[segment].rows[row]["canonical_id"]) for segment, row in places)
 
 
 def remove_topic(kept: SharedLog, topic_id: str, forbidden: bytes) -> None:
