@@ -42,7 +42,7 @@ from memd.principals import OWNER, RIGHTS, Principal, Principals, digest_of, ove
 from memd.settings import model as settings
 from memd.settings.model import known_principals
 from memd.store.disk import LocalDisk
-from memd.store.shared.books import TokenList
+from memd.store.shared.books import FileBook, TokenList
 
 LAMP, VAULT = "The release word for the lighthouse lamp is cinnamon-42.", "The word for the vault door is hibiscus-77."
 QUESTION = "What is the release word for the lighthouse lamp, and what the word for the vault door?"
@@ -633,7 +633,7 @@ def test_a_wrong_token_is_not_made(make_daemon: MakeDaemon, arguments: tuple[str
 def test_a_list_of_a_later_version_is_not_read_as_this_one(tmp_path: Path) -> None:
     (tmp_path / "memd.tokens").write_text('{"tokens": [], "version": 2}')
     with pytest.raises(StoreError, match="is no list of tokens"):
-        TokenList(LocalDisk(), tmp_path).read()
+        TokenList(FileBook(LocalDisk(), tmp_path)).read()
 
 
 @pytest.mark.process

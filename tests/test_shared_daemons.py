@@ -633,40 +633,79 @@ def test_a_prompt_that_waited_brings_nothing_erased_back(relayed: Cluster, relay
     assert b"4711" not in relayed.bytes_of("waited")
 
 
-def test_an_erasure_that_is_killed_before_all_is_written_down_was_never_begun(relayed: Cluster, tmp_path: Path) -> None:
+def die_erasing(relayed: Cluster, erasing: DaemonProcess, chunk_ids: Sequence[str], when: str) -> None:
+    """Let a daemon erase, and kill it while it writes the first row for which `when` holds, which is lost."""
+    with psycopg.connect(relayed.url, autocommit=True) as held, ThreadPoolExecutor(1) as pool:
+        held.execute(
+            "CREATE FUNCTION lost() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"IF {when} THEN PERFORM pg_advisory_lock(7); RAISE EXCEPTION 'lost'; END IF; RETURN NEW; END $$;"
+            "CREATE TRIGGER lost BEFORE INSERT OR UPDATE ON memd_log FOR EACH ROW EXECUTE FUNCTION lost();"
+            "SELECT pg_advisory_lock(7)"
+        )
+        asked = pool.submit(ask, f"{erasing.own_url}/memd/erase", {"chunk_ids": chunk_ids})
+        waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        wait_until(lambda: held.execute(waiting).fetchone() is not None, lambda: repr(erasing))
+        erasing.kill()
+        held.execute("SELECT pg_advisory_unlock(7)")
+        held.execute("DROP FUNCTION lost CASCADE")
+        assert isinstance(asked.exception(), OSError), "it was never answered"
+
+
+def erased_by(daemon: DaemonProcess, **body: Any) -> Any:
+    return ask(f"{daemon.own_url}/memd/erase", body).json["done"]
+
+
+@pytest.fixture
+def other(relayed: Cluster, tmp_path: Path) -> Iterator[DaemonProcess]:
+    """A third daemon, directly at the database."""
+    made = DaemonProcess(tmp_path, relayed.upstream.url, {"cluster": {"database": relayed.url}})
+    try:
+        yield made.start()
+    finally:
+        made.discard()
+
+
+def test_an_erasure_that_is_killed_before_all_is_written_down_was_never_begun(
+    relayed: Cluster, other: DaemonProcess
+) -> None:
     topics = ("half-a", "half-b", "half-c")
     for topic in topics:
         status(relayed, 0, topic, f"The keeper of {topic} is called Leopold.")
         relayed.wait_stored(topic, "Leopold")
     found = [entry.uuid.hex() for topic in topics for entry in relayed.entries(topic) if "Leopold" in entry.content]
-    other = DaemonProcess(tmp_path, relayed.upstream.url, {"cluster": {"database": relayed.url}}).start()
+    ours = "topic = 'memd.erasures' AND stream = 'hot'"
+    with psycopg.connect(relayed.url) as connection:
+        (rows,) = connection.execute(f"SELECT count(*) FROM memd_log WHERE {ours}").fetchone() or (0,)
+    die_erasing(relayed, other, found, f"NEW.topic = 'memd.erasures' AND NEW.stream = 'hot' AND NEW.last = {rows + 3}")
 
-    def erase(**body: Any) -> Any:
-        return ask(f"{other.own_url}/memd/erase", body).json["done"]
+    other.start()
+    assert erased_by(other, resume=True) == [] and all("Leopold" in str(relayed.stored(topic)) for topic in topics)
+    assert len(erased_by(other, chunk_ids=found)) == 3
+    assert not any("Leopold" in str(relayed.stored(topic)) for topic in topics)
 
-    try:
-        with psycopg.connect(relayed.url, autocommit=True) as held, ThreadPoolExecutor(1) as pool:
-            (rows,) = held.execute("SELECT count(*) FROM memd_log WHERE topic = 'memd.erasures'").fetchone() or (0,)
-            held.execute(
-                "CREATE FUNCTION lost() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-                f"IF NEW.topic = 'memd.erasures' AND NEW.last = {rows + 3} THEN "
-                "PERFORM pg_advisory_lock(7); RAISE EXCEPTION 'lost'; END IF; RETURN NEW; END $$;"
-                "CREATE TRIGGER lost BEFORE INSERT ON memd_log FOR EACH ROW EXECUTE FUNCTION lost();"
-                "SELECT pg_advisory_lock(7)"
-            )
-            asked = pool.submit(erase, chunk_ids=found)
-            waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-            wait_until(lambda: held.execute(waiting).fetchone() is not None, lambda: repr(other))
-            other.kill()
-            held.execute("SELECT pg_advisory_unlock(7)")
-            held.execute("DROP FUNCTION lost CASCADE")
-            assert isinstance(asked.exception(), OSError), "it was never answered"
 
-        other.start()
-        assert erase(resume=True) == [] and all("Leopold" in str(relayed.stored(topic)) for topic in topics)
-        assert len(erase(chunk_ids=found)) == 3 and not any("Leopold" in str(relayed.stored(topic)) for topic in topics)
-    finally:
-        other.discard()
+def test_a_daemon_that_finishes_the_erasure_of_another_knows_the_calls_in_it(
+    relayed: Cluster, other: DaemonProcess
+) -> None:
+    function = {"name": "write", "arguments": json.dumps({"text": "a vermilion walrus"})}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    result = "\n".join(
+        f"Line {number} of the ferry's timetable: it leaves at {number} past nine." for number in range(40)
+    )
+    relayed.tell(0, "calls", [user("Write it."), call, {"role": "tool", "tool_call_id": "c", "content": result}])
+    relayed.wait_stored("calls", "Line 39")
+    first, *others = [entry.uuid.hex() for entry in relayed.entries("calls") if "Line" in entry.content]
+    assert others and relayed.bytes_of("calls").count(b"walrus") > 1, "each chunk of the result names the call"
+    die_erasing(relayed, other, [first], "TG_OP = 'UPDATE' AND NEW.topic = 'calls'")
+    assert b"walrus" in relayed.bytes_of("calls")
+
+    wait_until(lambda: bool(erased_by(relayed.daemons[0], resume=True)), lambda: repr(relayed.daemons[0]))
+
+    assert b"walrus" not in relayed.bytes_of("calls")
+    assert all(any(one.uuid.hex() == kept and one.content for one in relayed.entries("calls")) for kept in others)
+    with psycopg.connect(relayed.url) as connection:
+        digests = "SELECT data FROM memd_log WHERE topic = 'memd.erasures' AND stream = 'kept'"
+        assert connection.execute(digests).fetchall() == [(b"{}",)], "nobody can verify a guess of it any more"
 
 
 def test_a_failover_to_a_synchronous_standby_loses_nothing(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ from memd.store.disk import LocalDisk, Trouble, disk_trouble
 from memd.store.encryption.disk import UNFINISHED, check_installed, check_not_lost, disk_of, master_key
 from memd.store.encryption.key_files import DirectoryKeyFile, new_key_file, read_key_file
 from memd.store.layout import TopicLayout
-from memd.store.shared.books import KeptToken, SharedBook, SharedTokens, TokenList
+from memd.store.shared.books import FileBook, KeptToken, SharedBook, TokenList
 from memd.store.shared.moving import MovedTopic, into_folder, into_log
 from memd.store.shared.postgres import SharedLog, shared_log, topics_in
 from memd.store.tools.backup import backup as back_up
@@ -564,9 +564,12 @@ def move(
 def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) -> tuple[Names, Names, int]:
     """Copy the tokens, and the grants unless the target has another key, under which ids of programs do not hold.
     Returns the names of new tokens, the names of those left out, and the number of new grants."""
-    shared, own = SharedTokens(SharedBook(kept_there, "tokens")), TokenList(LocalDisk(), folder)
+    shared, own = TokenList(SharedBook(kept_there, layout.TOKENS_NAME)), TokenList(FileBook(LocalDisk(), folder))
     tokens, left = _copy_tokens(own, shared) if is_into_cluster else _copy_tokens(shared, own)
-    there, here = SharedGrants(SharedBook(kept_there, "grants")), GrantFile(LocalDisk(), folder / layout.GRANTS_NAME)
+    there, here = (
+        SharedGrants(SharedBook(kept_there, layout.GRANTS_NAME)),
+        GrantFile(LocalDisk(), folder / layout.GRANTS_NAME),
+    )
     given, target = (here.read(), there) if is_into_cluster else (there.read(), here)
 
     def joined(state: LedgerState) -> LedgerState:

@@ -38,9 +38,9 @@ from memd.settings.loading import Setting, read_tokens, token_problems
 from memd.settings.model import Config, TokenSettings
 from memd.store.disk import LocalDisk
 from memd.store.encryption.disk import disk_of
-from memd.store.layout import GRANTS_NAME, LOCK_NAME, check_no_cluster
+from memd.store.layout import GRANTS_NAME, LOCK_NAME, TOKENS_NAME, check_no_cluster
 from memd.store.receipts import receipt_lines
-from memd.store.shared.books import KeptToken, SharedBook, SharedTokens, TokenList
+from memd.store.shared.books import FileBook, KeptToken, SharedBook, TokenList
 from memd.store.shared.postgres import shared_log
 from memd.wording import counted, day_and_time, name_for_terminal
 
@@ -262,10 +262,10 @@ def _lists(config: Config) -> Iterator[tuple[TokenList, GrantList]]:
     if config.cluster.is_on:
         with closing(shared_log(config)) as kept:
             kept.connect()
-            yield SharedTokens(SharedBook(kept, "tokens")), SharedGrants(SharedBook(kept, "grants"))
+            yield TokenList(SharedBook(kept, TOKENS_NAME)), SharedGrants(SharedBook(kept, GRANTS_NAME))
     else:
         check_no_cluster(LocalDisk(), config.data_dir)
-        yield TokenList(LocalDisk(), config.data_dir), GrantFile(LocalDisk(), config.data_dir / GRANTS_NAME)
+        yield TokenList(FileBook(LocalDisk(), config.data_dir)), GrantFile(LocalDisk(), config.data_dir / GRANTS_NAME)
 
 
 IDS_SHOWN, ID_DIGITS = 3, 8

@@ -88,10 +88,10 @@ from memd.store.bucket.writing import BucketTender, NotingDisk
 from memd.store.disk import KINDS, LocalDisk, raise_descriptors_limit, replace_file
 from memd.store.encryption.disk import disk_of
 from memd.store.erasure import ErasureLedger
-from memd.store.layout import ADDRESS_NAME, GRANTS_NAME, SECRET_NAME, models_dir
+from memd.store.layout import ADDRESS_NAME, GRANTS_NAME, SECRET_NAME, TOKENS_NAME, models_dir
 from memd.store.log.segment import ENTRIES_READ
 from memd.store.receipts import ReceiptRing
-from memd.store.shared.books import SharedBook, SharedErasures, SharedTimes, SharedTokens, TokenList
+from memd.store.shared.books import FileBook, SharedBook, SharedErasures, SharedTimes, TokenList
 from memd.store.shared.postgres import shared_log
 from memd.store.store import MakeErasures, ModelId, Store, StoreShared
 from memd.store.topic import TopicStats
@@ -245,10 +245,11 @@ async def running(
             stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
             backup.start()
 
-        listed, grants = TokenList(LocalDisk(), config.data_dir), None
+        copy, grants = FileBook(LocalDisk(), config.data_dir), None
+        listed = TokenList(copy)
         if kept is not None:
-            listed = SharedTokens(SharedBook(kept, "tokens"), listed)
-            grants = SharedGrants(SharedBook(kept, "grants"))
+            listed = TokenList(SharedBook(kept, TOKENS_NAME), copy)
+            grants = SharedGrants(SharedBook(kept, GRANTS_NAME))
         watch = TokenWatch(config.auth, listed, source)
         await loop.run_in_executor(None, watch.load)
         grant_file = GrantFile(store.files, config.data_dir / GRANTS_NAME)
@@ -516,7 +517,7 @@ async def _share_rights(daemon: Daemon, wrong_tokens: WrongTokens) -> list[async
         return inquiry
 
     wrong_tokens.catch_up = hear
-    daemon.retention.looked_at = SharedTimes(SharedBook(kept, "retention"))
+    daemon.retention.looked_at = SharedTimes(kept)
     await daemon.retention.eraser.follow()
     return [daemon.tasks.spawn(daemon.retention.eraser.tend_others(), "erasures of others")]
 

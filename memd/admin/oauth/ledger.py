@@ -26,20 +26,31 @@ from memd.admin.oauth.protocol import Allowed, GivenCode, Grant, LedgerState, Pe
 from memd.errors import OAuthRefused, StoreError
 from memd.principals import Principal
 from memd.store.disk import LocalDisk, replace_file
-from memd.store.shared.books import BookPage, Rows, SharedBook
+from memd.store.shared.books import BookPage, SharedBook
 
 log = logging.getLogger("memd")
 SECRET_BYTES = 32
 GONE = "the token with which the program was allowed this is gone; ask again"
-_KEY, _GRANT, _CODE = "key", "grant/", "code/"
 Result = TypeVar("Result")
 
 
 class _LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
-    key: str
+    key: str = ""
     """Hexadecimal digits."""
     grants: tuple[Grant, ...] = ()
+    codes: dict[str, GivenCode] = {}
+    """In a cluster; a file has none."""
+
+    @classmethod
+    def read(cls, data: bytes, place: str, remedy: str, changes: int = 0) -> LedgerState:
+        """Return the state in a file or book. Raises StoreError: it cannot be read."""
+        try:
+            kept = msgspec.json.decode(data, type=cls)
+            key = bytes.fromhex(kept.key)
+        except ValueError as error:
+            raise StoreError(f"{place}: is no list of grants ({error}); {remedy}") from None
+        return LedgerState(key=key, grants=kept.grants, codes=kept.codes, changes=changes)
 
 
 class GrantFile:
@@ -56,12 +67,8 @@ class GrantFile:
         if self._state is None:
             self._state = LedgerState()
             if self._files.size(self._path) is not None:
-                try:
-                    kept = msgspec.json.decode(self._files.read(self._path), type=_LedgerFile)
-                    self._state = LedgerState(key=bytes.fromhex(kept.key), grants=kept.grants)
-                except ValueError as error:
-                    why = f"is no list of grants ({error}); remove it, and let the programs ask again"
-                    raise StoreError(f"{self._path}: {why}") from None
+                remedy = "remove it, and let the programs ask again"
+                self._state = _LedgerFile.read(self._files.read(self._path), str(self._path), remedy)
         return self._state
 
     def change(self, work: Callable[[LedgerState], LedgerState]) -> LedgerState:
@@ -89,40 +96,20 @@ class SharedGrants:
 
     def read(self) -> LedgerState:
         """See GrantFile."""
-        return self._state_in(self.book.read())
+        return self._state_of(self.book.page())
 
     def change(self, work: Callable[[LedgerState], LedgerState]) -> LedgerState:
         """See GrantFile."""
 
-        def rows_after(rows: Rows) -> Rows:
-            state = work(self._state_in(BookPage(0, rows)))
-            told: dict[str, object] = {_KEY: state.key.hex()} if state.key else {}
-            told |= {_GRANT + one.id: one for one in state.grants}
-            told |= {_CODE + digest: one for digest, one in state.codes.items()}
-            return {name: msgspec.json.encode(value).decode() for name, value in told.items()}
+        def changed(data: bytes | None) -> bytes:
+            state = work(self._state_of(BookPage(0, data)))
+            kept = _LedgerFile(key=state.key.hex(), grants=state.grants, codes=dict(state.codes))
+            return msgspec.json.encode(kept)
 
-        return self._state_in(self.book.change(rows_after))
+        return self._state_of(self.book.change(changed))
 
-    def _state_in(self, page: BookPage) -> LedgerState:
-        """Return the state in the book; raises StoreError if a newer memd wrote it."""
-        grants, codes, key = list[Grant](), list[tuple[str, GivenCode]](), b""
-        try:
-            for name, data in page.rows.items():
-                if name.startswith(_GRANT):
-                    grants.append(msgspec.json.decode(data, type=Grant))
-                elif name.startswith(_CODE):
-                    codes.append((name.removeprefix(_CODE), msgspec.json.decode(data, type=GivenCode)))
-                elif name == _KEY:
-                    key = bytes.fromhex(msgspec.json.decode(data, type=str))
-        except ValueError as error:
-            why = f"cannot be read ({error}); update memd on this machine"
-            raise StoreError(f"the grants in the database {why}") from None
-        return LedgerState(
-            key=key,
-            grants=tuple(sorted(grants, key=lambda one: (one.created_at, one.id))),
-            codes=dict(sorted(codes, key=lambda item: item[1].until)),
-            changes=page.changes,
-        )
+    def _state_of(self, page: BookPage) -> LedgerState:
+        return _LedgerFile.read(page.data or b"{}", self.book.place, self.book.remedy, page.changes)
 
 
 GrantList = GrantFile | SharedGrants
@@ -168,7 +155,7 @@ class Ledger:
         """Load changes by other daemons; without the database, keep the known state."""
         if self._shared is not None:
             with suppress(StoreError):  # the watch over the tokens reports it
-                if await asyncio.to_thread(self._shared.book.changes) != self.seen:
+                if await asyncio.to_thread(self._shared.book.stamp) != self.seen:
                     async with self._turn:
                         await asyncio.to_thread(self._adopt, self._shared.read)
                     await self.key_to_register()

@@ -57,7 +57,7 @@ from memd.store.disk import (
 from memd.store.layout import ADDRESS_NAME, BUCKET_NAME, LOCK_NAME, TopicLayout, models_dir, topic_ids_in
 from memd.store.lexical.postings import GrowingColumns, main_language
 from memd.store.log.recovery import read_log_file, torn_files
-from memd.store.shared.books import TokenList
+from memd.store.shared.books import FileBook, TokenList
 from memd.store.shared.postgres import AS_TEXT, READ_ONLY, SCHEMA_VERSION, SharedLog, remedy_of, words_of
 from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.export import active_bytes
@@ -84,7 +84,7 @@ def access(config: Config, path: Path | None, places: Mapping[str, str]) -> Iter
     host, token = config.listen.host, config.auth.token
     is_open = not is_this_machine(host)
     # In a cluster, as this machine last knew them: its database is not changed.
-    others = (*config.auth.tokens, *TokenList(LocalDisk(), config.data_dir).read())
+    others = (*config.auth.tokens, *TokenList(FileBook(LocalDisk(), config.data_dir)).read())
     needed = "a token (`memd token list` shows whose)" if others else "auth.token"
     if token and path is not None and places.get("auth.token", "").startswith(f"{path}, line "):
         with suppress(OSError):

@@ -5,13 +5,14 @@ Rule: tokens are changed by one command at a time, and as a whole or not at all;
 The settings' own list is `auth.tokens`; a reader refuses a name or a token that is in both.
 
 A book is a topic `memd.…`, which no client can name. Most are one row, replaced as a whole after reading the previous
-one; erasures are a permanent row each. A daemon keeps a copy of the tokens for a start without the database.
+one; erasures are a permanent row each, with the digests of the unfinished ones in a book beside them. A daemon keeps a
+copy of the tokens for a start without the database.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,14 @@ from memd.settings.loading import stamp_of
 from memd.settings.model import TokenSettings
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.erasure import Erasure, Erasures
-from memd.store.layout import TOKENS_LOCK_NAME, TOKENS_NAME, followed_file, topic_names_in
+from memd.store.layout import (
+    ERASURES_NAME,
+    RETENTION_NAME,
+    TOKENS_LOCK_NAME,
+    TOKENS_NAME,
+    followed_file,
+    topic_names_in,
+)
 from memd.store.shared.postgres import News, Row, SharedLog, Stream
 
 
@@ -38,45 +46,45 @@ class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1] = 1
 
 
-class TokenList:
-    """The stored tokens: a file in the data directory. Thread-safe."""
+Work = Callable[[bytes | None], bytes]
+"""Returns the next content of a book; may be called again."""
+_TRIES = 50
 
-    place: str
-    """Location, for messages."""
+
+class BookPage(msgspec.Struct, frozen=True):
+    """The content of a book, and the number of its changes so far."""
+
+    changes: int
+    data: bytes | None
+
+
+class FileBook:
+    """A file that one command at a time replaces as a whole. Thread-safe."""
+
     is_shared = False
     """Whether other daemons have it too, so that it may change without a command on this machine."""
+    remedy = "put back the file as it was, or remove it and make the tokens anew with `memd token add`"
 
     def __init__(self, files: LocalDisk, data_dir: Path) -> None:
         self.path = data_dir / TOKENS_NAME
         self.place = str(self.path)
+        """Location, for messages."""
         self._files = files
         self._lock = data_dir / TOKENS_LOCK_NAME
 
     def stamp(self) -> object:
-        """Return a value that changes with the list. Raises StoreError: it cannot be read."""
+        """Return a value that changes with the content. Raises StoreError: it cannot be read."""
         return stamp_of(self.path)
 
-    def read(self) -> tuple[KeptToken, ...]:
-        """Return the tokens. Raises StoreError: the list cannot be read, or is invalid."""
-        if self._files.size(self.path) is None:
-            return ()
-        try:
-            return msgspec.json.decode(self._files.read(self.path), type=_TokenFile).tokens
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StoreError(
-                f"{self.path}: is no list of tokens ({error}); put back the file as it was, or remove it and make the "
-                "tokens anew with `memd token add`"
-            ) from None
+    def read(self) -> bytes | None:
+        """Return the content; None if there is none yet. Raises StoreError: it cannot be read."""
+        return self._files.read(self.path) if self._files.size(self.path) is not None else None
 
-    def read_at_start(self) -> tuple[KeptToken, ...]:
-        """Return the tokens, from this machine's copy if the database is unreachable; raises as `read`."""
-        return self.read()
-
-    def change(self, work: Callable[[tuple[KeptToken, ...]], Sequence[KeptToken]]) -> None:
-        """Replace the list by the result of `work`, durably; an exception of `work` leaves the list unchanged.
+    def change(self, work: Work) -> object:
+        """Replace the content by the result of `work`, durably; an exception of `work` leaves it unchanged.
 
         Raises:
-            StoreError: the list is unchanged (StoreLocked: another command changes it now).
+            StoreError: it is unchanged (StoreLocked: another command changes it now).
             InDoubt: it is unknown whether it changed.
         """
         try:
@@ -84,78 +92,59 @@ class TokenList:
         except StoreLocked:
             raise StoreLocked(f"{self.path.parent}: another `memd token` changes the tokens now; try again") from None
         with lock:
-            self.keep(work(self.read()))
+            return self.write(work(self.read()))
 
-    def keep(self, tokens: Sequence[KeptToken]) -> None:
-        """Replace the list, durably. Raises StoreWriteFailed: it is unchanged."""
-        replace_file(self._files, self.path, msgspec.json.format(msgspec.json.encode(_TokenFile(tuple(tokens)))))
-
-
-# The books of a cluster
-
-Rows = Mapping[str, str]
-"""JSON by name."""
-BOOK_PREFIX = "memd."
-_TRIES = 50
-
-
-class BookPage(msgspec.Struct, frozen=True):
-    """A book, and the number of its changes so far."""
-
-    changes: int
-    rows: Rows
+    def write(self, data: bytes) -> object:
+        """Replace the content, durably. Raises StoreWriteFailed: it is unchanged."""
+        return replace_file(self._files, self.path, data)
 
 
 class SharedBook:
-    """One book. Thread-safe. Its methods raise StoreError if the database is unreachable."""
+    """One book of a cluster. Thread-safe. Its methods raise StoreError if the database is unreachable."""
+
+    is_shared = True
+    remedy = "update memd on this machine"
 
     def __init__(self, kept: SharedLog, name: str) -> None:
-        self.place = f"{kept.place} ({BOOK_PREFIX}{name})"
-        self._kept, self._topic = kept, BOOK_PREFIX + name
-        self._page, self._generation = BookPage(0, {}), 0
+        """`name`: one of `layout.BOOK_NAMES`."""
+        self.place = f"{kept.place} ({name})"
+        self._kept, self._topic = kept, name
+        self._page, self._generation = BookPage(0, None), 0
         self._mutex = threading.Lock()
 
-    def changes(self) -> int:
+    def stamp(self) -> int:
         """Return the number of changes to the book."""
-        return self.read().changes
+        return self.page().changes
 
-    def read(self) -> BookPage:
-        """Return all rows; they are transferred only after a change."""
-        known = self._page
-        news = self._kept.since(self._topic, {"kept": known.changes})
+    def read(self) -> bytes | None:
+        """See FileBook."""
+        return self.page().data
+
+    def page(self) -> BookPage:
+        """Return the content and the number of its changes; it is transferred only after one."""
+        news = self._kept.since(self._topic, {"kept": self._page.changes})
         with self._mutex:
             self._generation = news.generation
             for row in news.of("kept"):
                 if row.last > self._page.changes:
-                    self._page = BookPage(row.last, msgspec.json.decode(row.data, type=dict[str, str]))
+                    self._page = BookPage(row.last, row.data)
             return self._page
 
-    def change(self, work: Callable[[Rows], Rows]) -> BookPage:
-        """Change the book, durably; return the new state.
-
-        Args:
-            work: takes all rows, returns the new ones; its exceptions leave the book unchanged. It is called again if
-                another daemon was faster.
-
-        Raises:
-            InDoubt: it is unknown whether the book changed.
-            StoreWriteFailed: it did not.
-        """
+    def change(self, work: Work) -> BookPage:
+        """See FileBook; return the new content. `work` is called again if another daemon was faster."""
         for _ in range(_TRIES):
-            page = self.read()
-            rows = dict(work(page.rows))
-            if rows == page.rows:
+            page = self.page()
+            if (data := work(page.data)) == page.data:
                 return page
-            data, last = msgspec.json.encode(rows), page.changes + 1
+            new = BookPage(page.changes + 1, data)
+            row = Row("kept", new.changes, data, is_base=True)
             try:
-                if self._kept.append(
-                    self._topic, page.changes, Row("kept", last, data, is_base=True), generation=self._generation
-                ):
-                    return BookPage(last, rows)
+                if self._kept.append(self._topic, page.changes, row, generation=self._generation):
+                    return new
             except InDoubt as error:
                 with suppress(StoreError):
-                    if self.read() == BookPage(last, rows):
-                        return self._page
+                    if self.page() == new:
+                        return new
                 raise InDoubt(
                     f"{self.place}: the connection was lost, and nobody knows whether the change was made; look, and "
                     "make it again if it was not"
@@ -163,60 +152,62 @@ class SharedBook:
         raise StoreWriteFailed(f"{self.place}: others change it all the time; try again")
 
 
-class SharedTokens(TokenList):
-    """The tokens of `memd token`. See TokenList."""
+class TokenList:
+    """The tokens of `memd token`, in the file of a data directory, or for all daemons of a cluster. Thread-safe."""
 
-    is_shared = True
-
-    def __init__(self, book: SharedBook, copy: TokenList | None = None) -> None:
+    def __init__(self, book: FileBook | SharedBook, copy: FileBook | None = None) -> None:
         """`copy`: where to save the tokens after reading; None for nowhere."""
-        self.place = book.place
-        self._book = book
-        self._copy = copy
-
-    def stamp(self) -> object:
-        """See TokenList."""
-        return self._book.changes()
+        self.place, self.is_shared, self.stamp = book.place, book.is_shared, book.stamp
+        self._book, self._copy = book, copy
 
     def read(self) -> tuple[KeptToken, ...]:
-        """See TokenList."""
-        tokens = self._tokens(self._book.read().rows)
+        """Return the tokens. Raises StoreError: the list cannot be read, or is invalid."""
+        tokens = self._tokens(self._book.read())
         if self._copy is not None:
             with suppress(StoreError):  # the next change saves it
-                self._copy.keep(tokens)
+                self._copy.write(_encoded(tokens))
         return tokens
 
     def read_at_start(self) -> tuple[KeptToken, ...]:
-        """See TokenList."""
+        """Return the tokens, from this machine's copy if the database is unreachable; raises as `read`."""
         try:
             return self.read()
         except StoreError:
-            return self._copy.read() if self._copy is not None else ()
+            if self._copy is None:
+                raise
+            return self._tokens(self._copy.read())
 
     def change(self, work: Callable[[tuple[KeptToken, ...]], Sequence[KeptToken]]) -> None:
-        """See TokenList."""
-        self._book.change(lambda rows: {one.name: _json(one) for one in work(self._tokens(rows))})
+        """Replace the list by the result of `work`; see `FileBook.change`."""
+        self._book.change(lambda data: _encoded(work(self._tokens(data))))
 
-    def _tokens(self, rows: Rows) -> tuple[KeptToken, ...]:
+    def _tokens(self, data: bytes | None) -> tuple[KeptToken, ...]:
         try:
-            tokens = [msgspec.json.decode(data, type=KeptToken) for data in rows.values()]
+            return () if data is None else msgspec.json.decode(data, type=_TokenFile).tokens
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StoreError(f"{self.place}: is no list of tokens ({error}); update memd on this machine") from None
-        return tuple(sorted(tokens, key=lambda one: (one.since, one.name)))
+            raise StoreError(f"{self.place}: is no list of tokens ({error}); {self._book.remedy}") from None
+
+
+def _encoded(tokens: Sequence[KeptToken]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(_TokenFile(tuple(tokens))))
 
 
 class SharedTimes:
     """The time up to which retention has checked each topic, for all daemons. Thread-safe; raises StoreError."""
 
-    def __init__(self, book: SharedBook) -> None:
-        self._book = book
+    def __init__(self, kept: SharedLog) -> None:
+        self._book = SharedBook(kept, RETENTION_NAME)
 
     def get(self, topic_id: str, default: int, /) -> int:
         """Return the time of a topic."""
-        return int(self._book.read().rows.get(topic_id, default))
+        return int(_words(self._book.read()).get(topic_id, default))
 
     def __setitem__(self, topic_id: str, time: int, /) -> None:
-        self._book.change(lambda rows: {**rows, topic_id: str(max(time, int(rows.get(topic_id, 0))))})
+        def later(data: bytes | None) -> bytes:
+            times = _words(data)
+            return msgspec.json.encode(times | {topic_id: str(max(time, int(times.get(topic_id, 0))))})
+
+        self._book.change(later)
 
 
 class SharedErasures(Erasures):
@@ -226,7 +217,9 @@ class SharedErasures(Erasures):
 
     def __init__(self, kept: SharedLog, files: LocalDisk, data_dir: Path) -> None:
         super().__init__()
-        self._kept, self._topic = kept, BOOK_PREFIX + "erasures"
+        self._kept, self._topic = kept, ERASURES_NAME
+        self._digests = SharedBook(kept, ERASURES_NAME)
+        """The digests of unfinished erasures, by id, for whoever finishes them."""
         self._files, self._file = files, followed_file(data_dir)
         self._is_new = files.size(self._file) is None and not topic_names_in(files, data_dir)
         """Whether nothing here can have been erased before."""
@@ -236,7 +229,14 @@ class SharedErasures(Erasures):
         self._mutex = threading.Lock()
 
     def write(self, erasure: Erasure) -> None:
-        """See Erasures. Message digests are not sent: a guess of the text could be verified with them."""
+        """See Erasures. The digests go once it is done: a guess of the text could be verified with them."""
+        own = {str(erasure.id): erasure.digests.hex()} if erasure.digests else {}
+        left = {one.id for one in self.pending} - {erasure.id}  # without those of a request that never began
+        self._digests.change(
+            lambda data: msgspec.json.encode(
+                {id_: one for id_, one in _words(data).items() if int(id_) in left or int(id_) > erasure.id} | own
+            )
+        )
         data = msgspec.json.encode(msgspec.structs.replace(erasure, digests=b""))
         with self._mutex:
             self._files.make_directory(self._file.parent)
@@ -270,11 +270,14 @@ class SharedErasures(Erasures):
         while True:
             news: News = self._kept.since(self._topic, {self._STREAM: self._read})
             self._generation = news.generation
+            digests = _words(self._digests.read()) if news.rows else {}
             for row in news.of(self._STREAM):
                 erasure = _erasure(row.data)
-                known = self._known.get(erasure.id)
-                kept_digests = known.digests if known is not None and erasure.done_at is None else b""
-                self._known[erasure.id] = msgspec.structs.replace(erasure, digests=kept_digests)
+                if erasure.done_at is None:
+                    known = self._known.get(erasure.id, erasure).digests
+                    told = bytes.fromhex(digests.get(str(erasure.id), "")) or known
+                    erasure = msgspec.structs.replace(erasure, digests=told)
+                self._known[erasure.id] = erasure
                 self._read = row.last
                 if erasure.done_at is not None and erasure.id not in self._own and row.last > followed:
                     self._unfollowed[erasure.id] = erasure
@@ -289,12 +292,12 @@ class SharedErasures(Erasures):
         return 0
 
 
+def _words(data: bytes | None) -> dict[str, str]:
+    return msgspec.json.decode(data or b"{}", type=dict[str, str])
+
+
 def _erasure(data: bytes) -> Erasure:
     try:
         return msgspec.json.decode(data, type=Erasure)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreError(f"an erasure in the database cannot be read ({error}); update memd on this machine") from None
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
