@@ -303,12 +303,6 @@ def check_no_cluster(files: LocalDisk, data_dir: Path) -> None:
         )
 
 
-def topic_of(name: str) -> str:
-    """Return the topic that a path in the data directory, written with slashes, belongs to; empty if none."""
-    first = name.partition("/")[0]
-    return first if TOPIC_ID_PATTERN.fullmatch(first) and first not in _OWN_NAMES else ""
-
-
 def topic_names_in(files: LocalDisk, data_dir: Path) -> list[str]:
     """Return the names that can be topics, sorted."""
     return [name for name in files.names(data_dir) if TOPIC_ID_PATTERN.fullmatch(name) and name not in _OWN_NAMES]
