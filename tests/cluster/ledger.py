@@ -49,6 +49,18 @@ class Kept(NamedTuple):
     answered: float
 
 
+class Answered(NamedTuple):
+    """A request that a daemon answered to which nothing had been done itself."""
+
+    seconds: float
+    asked: float
+    request: str
+
+    @property
+    def answered(self) -> float:
+        return self.asked + self.seconds
+
+
 class Refused(NamedTuple):
     """A request that was not answered with 200, by a daemon to which nothing had been done itself."""
 
@@ -67,8 +79,7 @@ class Ledger:
         self.kept: list[Kept] = []
         self.refused: list[Refused] = []
         self.counts: Counter[str] = Counter()
-        self.longest: float = 0.0
-        """Seconds of the longest answer of a daemon to which nothing was done itself."""
+        self.answered: list[Answered] = []
 
     def add(self, fact: Fact) -> None:
         """Note a fact before it is said for the first time."""
@@ -89,10 +100,15 @@ class Ledger:
         with self._lock:
             self.counts[what] += 1
 
-    def took(self, seconds: float) -> None:
-        """Note how long an answer took."""
+    def took(self, asked: float, request: str) -> None:
+        """Note an answer of now."""
         with self._lock:
-            self.longest = max(self.longest, seconds)
+            self.answered.append(Answered(time.monotonic() - asked, asked, request))
+
+    def longest(self, begin: float, end: float) -> Answered:
+        """The longest of the answers that came in this time."""
+        with self._lock:
+            return max((one for one in self.answered if begin <= one.answered < end), default=Answered(0.0, begin, ""))
 
     def acknowledged(self) -> int:
         """How many facts are."""

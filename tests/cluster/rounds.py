@@ -28,6 +28,7 @@ import plain_environment  # noqa: E402, F401  # needs the path, and comes before
 import writers  # noqa: E402
 from daemon_process import DaemonProcess  # noqa: E402
 from house import House, running_house  # noqa: E402
+from ledger import Answered  # noqa: E402
 from troubles import TROUBLES, Trouble  # noqa: E402
 
 TOPICS, WRITERS = 4, 6
@@ -42,8 +43,10 @@ class Round(NamedTuple):
     whole_seconds: float
     """From its end until each daemon serves each topic."""
     facts: int
-    longest: float
-    """Seconds of the longest answer of a daemon to which nothing was done itself."""
+    during: Answered
+    """The longest answer of a daemon to which nothing was done itself, until the trouble was undone."""
+    after: Answered
+    """The same afterwards: what was ended starts again beside the others, on the same processors."""
     lost: int
     complaints: list[str]
     """What was lost, what is there twice, or not as it was promised."""
@@ -54,9 +57,10 @@ def play(house: House, trouble: Trouble, until: float = 0.0) -> Round:
     house.wait_whole()
     one = house.one()
     facts, refused = house.ledger.acknowledged(), len(house.ledger.refused)
-    house.ledger.longest, began = 0.0, time.monotonic()
+    began = time.monotonic()
     trouble.begin(house, one)
     time.sleep(max(0.0, began + trouble.lasts_seconds - time.monotonic()))
+    undone = time.monotonic()
     trouble.undo(house, one)
     whole = house.wait_whole()
     time.sleep(max(0.0, until - time.monotonic()))
@@ -65,7 +69,8 @@ def play(house: House, trouble: Trouble, until: float = 0.0) -> Round:
     complaints = verdict.wrong + verdict.missing
     complaints += [f"refused by {one.daemon}: {one.request}: {one.what}" for one in house.ledger.refused[refused:]]
     said = house.ledger.acknowledged() - facts
-    return Round(trouble.name, whole, said, house.ledger.longest, len(verdict.missing), complaints)
+    longest = house.ledger.longest(began, undone), house.ledger.longest(undone, time.monotonic())
+    return Round(trouble.name, whole, said, *longest, len(verdict.missing), complaints)
 
 
 def rounds(
@@ -80,7 +85,8 @@ def rounds(
         except AssertionError as error:
             house.end_writers()
             house.open_all()
-            yield Round(trouble.name, 0.0, 0, 0.0, 0, [f"it went no further: {error}"])
+            none = Answered(0.0, 0.0, "")
+            yield Round(trouble.name, 0.0, 0, none, none, 0, [f"it went no further: {error}"])
             return
 
 
@@ -98,8 +104,9 @@ def at_the_end(house: House) -> list[str]:
 def told(one: Round) -> str:
     """A line for people."""
     state = "WRONG" if one.complaints else "ok"
+    longest = (f"{answer.seconds:4.1f} s ({answer.request})" for answer in (one.during, one.after))
     return (
-        f"{state:5} {one.trouble:42} {one.facts:4} facts, longest answer {one.longest:4.1f} s, whole after "
+        f"{state:5} {one.trouble:42} {one.facts:4} facts, longest answer {', then '.join(longest)}, whole after "
         f"{one.whole_seconds:4.1f} s"
     )
 
@@ -157,8 +164,12 @@ def summary(played: Sequence[Round]) -> None:
         f"{len(played)} rounds, {sum(one.facts for one in played):,} facts acknowledged, "
         f"{sum(one.lost for one in played)} lost, {twice} twice, "
         f"{sum(bool(one.complaints) for one in played)} rounds with complaints, longest answer of a daemon to which "
-        f"nothing was done {max(one.longest for one in played):.1f} s"
+        "nothing was done:"
     )
+    for name in dict.fromkeys(one.trouble for one in played):
+        own = [one for one in played if one.trouble == name]
+        print(f"  {name:42} {max(one.during.seconds for one in own):4.1f} s, then", end=" ")
+        print(f"{max(one.after.seconds for one in own):4.1f} s")
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ class Writer(threading.Thread):
         was_well = door.is_well and door in self._doors()
         if not isinstance(answer, str) and answer.status == 200:
             if was_well:
-                self._ledger.took(time.monotonic() - asked)
+                self._ledger.took(asked, url.partition("/v1/")[2] or url.partition("/memd/")[2])
             return answer
         what = answer if isinstance(answer, str) else f"{answer.status} {answer.body[:300]!r}"
         self._ledger.count(f"failed: {what[:60]}")
