@@ -67,6 +67,14 @@ async def test_what_is_said_meanwhile_is_found_by_its_words_and_embedded_later(
     assert retrieved.trouble is None and retrieved.note is None
 
 
+async def test_a_word_that_nobody_used_finds_what_means_nearly_the_same(client: Client, embedder: HashEmbedder) -> None:
+    embedder.fails = True
+    for told in ("The children adopted a hedgehog.", "Three kids were at the fair."):
+        await tell(client, ROOF, told)
+        found = await client.daemon.retriever.retrieve("Where are the kids?", await logs(client), Budget(2000))
+        assert [one.entry.content.splitlines()[0] for one in found.candidates if one.parts.words] == [told]
+
+
 async def test_it_is_said_once_that_the_model_fails_and_once_that_it_works_again(
     client: Client, embedder: HashEmbedder, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,11 @@ def question_table_dir() -> Path:
     return _HERE / "question_table"
 
 
+def near_words_path() -> Path:
+    """The table of near words (`store.lexical.postings.near_terms`)."""
+    return _HERE / "near_words.npz"
+
+
 def ranks_bytes() -> bytes:
     """The file `cl100k_base.tiktoken` (1.7 MB): a line per token, its bytes in base64, a space, its rank.
 

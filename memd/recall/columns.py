@@ -31,6 +31,7 @@ from memd.store.lexical.postings import (
     SealedColumns,
     WordScores,
     identifier_keys,
+    near_terms,
     query_keys,
     rarity,
 )
@@ -47,6 +48,8 @@ POSTINGS_MAX = 60_000
 count for chunks found otherwise."""
 IDENTIFIER_WEIGHT = 3
 """A whole identifier weighs as much as so many words; its parts count as well."""
+NEAR_WEIGHT = 0.7
+"""Weight of a word that means nearly the same as one that no chunk has, times their likeness."""
 FEW_CHUNKS = 25
 """With so many chunks a topic's mean vector counts half: the mean of a few chunks mostly is those chunks."""
 TELLING_WORDS, TELLING_MIN = 2, 0.25
@@ -80,7 +83,7 @@ class Searchable(Protocol):
 
 
 class Terms(NamedTuple):
-    """The k distinct terms of the p parts of a question, as a topic has them."""
+    """The k distinct terms of the p parts of a question, as a topic has them, with near ones of those no chunk has."""
 
     keys: Keys
     """(k,)"""
@@ -89,7 +92,7 @@ class Terms(NamedTuple):
     asks: Bits
     """Which part has which term, (p, k)."""
     weights: Floats
-    """Weight of each term in each part, (p, k); 0 if the part does not have it, or no chunk has it."""
+    """Weight of each term in each part, (p, k); 0 if neither it nor a near one is asked, or no chunk has it."""
     is_named: Bits
     """Parts that point to chunks by words alone, (p,): with an identifier (letters with digits or signs) that some
     chunk has, or of one word that a single chunk has."""
@@ -382,20 +385,32 @@ class TopicColumns:
         """See `Terms`."""
         languages = frozenset().union(*(one.languages for one in self._columns))
         asked = [query_keys(part, languages).tolist() for part in self._parts]
-        places = {key: place for place, key in enumerate(dict.fromkeys(itertools.chain(*asked)))}
+        exact = [identifier_keys(part).tolist() for part in self._parts]
+        keys = np.array(list(dict.fromkeys(itertools.chain(*asked))), np.uint32)
+        none = keys[self._having(keys) == 0]
+        near, likeness = near_terms(none)
+        keys = np.concatenate([keys, np.setdiff1d(near[likeness > 0], keys)])
+        places = {key: place for place, key in enumerate(keys.tolist())}
         asks = np.zeros((len(asked), len(places)), np.bool_)
-        exact = asks.copy()
-        for part, keys in enumerate(asked):
-            asks[part, [places[key] for key in keys]] = True
-            exact[part, [places[key] for key in identifier_keys(self._parts[part]).tolist()]] = True
-        keys = np.fromiter(places, np.uint32, len(places))
-        having = sum((one.having(keys) for one in self._columns), np.zeros(len(keys), np.intp))  # unmade words: none
+        is_exact, weight = asks.copy(), np.zeros(asks.shape, np.float32)
+        for part, some in enumerate(asked):
+            asks[part, [places[key] for key in some]] = True
+            is_exact[part, [places[key] for key in exact[part]]] = True
+        for key, others, alike in zip(none.tolist(), near.tolist(), likeness.tolist(), strict=True):
+            for other, like in zip(others, alike, strict=True):
+                if like:
+                    weight[asks[:, places[key]], places[other]] = NEAR_WEIGHT * like
+        weight[asks], weight[is_exact] = 1, IDENTIFIER_WEIGHT
+        having = self._having(keys)
         rare = rarity(np.maximum(having, 1), sum(one.count for one in self._columns))
-        weights = np.where(exact, IDENTIFIER_WEIGHT * rare, rare) * (asks & (having > 0))
         is_word = np.fromiter(map(is_single_word, self._parts), np.bool_)
         is_alone = is_word & (asks & (having == 1)).any(axis=1)
-        is_named = np.asarray((exact & (having > 0)).any(axis=1) | is_alone, np.bool_)
-        return Terms(keys, rare, asks, weights.astype(np.float32), is_named)
+        is_named = np.asarray((is_exact & (having > 0)).any(axis=1) | is_alone, np.bool_)
+        return Terms(keys, rare, asks, weight * rare * (having > 0), is_named)
+
+    def _having(self, keys: Keys) -> Rows:
+        """Return how many chunks have each term; sources whose words are not computed yet do not count."""
+        return sum((one.having(keys) for one in self._columns), np.zeros(len(keys), np.intp))
 
     @cached_property
     def telling(self) -> Floats:

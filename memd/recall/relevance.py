@@ -55,11 +55,6 @@ TABLE_COSINE, BOTH_TABLES = 0.85, 0.7
 """TABLE_COSINE: cosine between the table's and the model's vector of one text, by which a pending chunk's cosine to the
 model's vector of a part comes out too low. BOTH_TABLES: ratio of centred cosines, stored to pending, when the part's
 vector is the table's too."""
-TABLE_WORDS_MORE = 0.05
-"""Added to the weight of words where the part's vector is the table's, which is less exact than the model's."""
-SECOND_SHARE = 0.2
-"""Share of a chunk's second best score that is added to its score for a part. Of two near copies that answer one part
-equally well, the one that also answers another part then goes first."""
 ECHOES_MAX = 16
 """Limit on chains of answers that were shown answers."""
 MEANING_POWER = 1.5
@@ -239,16 +234,11 @@ class Field:
         is_far &= ~near
         return near | ~is_far[[readers.get(part, part) for part in range(len(near))]]
 
-    def scores(self, settings: RetrievalSettings, read: Collection[int], speaking: Bits) -> Scores:
-        """Score all chunks. `read`: the parts whose vectors come from the model."""
-        near = self._near
-        is_read = np.zeros(len(near), np.bool_)
-        is_read[list(read)] = True
+    def scores(self, settings: RetrievalSettings, speaking: Bits) -> Scores:
+        """Score all chunks for the parts that may contribute; see `speaking`."""
         if is_silent := not speaking.any():
             speaking = ~speaking  # score all parts, so that candidates can be listed with the reason
-        more = np.where(is_read, 0.0, TABLE_WORDS_MORE) if settings.lexical_weight else np.zeros(len(near))
-        lexical = np.minimum(1.0, settings.lexical_weight + more).astype(np.float32)
-        shares = self._shares(settings, lexical, near) * speaking
+        shares = self._shares(settings) * speaking
         return Scores(shares, self.raw * speaking, self.multiplier, is_silent=is_silent)
 
     @cached_property
@@ -271,10 +261,10 @@ class Field:
         (topic, source), labels, start = self._slices[self._owner[row]]
         return topic, source, int(labels[row - start])
 
-    def _shares(self, settings: RetrievalSettings, lexical: Floats, nearest: Floats) -> Floats:
+    def _shares(self, settings: RetrievalSettings) -> Floats:
         """Return what meaning, words, feedback and neighbours contribute to each chunk's score, (4, m, p)."""
         shares = np.zeros((4, *self.raw.shape), np.float32)
-        competes = self.competes[:, None]
+        competes, lexical = self.competes[:, None], settings.lexical_weight
         if not (settings.lexical_weight or settings.feedback_weight or settings.neighbour_weight):
             shares[0] = np.maximum(self.raw, 0) * competes
             return shares
@@ -292,7 +282,7 @@ class Field:
         beside = padded[before] + padded[behind]
         beside *= (settings.neighbour_weight * np.minimum(1, SHORT_TOKENS / self.tokens))[:, None]
         most = ((kept + beside) * competes).max(axis=0, initial=0)
-        scale = self._weights * np.where(best_meaning > 0, nearest, 1.0) / np.maximum(most, 1e-9)
+        scale = self._weights * np.where(best_meaning > 0, self._near, 1.0) / np.maximum(most, 1e-9)
         for place, some in enumerate(((1 - weight) * meant, (1 - weight) * said, like, beside)):
             np.multiply(some, scale * competes, out=shares[place])
         return shares
@@ -421,10 +411,8 @@ class Scores:
         relevance = np.maximum(shares.sum(axis=0), 0)
         rows, part = np.arange(len(multiplier)), relevance.argmax(axis=1)
         self._parts = shares[:, rows, part], cosines[rows, part]
-        self._of_parts = scored = relevance * multiplier[:, None]
-        if scored.shape[1] > 1:
-            self._of_parts = scored + SECOND_SHARE * np.minimum(scored, np.partition(scored, -2, axis=1)[:, -2:-1])
-        self.score: Floats = scored.max(axis=1)
+        self._of_parts = relevance * multiplier[:, None]
+        self.score: Floats = self._of_parts.max(axis=1)
         """Relevance times multiplier; echoes and times are applied later."""
         self._multiplier, self._lifted = multiplier, np.maximum(multiplier, 1)
         self._factor = np.ones((2, len(multiplier)), np.float32)

@@ -302,7 +302,7 @@ class Retriever:
         reading = self._read_question(field, asked, vectors)
         notes[:0] = reading.notes
         marks.append(time.perf_counter())
-        scores = field.scores(self._settings, reading.read, reading.speaking)
+        scores = field.scores(self._settings, reading.speaking)
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
         scores.weigh_echoes(field)

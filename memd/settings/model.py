@@ -249,7 +249,7 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=0, le=1_000)] = 0
     """Limit on recalled chunks; 0: as many as fit the budget."""
     min_score: Annotated[float, Meta(ge=0, le=1)] = 0.06
-    lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.6
+    lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.65
     """Share of word matching (BM25) in the score; 0 is meaning alone."""
     feedback_weight: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Share of the similarity to the five best chunks in the score."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache, reduce
+from functools import cache, lru_cache, reduce
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ import numpy as np
 from msgspec import UNSET
 from numpy.typing import NDArray
 
+from memd.assets import near_words_path
 from memd.entries import Entry
 from memd.store.lexical.analyzer import LANGUAGE_MARK, STEMMERS, analyze, analyze_query, in_languages
 
@@ -126,6 +127,20 @@ def identifier_keys(text: str) -> Keys:
     """Return the terms of a question that are identifiers: names in code, versions, error codes, hashes."""
     found = [key_of(term) for term, is_exact in _asked(text).items() if is_exact]
     return np.array(found, np.uint32)
+
+
+@cache
+def _near_words() -> tuple[Keys, Keys, Floats]:
+    with np.load(near_words_path()) as table:
+        return table["terms"], table["near"], table["likeness"].astype(np.float32) / 255
+
+
+def near_terms(keys: Keys) -> tuple[Keys, Floats]:
+    """Return the terms of English words that mean nearly the same as these, (n, 3), and their likeness, 0 to 1; 0 where
+    there is none. bench/near_words.py makes the table."""
+    terms, near, likeness = _near_words()
+    place = np.minimum(terms.searchsorted(keys), len(terms) - 1)
+    return near[place], likeness[place] * (terms[place] == keys)[:, None]
 
 
 def rarity(having: NDArray[np.intp], chunks: int) -> Floats:
