@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from memd.ingest.imports.exports import NO_PARENT, Dating, Node, Thread, thread_of
-from memd.ingest.imports.files import NAMES, Found, files_of, first_members, format_in, found_in, items, read
+from memd.ingest.imports.files import NAMES, Found, files_of, format_in, found_in, items, read
 from memd.ingest.imports.parts import stretches, topic_of_folder
 from memd.messages import Message, stored_text
 
@@ -466,22 +466,6 @@ def test_values_are_found_wherever_blocks_end(values: list[dict[str, Any]], size
     for layout in layouts:
         listed = list(items(blocks_of(layout.encode(), size)))
         assert [json.loads(item.data) for item in listed] == values
-
-
-@given(st.dictionaries(st.text("abcdef", min_size=1), JSON, min_size=1, max_size=4), st.data())
-def test_of_a_value_that_was_cut_off_all_members_that_are_whole_are_known(
-    value: dict[str, Any], data: st.DataObject
-) -> None:
-    text = json.dumps(value)
-    end = data.draw(st.integers(1, len(text)))
-    left = first_members("[" + text[:end])
-    names = list(value)
-    assert list(left) == names[: len(left)]
-    whole = sum(len(json.dumps(dict(list(value.items())[:count]))) <= end for count in range(1, len(value)))
-    assert len(left) >= whole
-    for name in names[:whole]:
-        assert json.JSONDecoder().raw_decode(bytes(left[name]).decode())[0] == value[name]
-    assert end < len(text) or list(left) == names
 
 
 @given(st.binary(max_size=200), st.integers(1, 40))

@@ -256,6 +256,7 @@ def _dated(message: Message, before: int | UnsetType, begun: int | None) -> Mess
 
 Members = Mapping[str, Any]
 """Members of a JSON object, decoded or `Raw`."""
+_MEMBERS = re.compile(rb'"(\w+)"\s*:\s*(?=(.{0,40}))', re.DOTALL)
 
 
 class AnswerPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -298,6 +299,10 @@ class Export(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def fits(self, members: Members) -> bool:
         """Return True if an object with these members is a conversation of this format, or part of a session."""
         return any(all(_is_there(members, one) for one in alternative) for alternative in self.has)
+
+    def may_begin(self, data: bytes) -> bool:
+        """Return True if these first bytes of a truncated value have the names of this format, at any depth."""
+        return self.fits({found[1].decode(): Raw(found[2]) for found in _MEMBERS.finditer(data)})
 
 
 FORMATS = msgspec.convert(words_of("exports")["formats"], tuple[Export, ...])

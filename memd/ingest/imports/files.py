@@ -12,7 +12,6 @@ stops at the first broken value, and holds strings of any length.
 
 from __future__ import annotations
 
-import json
 import lzma
 import os
 import re
@@ -51,7 +50,6 @@ _BOM = b"\xef\xbb\xbf"
 _SIGN = re.compile(rb'["\[\]{},]')
 _STRING = re.compile(rb'(?:[^"\\]|\\.)*+("?)', re.DOTALL)
 """The rest of a string, with its closing quote if present."""
-_MEMBER = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*+")\s*:\s*', re.DOTALL)
 _lines_decoder = msgspec.json.Decoder(Raw)
 
 
@@ -189,19 +187,6 @@ def _values(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
     if depth or in_string:
         reason = "the file ends in the middle of it: it was cut off, and only what stands before it is taken"
         yield Item(f"element {count + 1:,} (byte {begun:,})", problem=reason)
-
-
-def first_members(text: str) -> dict[str, Raw]:
-    """Return the members of the first object of a truncated JSON text; the last may be incomplete."""
-    members: dict[str, Raw] = {}
-    at = text.find("{") + 1
-    while found := _MEMBER.match(text, at):
-        try:
-            members[json.loads(found[1])] = Raw(text[found.end() :].encode())
-            _, at = json.JSONDecoder().raw_decode(text, found.end())
-        except (ValueError, RecursionError):
-            break
-    return members
 
 
 def _too_long(bytes_max: int) -> str:
@@ -393,9 +378,9 @@ def files_of(paths: Iterable[Path]) -> Iterator[ImportedFile]:
 
 
 def format_in(path: Path, dating: Dating) -> str | None:
-    """Return the format of a file: that of its first readable or truncated value. Empty: it has only empty
-    conversations, or is a zip without any, as nothing else is read from zips; None: it is no export. Raises OSError: it
-    cannot be read."""
+    """Return the format of a file: that of its first readable value, or of a truncated one by its names. Empty: it has
+    only empty conversations, or is a zip without any, as nothing else is read from zips; None: it is no export. Raises
+    OSError: it cannot be read."""
     is_zip = path.suffix.lower() == ".zip"
     with path.open("rb") as file:
         if not (_BEGINNING.match(beginning := file.read(_CUT_OFF_BYTES)) or is_zip):
@@ -403,8 +388,8 @@ def format_in(path: Path, dating: Dating) -> str | None:
     for _, found in read(ImportedFile(path, 0), dating, None, lambda _: None):
         if not found.problem:
             return found.thread.program if found.thread is not None else MEMD if found.entry else ""
-        if found.is_broken and (begun := _export_of(first_members(beginning.decode(errors="replace")))) is not None:
-            return begun.name
+        if found.is_broken and (begun := next((one.name for one in FORMATS if one.may_begin(beginning)), None)):
+            return begun
     return "" if is_zip else None
 
 

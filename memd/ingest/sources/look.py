@@ -551,14 +551,12 @@ def _place(source: Source, root: Path, documents: Sequence[KnownDocument]) -> tu
     name of a folder above is added. A file of a folder that is a source keeps its name there. Raises BadSource: another
     source has the given name."""
     digits = root_digits(root)
-    by_name: dict[str, set[str]] = {}  # the roots of documents by their source and all folders above it
-    for one in documents:
-        parts = one.source.split("/")
-        for end in range(1, len(parts) + 1):
-            by_name.setdefault("/".join(parts[:end]), set()).add(one.root)
+
+    def roots_of(name: str) -> set[str]:
+        return {one.root for one in documents if is_below(one.source, name)}
 
     def is_others(name: str) -> bool:
-        return bool(by_name.get(name, set()) - {digits, ""})
+        return bool(roots_of(name) - {digits, ""})
 
     if source.name:
         if is_others(source.name):
@@ -576,7 +574,7 @@ def _place(source: Source, root: Path, documents: Sequence[KnownDocument]) -> tu
     own = root.name or "root"
     names = [own, *(f"{own}@{parent.name}" for parent in root.parents if parent.name), f"{own}@{digits}"]
     free = [name for name in names if not is_others(name)]
-    return next((name for name in free if digits in by_name.get(name, ())), free[0]), digits
+    return next((name for name in free if digits in roots_of(name)), free[0]), digits
 
 
 def _source(name: str, below: str) -> str:
