@@ -271,8 +271,10 @@ class Field:
         best_meaning = (self.centred * competes).max(axis=0, initial=0)
         best_words = (self.words * competes).max(axis=0, initial=0)
         counts = self.counts[:, None]
-        meant = (1 - lexical) * (self.centred / np.maximum(best_meaning, 1e-6)) ** MEANING_POWER * counts
-        said = self.words * (lexical / np.maximum(best_words, 1e-6)) * counts
+        # A chunk that the prompt shows supports its neighbours, and no more than the best of those that compete.
+        near, has = np.minimum(self.centred, best_meaning), np.minimum(self.words, best_words)
+        meant = (1 - lexical) * (near / np.maximum(best_meaning, 1e-6)) ** MEANING_POWER * counts
+        said = has * (lexical / np.maximum(best_words, 1e-6)) * counts
         own = meant + said
         weight = settings.feedback_weight
         like = self._likeness(own) * weight
