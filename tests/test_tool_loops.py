@@ -212,7 +212,8 @@ def test_a_block_that_had_little_room_beside_a_long_result_is_made_anew_when_tha
         blocks = []
         for number in range(7, 9):
             called = step(number, log_of(number))
-            recorded.answer = lambda _, answer=answered(called[0]): answer  # another answer would be remembered, too
+            answer = answered(called[0])  # another answer than the history goes on with would be remembered, too
+            recorded.answer = lambda _, answer=answer: answer
             assert daemon.chat(history).status == 200
             blocks.append(json.loads(recorded.prompts[-1])[0]["content"])
             history += called
