@@ -152,6 +152,8 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Set for notes, documents, and conversations with a title."""
     tags: tuple[str, ...] | UnsetType = UNSET
     """A note's tags."""
+    columns: str | UnsetType = UNSET
+    """If `content` begins within a Markdown table, the table's header row, which is in an earlier chunk."""
     completes: tuple[bytes, ...] | UnsetType = UNSET
     """Digests of the messages that are complete in the log with this entry, if they differ from `digests`: none while a
     long message is appended in pieces; the last entry of a group also has those whose text was in the log before."""
@@ -187,9 +189,19 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return [(one, self.content[start:end]) for one, (start, end) in zip(speakers, bounds, strict=True)]
 
     @property
+    def opening(self) -> str:
+        """The header row of the table within which the content begins, with a line end; otherwise empty."""
+        return f"{self.columns}\n" if self.columns else ""
+
+    @property
     def displayed(self) -> str:
-        """The content as people and models read it: each message begins with its role, each result follows its call."""
-        return self.content if self.speakers is UNSET else text_with_roles(self.content, self.speakers)
+        """The content as people and models read it: each message begins with its role, each result follows its call,
+        and the rows of a table its header row."""
+        text, further = self.opening + self.content, len(self.opening)
+        if self.speakers is UNSET:
+            return text
+        moved = (msgspec.structs.replace(one, offset=one.offset and one.offset + further) for one in self.speakers)
+        return text_with_roles(text, tuple(moved) if further else self.speakers)
 
     @property
     def calls(self) -> tuple[str, ...]:
@@ -218,8 +230,9 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def above(self) -> tuple[str, ...]:
-        """The headings and the sheet that are embedded and indexed with the content."""
-        return self.heading if self.part is UNSET or self.part.sheet is None else (*self.heading, self.part.sheet)
+        """The headings, the sheet and the header row of a table that are embedded and indexed with the content."""
+        sheet = None if self.part is UNSET else self.part.sheet
+        return (*self.heading, *filter(None, (sheet, self.columns or "")))
 
     @property
     def embedded_text(self) -> str:
@@ -253,7 +266,7 @@ class Draft(ChunkState, frozen=True, kw_only=True):
         """Return the record to write for this draft at `now_us`."""
         fields = {name: getattr(self, name) for name in ChunkState.__struct_fields__}
         if self.status is Status.DEPRECATED:
-            fields["speakers"] = UNSET  # there is no text
+            fields["speakers"] = fields["columns"] = UNSET  # there is no text
         return Entry(
             **fields,
             public_id=public_id,

@@ -127,6 +127,24 @@ def test_a_code_block_that_does_not_fit_is_cut_at_lines() -> None:
     assert all(chunk.content.endswith("\n") for chunk in chunks)
 
 
+@pytest.mark.parametrize("speaker", ["tool", None])
+def test_the_rows_of_a_table_that_is_cut_have_its_header_row_beside_them(speaker: str | None) -> None:
+    rows = [f"| Lamp {number} of the north hall | {number}.50 |" for number in range(120)]
+    lines = ["Our prices:", "", "| Product | Price |", "|---|--:|", *rows, "", "Ask | Bo.", "", PROSE * 6]
+    call = source("assistant", "[call prices]\n" + PROSE)
+    sources = [Utterance("\n".join(lines))] if speaker is None else [call, source(speaker, "\n".join(lines))]
+    chunks = chunked(sources)
+    assert "".join(chunk.content for chunk in chunks).endswith("\n".join(lines))
+    inside = [chunk for chunk in chunks if chunk.content.startswith("| Lamp")]
+    assert len(inside) > 2
+    for chunk in chunks:
+        if chunk in inside:
+            assert (chunk.columns, chunk.displayed) == (lines[2], f"{lines[2]}\n{chunk.content}")
+            assert chunk.embedded_text.startswith(lines[2])
+        else:
+            assert chunk.columns is UNSET
+
+
 def test_a_chunk_does_not_end_within_a_short_message() -> None:
     sentences = "The gateway listens on port 8765. The password is rotated on Mondays. Backups leave at two. "
     sources = [source("user" if number % 2 else "assistant", sentences * 2) for number in range(6)]

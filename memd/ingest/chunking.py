@@ -2,7 +2,8 @@
 
 Rule: verbatim and deterministic: joined, the chunks of a message are its stored text. Messages in a chunk are joined by
 a newline. `speakers` tells whose text begins where, and which call a result answers if its chunk does not have the
-call. Limits count the text as shown, with the roles before messages and without such calls.
+call; `columns` is the header row of a Markdown table that began in an earlier chunk. Limits count the text as shown,
+with the roles before messages, without such calls and rows.
 
 A chunk ends with the first piece that brings it to `min_tokens`, but not between a call and the beginning of its
 result: a result that does not fit after its call is cut, because questions name the call and want the result. An
@@ -23,7 +24,7 @@ needs in 500 tokens, 2 points more in 2,000.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -76,6 +77,8 @@ class _Piece(msgspec.Struct, frozen=True):
     """Tokens of the text, and of the joint and the opening before it in a chunk."""
     calls: bool = False
     """True at the end of a message that calls a tool."""
+    columns: str = ""
+    """The header row of the table within which it begins."""
 
     @property
     def shown(self) -> str:
@@ -130,7 +133,7 @@ def _pieces(
 ) -> Iterator[_Piece]:
     whole = WHOLE_MINIMA * settings.min_tokens
     for number, message in enumerate(messages):
-        text, opening = _Text(message.text, tokenizer, step), message.opening
+        text, opening, tables = _Text(message.text, tokenizer, step), message.opening, _tables(message.text)
         most = settings.max_tokens - _ESTIMATE_SLACK
         spans = candidate_pieces(text, opening=count(opening), whole_tokens=whole, max_tokens=most)
         for start, end in spans or [(0, 0)]:
@@ -138,7 +141,8 @@ def _pieces(
             head = count(JOINT + opening) if start == 0 else 0
             is_end = message.calls and end == len(message.text)
             own = opening if start == 0 else None
-            yield _Piece(message.text[start:end], number, own, head + text.tokens(start, end), is_end)
+            tokens, columns = head + text.tokens(start, end), _columns_over(start, tables)
+            yield _Piece(message.text[start:end], number, own, tokens, is_end, columns)
 
 
 def _groups(
@@ -189,7 +193,8 @@ def _divided(piece: _Piece, room: int, tokenizer: TokenCounter) -> list[_Piece]:
     if end == len(piece.text):
         return [piece]
     first = _Piece(piece.text[:end], piece.message, piece.opening, head + text.tokens(0, end))
-    return [first, _Piece(piece.text[end:], piece.message, None, piece.tokens - first.tokens, piece.calls)]
+    tokens, columns = piece.tokens - first.tokens, _columns_over(end, _tables(piece.text)) or piece.columns
+    return [first, _Piece(piece.text[end:], piece.message, None, tokens, piece.calls, columns)]
 
 
 def _shown(group: Sequence[_Piece]) -> str:
@@ -222,7 +227,27 @@ def _chunk(group: Sequence[_Piece], messages: Sequence[Utterance]) -> Draft:
         shown=shown[:SHOWN_MAX] or UNSET,
         said_at=next((one.said_at for one in told if one.said_at is not UNSET), UNSET),
         author=told[0].author,  # the messages of one run have one
+        columns=group[0].columns or UNSET,
     )
+
+
+_TABLE = re.compile(
+    r"^(?=[^\n]*\|)([^\n]{1,500}+)\n"  # a longer row is no header
+    r"(?=[^\n]*\|)(?=[^\n]*-)[ \t|:>-]++(?:\n|\Z)"
+    r"(?:(?=[^\n]*\|)[^\n]++(?:\n|\Z))*+",
+    re.MULTILINE,
+)
+
+
+def _tables(text: str) -> list[tuple[int, int, str]]:
+    """Return the Markdown tables of a text, in order: the end of the header row, that of the table, and the row."""
+    return [(found.end(1), found.end(), found[1].strip()) for found in _TABLE.finditer(text)] if "|" in text else []
+
+
+def _columns_over(start: int, tables: Sequence[tuple[int, int, str]]) -> str:
+    """Return the header row of the table that goes on at `start`; empty if none does."""
+    at = bisect_left(tables, start, key=lambda one: one[0]) - 1
+    return tables[at][2] if at >= 0 and start < tables[at][1] else ""
 
 
 Count = Callable[[str], int]

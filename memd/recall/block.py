@@ -54,10 +54,12 @@ def shown_text(entry: Entry, reader: str = "") -> str:
     shown = neutralised(entry.content[:first]) if first else ""
     if by and shown.strip():
         shown = f"({without_control(f'by {speaker_name(by)}')}) {shown}"
+    columns = entry.opening
     for speaker, text in entry.stretches:
         shown += "\n" if shown and not shown.endswith("\n") else ""
         shown += call_line(speaker.call, by) if speaker.call else ""
-        shown += _opening(speaker.role, speaker.name, by) + neutralised(text)
+        shown += _opening(speaker.role, speaker.name, by) + neutralised(columns + text)
+        columns = ""
     return shown
 
 

@@ -88,7 +88,7 @@ def instructing_chunk(chunk: ChunkState) -> tuple[str, ...]:
 
 def _foreign(chunk: ChunkState) -> Sequence[str]:
     if chunk.kind == "document":
-        return [chunk.content]
+        return [chunk.displayed]
     if chunk.speakers is UNSET:  # a record of an older memd, with the roles in the text
         return [chunk.content] if TOOL_ROLES.issuperset(chunk.roles) else ()
     return [text for speaker, text in chunk.stretches if speaker.role in TOOL_ROLES]

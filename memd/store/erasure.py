@@ -403,6 +403,7 @@ def stub_payload(entry: Entry, mark: Erased, length: int) -> bytes:
         terms=UNSET,
         part=UNSET,
         tags=UNSET,
+        columns=UNSET,
         unknown={},
         kind=entry.kind if entry.kind in ("turn", "note", "document") else "",
     )
