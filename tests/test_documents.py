@@ -344,6 +344,39 @@ def test_a_correction_stays_while_the_file_has_the_text_and_goes_with_it(served:
     assert said(served, "verify")
 
 
+def test_a_source_that_is_taken_out_and_added_again_has_its_corrections(served: DaemonProcess, tmp_path: Path) -> None:
+    root = written(tmp_path / "club", "a.md")
+    told = {"Balls": "They cost 4 euros.", "Bar": "It opens at 9.", "Court": "Court 1 is open.", "Key": "Ask Ines."}
+
+    def add(**changed: str) -> list[str]:
+        (root / "a.md").write_text("\n\n".join(f"# {name}\n\n{text}" for name, text in (told | changed).items()))
+        said(served, "add", str(root))
+        return sorted(one["content"] for one in kept_of(served, "club/a.md"))
+
+    add()
+    balls, bar, court, key = (one["id"] for one in kept_of(served, "club/a.md"))
+    said(served, "correct", balls, "--update", "They cost 6 euros.")
+    said(served, "correct", court, "--update", "Court 1 is wet.")
+    said(served, "undo", court)
+    said(served, "undo", court)
+    said(served, "correct", bar, "--deprecate")
+    said(served, "correct", key, "--helpful")
+    corrected = ["Ask Ines.", "Court 1 is wet.", "They cost 6 euros."]
+    assert add(Hall="Two stairs down.") == [*corrected, "Two stairs down."]
+    for changed in ({}, {"Hall": "Three stairs up."}):
+        said(served, "sources", "--remove", "club")
+        assert add(**changed) == sorted([*corrected, *changed.values()])
+        assert '"multiplier":1.5' in said(served, "show", "--json", key)
+    assert "counts once now" in said(served, "undo", key)
+    said(served, "undo", balls)
+    assert add(Hall="None.") == ["Ask Ines.", "Court 1 is wet.", "None.", "They cost 4 euros."]
+    said(served, "undo", balls)
+    said(served, "sources", "--remove", "club")
+    assert add(Balls="They are free.") == ["Ask Ines.", "Court 1 is wet.", "They are free."]
+    assert add() == ["Ask Ines.", "Court 1 is wet.", "They cost 4 euros."], "it was written again"
+    assert said(served, "verify")
+
+
 def test_a_correction_stays_when_what_it_took_out_is_erased(served: DaemonProcess, tmp_path: Path) -> None:
     root = written(tmp_path / "house", "a.md")
     for text in ("# Port\n\n4711.\n", "# Port\n\n4711.\n\n# Lift\n\nIt is out.\n"):

@@ -227,16 +227,22 @@ def plan_undo(snapshot: Snapshot, canonical_id: int, reason: str, encoder: Encod
 
 
 def _acts(snapshot: Snapshot, chunk_uuid: bytes) -> list[Entry]:
-    """Read a chunk's entries, oldest first, each where the chunk is now; without those that only took a correction
-    along when the file was renamed or changed elsewhere."""
+    """Read a chunk's entries, oldest first, each where the chunk is now; without those that only took it along when it
+    was embedded anew, or when its file was renamed, changed elsewhere, or was removed and came back."""
     history = snapshot.history(chunk_uuid)
-    acts = [one for before, one in pairwise([None, *history]) if one and not (before and _is_taken_along(before, one))]
+    acts = history[:1]
+    for before, one in pairwise(history):
+        if _is_same(before, one):
+            continue
+        if before.status is not Status.ACTIVE and len(acts) > 1 and _is_same(acts[-2], one):
+            acts.pop()
+        else:
+            acts.append(one)
     return [msgspec.structs.replace(one, source=history[-1].source, part=history[-1].part) for one in acts]
 
 
-def _is_taken_along(before: Entry, entry: Entry) -> bool:
-    if entry.action is None or (entry.source, entry.part) == (before.source, before.part):
-        return False
+def _is_same(before: Entry, entry: Entry) -> bool:
+    """Return True if an entry has the chunk as an earlier one had it, perhaps at another place."""
     there = msgspec.structs.replace(before.as_draft(), source=entry.source, part=entry.part, vector=entry.vector)
     return there == entry.as_draft()
 

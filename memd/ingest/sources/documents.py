@@ -2,9 +2,10 @@
 
 Rule: the drafts of `drafts_of` are appended as one group, so that a file is in its old state or in its new one. Of a
 known document only new text is appended. A file's newest live entry has the file's present hash, by which the log alone
-tells unchanged files. Text replaced by a correction stays replaced as long as the file has it. `DocumentTaker` cuts and
-embeds in steps of a second at most, without holding the topic: turns and corrections are stored in between. Only the
-append holds the topic, and compares the document once more.
+tells unchanged files. Text replaced by a correction stays replaced as long as the file has it; a document that was
+removed and comes back has its former chunks again, with their corrections. `DocumentTaker` cuts and embeds in steps of
+a second at most, without holding the topic: turns and corrections are stored in between. Only the append holds the
+topic, and compares the document once more.
 """
 
 from __future__ import annotations
@@ -94,11 +95,13 @@ def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> li
     the present model's; vectors of other models are not kept. Raises StoreError: an entry cannot be read.
     """
     by, of_author, renamed_from = document.author, document.of_author, document.renamed_from
-    known = chunks_of(snapshot, document.source, of_author)
+    live = chunks_of(snapshot, document.source, of_author)
+    back = [] if live else _removed(snapshot, document.source, of_author)
+    known = live or back
     former = chunks_of(snapshot, renamed_from, of_author) if renamed_from is not None else []
     corrected = {} if renamed_from is None else _corrected(snapshot, renamed_from, of_author)
     moved: list[Entry] = [*corrected.values()]
-    corrected |= _corrected(snapshot, document.source, of_author)
+    corrected |= _corrected(snapshot, document.source, of_author, {entry.uuid for entry in back})
     said = {draft.content for draft in document.drafts}
     standing = {entry.uuid for entry in (*known, *former) if _stands(snapshot, entry, corrected, said)}
     moved += (entry for entry in former if entry.uuid in standing)
@@ -108,28 +111,39 @@ def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> li
     kept |= standing
     gone = [entry for entry in known if entry.uuid not in kept]
     former = [entry for entry in former if entry.uuid not in kept]
-    new = [*(_moved(entry, document) for entry in moved), *new]
+    again = [*moved, *(entry for entry in back if entry.uuid in kept)]
+    new = [*(_moved(entry, document) for entry in again), *new]
     newest = max((entry for entry in known if entry.uuid in kept), key=lambda one: one.canonical_id, default=None)
     if not new and newest is not None and isinstance(newest.part, Section):
         if not gone and newest.part.hash == document.hash:
             return _removals(former, RENAMED, by)
         part = msgspec.structs.replace(newest.part, hash=document.hash)
         new = [msgspec.structs.replace(newest.as_draft(), part=part, vector=b"")]
-    reused = [entry for entry in (*known, *moved, *former) if snapshot.fingerprint_of(entry.uuid) == fingerprint]
+    reused = [entry for entry in (*live, *moved, *former) if snapshot.fingerprint_of(entry.uuid) == fingerprint]
     vectors = {entry.embedded_text: entry.vector for entry in reused}
     return [*_removals(gone, CHANGED, by), *_removals(former, RENAMED, by), *with_vectors(new, vectors)]
 
 
-def _corrected(snapshot: Snapshot, source: str, author: str | None) -> dict[bytes, Entry]:
+def _removed(snapshot: Snapshot, source: str, author: str | None) -> list[Entry]:
+    """Return the chunks of a removed document in order, as they were before."""
+    gone = (entry for entry in _entries_of(snapshot, source, Status.DEPRECATED, author) if entry.reason == REMOVED)
+    histories = [snapshot.history(uuid) for uuid in dict.fromkeys(entry.uuid for entry in gone)]
+    found = [one[-2] for one in histories if one[-1].reason == REMOVED and len(one) > 1]
+    return sorted(found, key=lambda entry: (_number(entry), entry.origin_id))
+
+
+def _corrected(snapshot: Snapshot, source: str, author: str | None, back: Collection[bytes] = ()) -> dict[bytes, Entry]:
     """Return a document's corrected chunks by uuid: their present entries with their former text. Chunks whose
-    replacement was removed by a later change of the file are left out."""
+    replacement was removed with the file or by a change of it are left out, unless it is one of `back`."""
     found: dict[bytes, Entry] = {}
     ended: list[Entry] = []
     for entry in _entries_of(snapshot, source, Status.DEPRECATED, author):
-        *before, newest = snapshot.history(entry.uuid) if entry.reason not in REASONS else [entry]
+        *before, newest = [entry] if entry.reason in (CHANGED, RENAMED) else snapshot.history(entry.uuid)
+        if newest.status is Status.ACTIVE or newest.uuid in back:
+            continue
         if newest.reason in REASONS:
             ended.append(newest)
-        elif entry.action == "Update" and newest.status is Status.DEPRECATED:
+        elif entry.action == "Update":
             said = next((one.content for one in reversed(before) if one.status is Status.ACTIVE), "")
             found[entry.uuid] = msgspec.structs.replace(newest, content=said)
     over = {one.uuid for entry in ended for one in _replaced(entry, found)}
