@@ -183,7 +183,7 @@ def test_a_book_is_read_by_chapters_in_their_order(reader: FileReader, tmp_path:
 def test_mails_of_a_file_and_of_a_box_are_read_below_their_subjects(reader: FileReader, tmp_path: Path) -> None:
     mails = [EmailMessage(), EmailMessage()]
     mails[0].set_content("Hi Kari,\nthe cabin costs 14,500 kroner, the key hangs behind the barometer – at the left.")
-    mails[1].set_content("<p>The plumber comes <b>Thursday</b>.</p>", "html")
+    mails[1].set_content("<p>The plumber comes <b>Thursday</b>.</p><h2>Price</h2><p>900 kroner.</p>", "html")
     mails[1].add_attachment(b"%PDF", maintype="application", subtype="pdf", filename="offer.pdf")
     for one, subject in zip(mails, ("Cabin in Hemsedal", "See plumber.no"), strict=True):
         one["From"], one["Subject"], one["Date"] = "ola@example.no", subject, "Tue, 10 Mar 2026 21:12:00 +0100"
@@ -193,13 +193,17 @@ def test_mails_of_a_file_and_of_a_box_are_read_below_their_subjects(reader: File
     (tmp_path / "plumber.eml").write_bytes(bytes(mails[1]))
     head = "From: ola@example.no\nDate: Tue, 10 Mar 2026 21:12:00 +0100\n\n"
     plumber = (("See plumber.no",), None, f"{head}The plumber comes Thursday.\n\n[file: offer.pdf]")
-    cabin, box_plumber = places(reader.sections(tmp_path / "archive.mbox"))
+    price = (("See plumber.no", "Price"), None, "900 kroner.")
+    boxed = reader.sections(tmp_path / "archive.mbox")
+    assert {section.said_at for section in boxed} == {1_773_173_520_000_000}
+    cabin, *box_plumber = places(boxed)
     assert cabin[0] == ("Cabin in Hemsedal",) and cabin[2].startswith(f"{head}Hi Kari,\nthe cabin costs 14,500")
     assert "barometer – at the left." in cabin[2]
-    assert places(reader.sections(tmp_path / "plumber.eml")) == [box_plumber] == [plumber]
-    odd = bytes(mails[1]).replace(b'charset="utf-8"', b'charset="x-nobody"')
+    assert places(reader.sections(tmp_path / "plumber.eml")) == box_plumber == [plumber, price]
+    odd = bytes(mails[1]).replace(b'charset="utf-8"', b'charset="x-nobody"').replace(b"10 Mar 2026", b"10 Mar 2226")
     (tmp_path / "odd.eml").write_bytes(odd)
-    assert "The plumber comes" in places(reader.sections(tmp_path / "odd.eml"))[0][2]
+    assert "The plumber comes" in places(read := reader.sections(tmp_path / "odd.eml"))[0][2]
+    assert read[0].said_at is None, "it is not yet"
 
 
 def test_a_heading_with_nothing_below_it_is_text_itself(reader: FileReader, tmp_path: Path) -> None:

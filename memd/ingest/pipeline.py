@@ -128,7 +128,8 @@ class Cutter:
             if section.text.strip():
                 part = Section(hash_, 0, 1, section.heading, section.page, section.sheet, root)
                 fields = {"kind": "document", "source": document.source, "part": part, "author": author or UNSET}
-                drafts += self._split([Utterance(self.redactor.text(section.text))], **fields)
+                said_at = UNSET if section.said_at is None else section.said_at
+                drafts += self._split([Utterance(self.redactor.text(section.text))], said_at=said_at, **fields)
         for number, draft in enumerate(drafts):
             assert isinstance(draft.part, Section)
             part = msgspec.structs.replace(draft.part, number=number, of=len(drafts))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import posixpath
 import re
+import time
 import urllib.parse
 import zipfile
 from collections import defaultdict
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from lxml import etree, html
 from lxml.html import defs
 
@@ -425,8 +427,8 @@ ENVELOPE = "From", "To", "Cc", "Date"
 
 
 def mail(path: Path) -> Iterator[GivenSection]:
-    """Yield a section for each mail of an EML or mbox file, with its subject as heading: sender, recipients and text.
-    Raises BadDocument: it is none."""
+    """Yield the sections of each mail of an EML or mbox file, below its subject and with its date: sender, recipients
+    and text, of HTML by its headings. Raises BadDocument: it is none."""
     import email
     import email.policy
     import mailbox
@@ -444,15 +446,23 @@ def mail(path: Path) -> Iterator[GivenSection]:
                 text = "" if body is None else body.get_content()
             except LookupError:  # unknown encoding
                 text = body.get_payload(decode=True).decode(errors="replace")
-            if text.strip() and body.get_content_subtype() == "html":
-                text = joined(section.text for section in page_sections(text.encode()))
+            above = Headings()
+            above.enter(0, one["Subject"] or "")
+            is_html = text.strip() and body.get_content_subtype() == "html"
+            first, *others = page_sections(text.encode(), above) if is_html else [GivenSection(above.path, text)]
             envelope = "\n".join(f"{name}: {one[name]}" for name in ENVELOPE if one[name])
             if not (envelope or is_box):
                 raise BadDocument(f"it is no mail that can be read: it has no {', no '.join(ENVELOPE)}")
             attached = "\n".join(f"[file: {name}]" for part in one.iter_attachments() if (name := part.get_filename()))
-            above = Headings()
-            above.enter(0, one["Subject"] or "")
-            yield GivenSection(above.path, joined((envelope, text, attached)))
+            sections = [msgspec.structs.replace(first, text=joined((envelope, first.text, attached))), *others]
+            yield from (msgspec.structs.replace(section, said_at=_sent_at(one)) for section in sections)
+
+
+def _sent_at(mail: Any) -> int | None:
+    """Return a mail's date in microseconds since the epoch; None if it has none that can be true."""
+    date = getattr(mail["Date"], "datetime", None)
+    at = 0.0 if date is None else (date if date.tzinfo else date.replace(tzinfo=datetime.UTC)).timestamp()
+    return int(at * 1e6) if 0 < at < time.time() + 86_400 else None
 
 
 # PDF, by pdfium: a section begins at each page, and at each heading of the outline that is found on the page.

@@ -38,6 +38,8 @@ class GivenSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str = ""
     page: int | None = None
     sheet: str | None = None
+    said_at: Annotated[int, Meta(ge=0)] | None = None
+    """Of a mail, its date in microseconds since the epoch."""
 
 
 class GivenDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
