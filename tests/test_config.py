@@ -110,7 +110,7 @@ AS_URL = [f"http://h:1{end}" for end in ("", "/", "/v1", "/v1/v1/", "/chat/compl
 READ: list[tuple[str, dict[str, str], str, object]] = [
     ("listen:\n  # port: 1\n", {}, "listen", Config().listen),
     ("", {"MEMD_INGEST_IGNORE": "[a, 'b c']"}, "ingest.ignore", ("a", "b c")),
-    ("", {"MEMD_BACKUP_SECONDS": "5"}, "backup.seconds", 5.0),
+    ("", {"MEMD_BACKUP_KEEP_DAYS": "5"}, "backup.keep_days", 5),
     ("", {"MEMD_RETRIEVAL_MIN_SCORE": "0.5"}, "retrieval.min_score", 0.5),
     ("", {"MEMD_TOPICS_HEADER": "X-User"}, "topics.header", "X-User"),
     ("ingest: {redact: true}", {}, "ingest.redact", True),

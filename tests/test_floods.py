@@ -175,7 +175,7 @@ def test_a_connection_at_work_is_not_closed_for_another(
     assert connect(memd.base_url).read_to_end() == b"", "all are at work"
     go_on.set()
     assert all(user.read_head().split(b" ")[1] == b"200" for user in users)
-    assert "limits.connections_max" in memd.log.read_text()
+    assert f"{CONNECTIONS_MAX} are open" in memd.log.read_text()
 
 
 # -- bodies ----------------------------------------------------------------------------------------------------------

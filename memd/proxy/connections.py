@@ -336,7 +336,7 @@ async def listen(
     allowed = descriptors_limit()
     room = connections_room(allowed)
     connections_max = min(limits.connections_max, room)
-    why = "limits.connections_max are open"
+    why = f"{connections_max} are open"
     if room < limits.connections_max:
         why = f"{room} are open, and this process may have {allowed} descriptors; {DESCRIPTORS_REMEDY}"
         fields = {"connections_max": limits.connections_max}

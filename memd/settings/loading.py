@@ -360,6 +360,7 @@ REMOVED = {
     "store.topic_idle_seconds": "a topic is closed after ten minutes without a request, see store.memory_bytes_max",
     "retrieval.top_k": "as many chunks are recalled as fit injection.budget_tokens",
     "retrieval.min_share": "retrieval.min_score alone decides what is too weak",
+    "retrieval.lexical_weight": _MEASURED,
     "retrieval.feedback_weight": _MEASURED,
     "retrieval.neighbour_weight": _MEASURED,
     "retrieval.time_weight": _MEASURED,
@@ -369,6 +370,11 @@ REMOVED = {
     "injection.header": "the block's first line is always the same",
     "injection.pressure_ratio": "context_pressure is signalled from 0.8 on",
     "injection.freeze_seconds": "a request that is repeated within two minutes is a retry",
+    "injection.sticky_tokens": "blocks of earlier turns have 4,000 tokens together, a quarter of the window at most",
+    "injection.dates": "a block states today's date and the day of each chunk: a model without them takes old for new",
+    "ingest.reindex_seconds": "sources are read again every five minutes, and when files change; `memd add` reads once",
+    "backup.seconds": "changes go to the bucket every ten seconds: at most those are lost with a disk",
+    "limits.connections_max": "1,000 clients may be connected, fewer where the limit of descriptors is low",
     "conversation.max_open": "256 conversations are kept in memory, and the others stored",
     "embedding.threads": "a text is embedded by one thread",
     "limits.bodies_bytes_max": "the bodies of all requests have 512 MB, or limits.body_bytes_max where that is more",
@@ -379,6 +385,8 @@ REMOVED = {
     "shutdown.grace_seconds": "replies in flight have 10 s when memd ends",
 }
 """Settings of earlier versions, and why they are gone. memd starts in spite of them."""
+_MASTER_KEY = "encryption.key"
+"""A field that no settings file may give."""
 _FORMER_CLUSTER = ("url", "bucket", "endpoint", "region", "access_key", "secret_key", "own_url", "lease_seconds")
 FORMER = {f"store.{name}": "a cluster's log is in PostgreSQL: cluster.database" for name in _FORMER_CLUSTER}
 """Settings of earlier versions that selected another memory, and their replacement. memd refuses to start with them."""
@@ -386,7 +394,7 @@ FORMER = {f"store.{name}": "a cluster's log is in PostgreSQL: cluster.database" 
 
 def known_keys() -> dict[str, Any]:
     """Return the dotted key of every setting with its type, in the order of `defaults.yaml`."""
-    return {key: kind for key, kind in _fields().items() if key not in REMOVED}
+    return {key: kind for key, kind in _fields().items() if key not in REMOVED and key != _MASTER_KEY}
 
 
 def _fields() -> dict[str, Any]:
@@ -466,7 +474,7 @@ def places_of_settings(
     """Return the settings file that `load_config` would read, and where each effective setting was given. Raises
     ConfigError: see `load_config`, which checks more."""
     path = _settings_file(path, env)
-    return path, {setting.key: setting.place for setting in _layers(path, env, overrides) if setting.key in _KEYS}
+    return path, {setting.key: setting.place for setting in _layers(path, env, overrides) if setting.key not in REMOVED}
 
 
 _SINGLE = ("data_dir", "sources", "retention")
@@ -481,12 +489,12 @@ _WRITTEN = {
 _SECRET = frozenset(
     {
         *("auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key"),
-        *("encryption.key", "backup.secret_key"),
+        *(_MASTER_KEY, "backup.secret_key"),
     }
 )
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key", "encryption.key_file"})
 _COMMAND_LINE = "the command line"
-_KEY_PLACES = (variable_of("encryption.key"), _COMMAND_LINE)  # there it comes from stdin: no flag takes a key
+_KEY_PLACES = (variable_of(_MASTER_KEY), _COMMAND_LINE)  # there it comes from stdin: no flag takes a key
 _NO_KEY_HERE = "a key does not belong into a settings file; give encryption.key_file, or the variable " + _KEY_PLACES[0]
 _PATH = "path:"  # of embedding.model
 _SERVERS = ("upstream.url", "upstream.urls")  # alternatives
@@ -514,7 +522,7 @@ def _layers(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, o
     """Yield the settings that users gave; later ones override earlier ones."""
     if path is not None:
         yield from read_settings(path, _SINGLE)
-    key_of = {variable_of(key): key for key in (*_KEYS, *REMOVED)}
+    key_of = {variable_of(key): key for key in (*_FIELDS, *REMOVED)}
     for name in sorted(env):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in (CONFIG_VARIABLE, CONSTANTS_VARIABLE):
             continue
@@ -526,7 +534,7 @@ def _layers(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, o
             remedy = f"did you mean {ENVIRONMENT_PREFIX}{near[0]}?" if near else "docs/settings.md lists them all"
             raise ConfigError(f"{name}: there is no such setting; {remedy} (or unset the variable)")
         key = key_of[name]
-        is_text = key in REMOVED or isinstance(msgspec.inspect.type_info(_KEYS[key]), msgspec.inspect.StrType)
+        is_text = key in REMOVED or isinstance(msgspec.inspect.type_info(_FIELDS[key]), msgspec.inspect.StrType)
         try:  # written as in the file: `8080`, `auto`, `[a, b]`
             value = env[name] if is_text else yaml.safe_load(env[name])
         except (yaml.YAMLError, ValueError, RecursionError):
@@ -552,7 +560,7 @@ def _rank(place: str) -> int:
 def _checked(setting: Setting) -> Any:
     if setting.key not in _FIELDS:
         raise ConfigError(f"{setting.place}: {_unknown(setting.key)}")
-    if setting.key == "encryption.key" and setting.value and setting.place not in _KEY_PLACES:
+    if setting.key == _MASTER_KEY and setting.value and setting.place not in _KEY_PLACES:
         raise ConfigError(f"{setting.place}: {_NO_KEY_HERE}")
     expected = _FIELDS[setting.key]
     try:

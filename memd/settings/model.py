@@ -274,6 +274,7 @@ class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     freeze_seconds: Seconds = 120.0
     """A request repeated within this time is a retry: same block, corrections not applied again."""
     dates: Literal["day", "off"] = "day"
+    """`day`: the block states today's date and the day of each chunk."""
 
 
 class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True):
