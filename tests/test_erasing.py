@@ -371,8 +371,10 @@ def test_other_chunks_that_repeat_the_words_are_named(daemon: DaemonProcess, ups
     tell(daemon, OTHERS)
     daemon.wait_stored(SECRET, "Under the third", *OTHERS)
     answer = next(one for one in daemon.export() if "Under the third" in one["content"])["id"]
+    daemon.run("remember", "--title", "Spare key under the third step", OTHERS[2])
     planned = daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--dry-run").stdout
     assert f"chunk {answer} in topic default stays: it has 'under the third granite step' too" in planned
+    assert "in topic default stays: it has 'spare key under the third' too" in planned, "a title"
 
 
 def call_and_result(call_id: str = "c", lines: int = 40) -> list[dict[str, Any]]:

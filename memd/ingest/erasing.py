@@ -177,7 +177,7 @@ def repeating(snapshots: Iterable[Snapshot], texts: Iterable[str], but: Collecti
     for snapshot in snapshots:
         for entry in _entries_with(snapshot, status=0):
             left = set(entry.calls).difference(named_in(entry, gone))
-            if entry.uuid not in but and (words := overlap.shared("\n".join([*left, entry.content]))):
+            if entry.uuid not in but and (words := overlap.shared("\n".join([*left, *entry.above, entry.content]))):
                 found[entry.uuid] = Repeating(entry.uuid, snapshot.topic_id, words)
     return sorted(found.values(), key=lambda one: sum(map(len, one.words)), reverse=True)
 
