@@ -18,6 +18,7 @@ from facts import CAKE, FACTS, INODES, POSTGRES
 from facts import QUESTION as WHY
 from page_browser import DESK, OpenPage, chromium, chunk_with, give_token, go, live, question, rows
 from playwright.sync_api import Locator, Page, Route, expect
+from recording_upstream import RecordingUpstream, Response
 from typescript_client import CLIENTS, TypeScriptClient
 
 if chromium() is None:
@@ -177,6 +178,14 @@ def test_what_became_of_a_turn_and_of_a_chunk_is_told_of_what_it_became_of(
     expect(rows(page).first).to_contain_text("Its texts were erased.")
 
 
+def test_a_turn_without_an_answer_is_marked_in_the_list(
+    served: DaemonProcess, upstream: RecordingUpstream, open_page: OpenPage
+) -> None:
+    upstream.answer = lambda request: Response((b"{}",), 500)
+    assert served.chat([user("Is anybody there?")]).status == 500
+    expect(rows(open_page(served)).first.locator(".badge.bad")).to_have_text("the model server answered 500")
+
+
 def test_whose_a_chunk_is_and_who_corrected_it_is_told_wherever_it_is_shown(
     serving: Serving, open_page: OpenPage
 ) -> None:
@@ -278,6 +287,7 @@ def test_a_chunk_is_taken_out_where_it_is_seen_with_one_click_and_taken_back_wit
     seen.get_by_role("button", name="Take out").click()
     back = seen.get_by_role("button", name="Take back")
     expect(back).to_be_visible()
+    expect(seen.get_by_text("shown to the model").locator("visible=true")).to_have_count(0)
     assert CAKE not in " ".join(live(told)) and POSTGRES in " ".join(live(told))
     back.click()
     expect(seen.get_by_role("button", name="Take out")).to_be_visible()

@@ -33,7 +33,7 @@ function candidate(found, { open, beginning }) {
     el("summary", {},
       meter([found.meaning, found.words, found.feedback + found.neighbours].map((part) => part * found.multiplier * found.echo * (found.time ?? 1)), `score ${found.score.toFixed(3)}`),
       el("span", { class: "score" }, found.score.toFixed(3)),
-      injected ? badge("shown to the model", "on") : badge(found.verdict),
+      injected ? badge("shown to the model", "on") : badge(found.verdict), badge("taken out", "bad"),
       el("span", { class: "preview" }, warning(found.instructs), found.instructs?.length > 0 && " ", Boolean(found.said_at) && `${day(found.said_at)} · `, line(found.content ?? beginning))),
     body);
   fill();

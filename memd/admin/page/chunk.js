@@ -41,7 +41,7 @@ export async function show(main, { id, topic }, outcome = "") {
     may("correct", told.topic_id) && el("form", { class: "fields", "aria-label": "Correct this chunk", submit: (event) => event.preventDefault() },
       el("label", { class: "wide" }, "Reason (kept in the log, never interpreted)", reason),
       el("div", { class: "buttons" }, told.live && [button("Helpful", correct("Helpful")), button("Pin", correct("Helpful", { steps: 10 })), button("Unhelpful", correct("Unhelpful")), button("Take out", correct("out"))],
-        told.versions.length > 1 && button("Undo the last change", undo(present.canonical_id))),
+        told.versions.length > 1 && !["told", "re-embedded"].includes(present.event) && button("Undo the last change", undo(present.canonical_id))),
       told.live && el("details", { class: "wide" }, el("summary", {}, "Update its text"),
         el("label", { class: "wide" }, "New text: it takes the place of this one, which stays in the log", content), button("Update", correct("Update"), "main"))),
     result,

@@ -115,7 +115,7 @@ function row(turn, open = false) {
         Boolean(turn.reply) && el("span", { class: "answered", dir: "auto" }, line(turn.reply))),
       el("span", { class: "meta" },
         when(turn.at), el("span", {}, turn.topic_id), whose(turn),
-        !["none", "injected"].includes(turn.status) && badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
+        failure(turn) && badge(failure(turn), "bad"), !["none", "injected"].includes(turn.status) && badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
         el("span", {}, shownWords(turn)),
         el("span", { class: "steps" }, turn.steps ? count(turn.steps, "tool step") : ""), turn.is_step && badge("tool step"), turn.is_retry && badge("retry"), turn.interrupted && badge("interrupted", "bad"),
         turn.signals.map(signalBadge),
@@ -123,6 +123,11 @@ function row(turn, open = false) {
     body);
   fill();
   return el("li", { "data-turn": turn.turn_id }, box);
+}
+
+/** Why a turn has no answer; nothing of one that has. */
+function failure({ http_status: status }) {
+  return status !== 200 && (status === null ? "no answer" : `the model server answered ${status}`);
 }
 
 /** How many chunks the model saw: those that were new in this turn, and those that stood there from earlier ones. */
@@ -162,7 +167,7 @@ function opened(turn) {
     turn.question && turn.question !== turn.asked && [el("h2", {}, "The question to memory"), said(turn.question)],
     turn.note && el("p", { class: "remark" }, plain(turn.note)),
     facts({
-      Model: turn.model, Failed: turn.http_status !== 200 && (turn.http_status === null ? "there was no answer" : `the model server answered ${turn.http_status}`),
+      Model: turn.model, Failed: failure(turn),
       "Memory in the prompt": `${number(turn.memory_tokens)} tokens`,
       "Shown to the model": turn.shown.length > 0 && el("span", { class: "ids" }, turn.shown.map((id) => chunkLink(turn.topic_id, id))),
       "Not in the prompt": turn.left_out > 0 && count(turn.left_out, "message"), "Replaced by a line": turn.replaced > 0 && count(turn.replaced, "result"),
