@@ -31,7 +31,6 @@ import aiohttp
 import msgspec
 import uvloop
 from aiohttp import web
-from rich import box
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.padding import Padding
@@ -451,18 +450,12 @@ class _Stage(msgspec.Struct):
         log_bytes = sum(file.stat().st_size for file in self.data_dir.rglob("*.bin"))
         recall_ms = sorted(self.recall_ms)
         middle = recall_ms[len(recall_ms) // 2]
-        table = Table(box=box.SIMPLE, show_header=False)
-        table.add_column(style="dim")
-        table.add_column(justify="right")
-        table.add_row("turns played", f"{self.turns}")
-        table.add_row("tokens said", f"{self.said_tokens:,}")
-        table.add_row("largest prompt", f"{largest:,} of {WINDOW_TOKENS:,}")
-        table.add_row("chunks remembered", f"{len(self._live_contents())} ({log_bytes / 1024:.0f} KB on disk)")
-        table.add_row("remembering took", f"{middle:.1f} ms (median), {recall_ms[-1]:.1f} ms at most")
+        said = f"{self.said_tokens:,} tokens in {self.turns} turns; the largest prompt had {largest:,}"
+        kept = f"{len(self._live_contents())} chunks, {log_bytes / 1024:.0f} KB on disk"
+        took = f"{middle:.1f} ms (median), {recall_ms[-1]:.1f} ms at most"
         tell, memd = self.console.print, _command()
         tell(Rule("[bold]In figures[/]", style="blue", align="left"))
-        tell(table)
-        tell("Now with a model of yours:\n")
+        tell(f"Said: {said}.\nRemembered: {kept}.\nRemembering took {took}.\n\nNow with a model of yours:\n")
         tell(f"  [bold]{memd} serve --upstream http://127.0.0.1:8080[/]   [dim]a llama-server[/]")
         tell(f"  [bold]{memd} serve --model FILE.gguf[/]   [dim]or let memd start one[/]\n")
         tell("and point your client's base URL at [bold]http://127.0.0.1:8765/v1[/].\n")

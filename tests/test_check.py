@@ -10,7 +10,6 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ def test_where_all_is_well_every_check_says_so_and_nothing_is_made(place: Place,
     assert code == 0 and tuple(found) == CHECKS
     assert {outcome["mark"] for told in found.values() for outcome in told} == {"ok"}
     assert found["model"][0]["said"] == f"tiny, window {WINDOW:,} tokens"
-    assert re.fullmatch(r"memd \S+, Python \S+, \d+ packages in fitting versions", found["installation"][0]["said"])
+    assert re.fullmatch(r"memd \S+, Python \S+", found["installation"][0]["said"])
     assert contents(tmp_path) == before
 
 
@@ -237,13 +236,11 @@ def test_what_is_installed_and_is_not_what_it_should_be_fails(place: Place, monk
     for module, name, value, check in (
         (machine, "KNOWN_VECTOR", other, "embedding model"),
         (machine, "ranks_bytes", lambda: lacking, "tokenizer"),
-        (metadata, "requires", lambda _: ["numpy<1", 'openai<1; extra == "test"'], "installation"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, value)
             failed = [outcome for outcome in told(place) if outcome.mark == "failed"]
         assert [outcome.check for outcome in failed] == [check]
-    assert "numpy is" in failed[0].said and "openai" not in failed[0].said
 
 
 def test_a_model_that_is_not_here_is_not_fetched_nor_said_to_be_where_fastembed_is_missing(

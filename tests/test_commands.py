@@ -120,9 +120,9 @@ def test_praise_and_blame(told: DaemonProcess) -> None:
     for flag, multiplier in (("--helpful", 1.5), ("--unhelpful", 1), ("--unhelpful", 1 / 1.5)):
         out(told, "correct", f"[mem:{chunk['id']}]", flag)
         assert events(told)[0]["multiplier"] == pytest.approx(multiplier)
-    for name in ("id", "canonical_id"):  # the second takes back what the first did
+    for name, counts in (("id", "once"), ("canonical_id", "0.667 times")):  # the second takes back what the first did
         undone = out(told, "undo", str(events(told)[0][name]))
-        assert f"{chunk['id']} counts as before" in undone and "shown again" not in undone
+        assert f"{chunk['id']} counts {counts} now" in undone and "shown again" not in undone
 
 
 @with_a_daemon

@@ -699,7 +699,8 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
     checked = memd("verify", tmp_path / "plain", **with_old)
     assert checked.exit_code == 0 and "backup is in plain text" in checked.output and "all whole" in checked.output
     plain = memd("encrypt", *where, **with_old)
-    assert plain.exit_code == 1 and plain.output.startswith(f"{folder}: is in plain text.") and "rekey" in plain.output
+    assert plain.exit_code == 1 and plain.output.startswith(f"{folder}: is in plain text. To encrypt it, stop memd and")
+    assert "make a key (`memd encrypt key FILE`)" in memd("encrypt", *where).output
     stdin = CliRunner().invoke(main, ["encrypt", "on", "--key-stdin", "--data-dir", str(folder)], input=old.read_text())
     assert stdin.exit_code == 0 and "is encrypted with the key" in stdin.output, stdin.output
     assert "\n  talk/segments/" in stdin.output and ".memd-encrypting" not in stdin.output  # the backup shares it

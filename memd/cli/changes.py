@@ -98,7 +98,7 @@ def undo(config: Config, topic: str | None, reason: str | None, id_: str) -> int
             if len(story.versions) == 1 and story.replaces:
                 one = story.replaces[0][:8]
                 raise BadQuestion(f"chunk {story.id} took the place of {one}: `memd undo {one}` takes that back")
-            if len(story.versions) == 1:
+            if undone.event in ("told", "pending", "re-embedded"):
                 raise BadQuestion(f"chunk {story.id} was not corrected, so there is nothing to take back")
         body = {"topic_id": undone.topic_id, "canonical_id": undone.canonical_id, "reason": reason or ""}
         _tell_appended(daemon, undone.topic_id, daemon.ask(writes.undo, body=body), undone)
@@ -117,7 +117,8 @@ def _tell_appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone:
     lines: Lines = []
     for one in reversed(page.events):
         was_shown = undone is not None and undone.live and undone.uuid == one.uuid
-        again = "counts as before" if was_shown else "is shown again"
+        times = "once" if one.multiplier == 1 else f"{one.multiplier:.3g} times"
+        again = f"counts {times} now" if was_shown else "is shown again"
         done = _DONE.get(one.event, again if one.live else "is no longer shown")
         takes_back = "" if one.event == "replacement" else f"; memd undo {one.id} takes it back"
         text = name_for_terminal(beginning(one.content, TEXT_CHARACTERS))

@@ -274,8 +274,9 @@ class StateByDefault(flags.CommandGroup):
 def encrypt() -> None:
     """Encrypt the data directory, change its key, or go back to plain text.
 
-    Without COMMAND: its state, and what can be done. The key is encryption.key_file, MEMD_ENCRYPTION_KEY or, of on, off
-    and rekey, --key-stdin. No daemon may run meanwhile; interrupted, each goes on when it is run again.
+    Without COMMAND: whether it is encrypted, and what to do. The key is that of encryption.key_file or
+    MEMD_ENCRYPTION_KEY; on, off and rekey take it from --key-stdin too, and run while no daemon does. Interrupted, each
+    goes on when it is run again.
 
     Example: memd encrypt key ~/memd.key
     """
@@ -294,7 +295,8 @@ def state(config: Config) -> int:
     master = master_key(config.encryption) if config.encryption.is_on else None
     if files.size(path) is None:
         check_not_lost(files, folder)
-        click.echo(f"{folder}: is in plain text.")
+        key = "" if master else "make a key (`memd encrypt key FILE`), set encryption.key_file to FILE, "
+        click.echo(f"{folder}: is in plain text. To encrypt it, {key}stop memd and run `memd encrypt on`.")
     else:
         found = read_key_file(files, path, DirectoryKeyFile)
         is_whole = found.state == "whole"
@@ -302,11 +304,7 @@ def state(config: Config) -> int:
         if is_whole and master is not None:
             master.opened(path, found)
             click.echo("The settings have this key.")
-    click.echo()
-    group = click.get_current_context().parent
-    assert group is not None, "it is a command of `encrypt`"
-    encrypt.format_commands(group, formatter := group.make_formatter())
-    click.echo(formatter.getvalue(), nl=False)
+        click.echo("`memd encrypt rekey` gives it another key; `memd encrypt off` writes it in plain text again.")
     return 0 if is_whole else FOUND_SOMETHING
 
 

@@ -8,7 +8,6 @@ commands' modules takes up to a second.
 
 from __future__ import annotations
 
-import codecs
 import gc
 import importlib
 import io
@@ -16,7 +15,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -80,26 +79,18 @@ FORMER = {"decrypt": "data_dir", "import": "sources", "key": "data_dir", "rekey"
 
 SHELLS = ("bash", "zsh", "fish")
 OTHERS_CALL_IT = {
-    "delete": "`memd erase`",
-    "doctor": "`memd check`",
-    "find": "`memd search`",
-    "forget": "`memd erase`",
-    "health": "`memd check`",
-    "history": "`memd log`",
-    "list": "`memd stats`",
-    "ls": "`memd stats`",
-    "note": "`memd remember`",
-    "query": "`memd search`",
-    "remove": "`memd erase`",
-    "rm": "`memd erase`",
-    "run": "`memd serve`",
-    "settings": "`memd config`",
-    "start": "`memd serve`",
-    "status": "`memd check`",
-    "stop": "Ctrl-C where `memd serve` runs, or SIGTERM,",
+    "`memd check`": "doctor health status",
+    "`memd config`": "settings",
+    "`memd erase`": "delete forget remove rm",
+    "`memd log`": "history",
+    "`memd remember`": "note",
+    "`memd search`": "find query",
+    "`memd serve`": "run start",
+    "`memd stats`": "list ls",
+    "Ctrl-C where `memd serve` runs, or SIGTERM,": "stop",
 }
-"""Names of commands in other programs, and memd's command for each, where the nearest spelling would be wrong
-(`forget`: correct)."""
+"""memd's command for names of commands in other programs, where the nearest spelling would be wrong (`forget`:
+correct)."""
 
 
 class AllCommands(CommandGroup):
@@ -107,7 +98,8 @@ class AllCommands(CommandGroup):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the named command, print an error as one line, and exit with its exit code."""
-        show_what_it_can(sys.stdout)  # the help may also have characters that the terminal cannot show
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # of characters that the terminal cannot show, in the help too
         os.umask(0o077)  # files written by a command are private to its user
         try:
             code = super().main(*args, **extra | {"standalone_mode": False})
@@ -127,8 +119,9 @@ class AllCommands(CommandGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """See CommandGroup; also knows other programs' names of commands."""
-        if args[0] in OTHERS_CALL_IT and not ctx.resilient_parsing:
-            raise BadQuestion(f"there is no command {args[0]!r}; {OTHERS_CALL_IT[args[0]]} does that here")
+        own = next((own for own, names in OTHERS_CALL_IT.items() if args[0] in names.split()), "")
+        if own and not ctx.resilient_parsing:
+            raise BadQuestion(f"there is no command {args[0]!r}; {own} does that here")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context | None = None) -> list[str]:
@@ -252,19 +245,3 @@ def completion(shell: str) -> int:
     assert completer is not None, "click knows these shells"
     click.echo(completer(program.command, {}, "memd", "_MEMD_COMPLETE").source())
     return 0
-
-
-_LIKENESSES = str.maketrans(dict(zip("█░▸▪–—“”‘’", "#.>*--\"\"''", strict=True)) | {"…": "..."})
-
-
-def show_what_it_can(stream: TextIO) -> None:
-    """Replace characters that a stream's encoding lacks by similar ones, or by `?`."""
-    codecs.register_error("likeness", _likeness)
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="likeness")
-
-
-def _likeness(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    lacking = error.object[error.start : error.end].translate(_LIKENESSES)
-    return "".join(one if one.isascii() else "?" for one in lacking), error.end

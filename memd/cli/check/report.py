@@ -94,7 +94,7 @@ def outcomes(
 ) -> Iterator[CheckResult]:
     """Run the checks in order. `path, env, given`: as for `load_config`. `live`: also hold a conversation with the
     model. `files`: the disk; a different one only to inject faults."""
-    yield from machine.packages()
+    yield from machine.installation()
     yield from machine.tokenizer()
     useless: list[str] = []
     try:
