@@ -153,6 +153,20 @@ async def test_an_answer_that_was_given_anew_after_it_was_stored_is_stored_with_
     assert len(live_entries(topic)) == 4, "and once"
 
 
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_an_answer_is_the_one_of_several_choices_from_which_the_client_goes_on(
+    stage: Stage, topic: Topic, is_stored: bool
+) -> None:
+    """The first choice of `n: 2` counts until then; what is stored by then stays."""
+    talk(topic.buffer, *DOCUMENT, "u:How often?", "a:Twice.")
+    if is_stored:
+        await stored_texts(stage, topic)
+    talk(topic.buffer, *DOCUMENT, "u:How often?", "a:Two times in May.", *THANKED)
+    text = await stored_texts(stage, topic)
+    assert_each_once(text, [*DOCUMENT, "a:Two times in May.", *THANKED])
+    assert text.count("Twice.") == is_stored and text.count("How often?\nTwo times in May.") == 1
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_half_an_answer_takes_the_place_of_no_whole_one(stage: Stage, topic: Topic, is_late: bool) -> None:
     """Late: of a request that was left, told when the next one is answered already, as a loaded machine does."""
@@ -428,6 +442,7 @@ NAMES = {"user": "Bob", "assistant": "The keeper"}
 ADDED: dict[str, Callable[[list[Json]], list[Json]]] = {
     "a note behind the last message": lambda said: [*said, {"role": "system", "content": "Stay in character."}],
     "the beginning of the answer": lambda said: [*said, {"role": "assistant", "content": "The keeper:"}],
+    "a reminder in the question": lambda said: [*said[:-1], said[-1] | {"content": f"{said[-1]['content']} Be brief."}],
     "names": lambda said: [one | {"content": f"{NAMES[one['role']]}: {one['content']}"} for one in said],
 }
 """What a client makes of each prompt and does not keep."""

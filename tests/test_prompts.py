@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -293,16 +294,38 @@ def test_questions_that_failed_stand_in_front_of_the_next_one(
 
 @pytest.mark.parametrize("results", [0, 1], ids=["no result", "one of two"])
 def test_a_question_instead_of_the_results_leaves_the_calls_out(
-    served: DaemonProcess, strict: StrictLlama, results: int
+    served: DaemonProcess, upstream: RecordingUpstream, strict: StrictLlama, results: int
 ) -> None:
-    strict.allowed[""] = frozenset(["a call without its result"]) if results else frozenset()
     assert asked(served, "Do it", **{REPLY_HEADER: "calls"}) == 200
-    assert not results or asked(served, RESULTS[:1], **{REPLY_HEADER: "none"}) == 400
+    if results:
+        fail_once(upstream, strict)
+        assert asked(served, RESULTS[:1]) == 503
     assert asked(served, "Never mind.") == 200
-    assert prompt(strict) == [("user", "Do it\n\nNever mind.")]
+    unanswered = [("assistant", ""), ("tool", "the file one"), ("assistant", "[no answer]"), ("user", "Never mind.")]
+    assert prompt(strict) == ([("user", "Do it"), *unanswered] if results else [("user", "Do it\n\nNever mind.")])
     assert asked(served, "Thanks.", **{REPLY_HEADER: "says and calls"}) == 200
     assert asked(served, "Stop.") == 200
-    assert prompt(strict)[2:] == [("user", "Thanks."), ("assistant", "I look."), ("user", "Stop.")]
+    assert prompt(strict)[-3:] == [("user", "Thanks."), ("assistant", "I look."), ("user", "Stop.")]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in order", "the last one first"])
+@pytest.mark.parametrize("first", [200, 503])
+def test_parallel_results_that_come_one_by_one_stand_behind_their_calls_and_are_stored_once(
+    served: DaemonProcess, upstream: RecordingUpstream, strict: StrictLlama, first: int, order: Sequence[int]
+) -> None:
+    results = [RESULTS[place] for place in order]
+    assert asked(served, "Do it", **{REPLY_HEADER: "says and calls"}) == 200
+    if first == 503:
+        fail_once(upstream, strict)
+    assert asked(served, results[:1]) == first
+    assert asked(served, results[1:] if first == 200 else results) == 200
+    assert asked(served, "Thanks.") == 200
+    shown = [one for one in prompt(strict) if one != ("assistant", "Noted.")]
+    told = [("tool", one["content"]) for one in results]
+    assert shown == [("user", "Do it"), ("assistant", "I look."), *told, ("user", "Thanks.")]
+    served.wait_stored("Thanks.")
+    stored = "\n".join(entry["content"] for entry in served.export())
+    assert [stored.count(text) for text in ("file one", "file two", "I look.", "[call read {}]")] == [1, 1, 1, 2]
 
 
 def test_results_without_an_answer_stay_and_the_next_question_is_valid(

@@ -32,7 +32,7 @@ from operator import attrgetter
 
 import msgspec
 
-from memd.conversation.conversation import Conversation, Line, is_answer, is_instruction, is_remembered
+from memd.conversation.conversation import Conversation, is_answer, is_instruction, is_remembered
 from memd.messages import LEADING_ROLES, NO_BLOCK, RESULT_ROLES, Message
 from memd.settings.model import BufferSettings, InjectionSettings
 
@@ -137,17 +137,6 @@ def keeps_earlier_blocks(limits: Thresholds, *, text: int, earlier: int, current
     return earlier <= limits.sticky and text + earlier + max(current, wanted) <= limits.room
 
 
-def earlier_blocks(conversation: Conversation, current: bytes | None) -> dict[bytes, int]:
-    """Return the raw tokens of earlier turns' visible blocks, by the digest of the message behind each; `current`: the
-    digest of the message that opened the present turn."""
-    if not any(block.tokens and digest != current for digest, block in conversation.blocks.items()):
-        return {}  # without looking at thousands of messages
-    start, messages, blocks = conversation.left_out, conversation.messages, conversation.blocks
-    with_block = [place for place in range(start, len(messages)) if messages[place].digest in blocks]
-    visible = (messages[place].digest for place in with_block if conversation.is_visible(place))
-    return {digest: tokens for digest in visible if digest != current and (tokens := blocks[digest].tokens)}
-
-
 LINE_TOKENS = 40
 """Approximate tokens of a line that replaces a result; results up to twice that size stay."""
 CALLS_SHARE = 3
@@ -190,17 +179,8 @@ class Departure(msgspec.Struct, frozen=True):
         return any(place > position for place in (*self.gone, *self.replaced))
 
 
-class Shown(msgspec.Struct, frozen=True):
-    """The messages in a prompt, valid while the conversation has these `changes`."""
-
-    changes: int
-    positions: list[int]
-    lines: dict[int, Line]
-    """Lines that replace messages, by position."""
-
-
 class Left(msgspec.Struct, frozen=True):
-    """Count of the messages and tokens that left a prompt."""
+    """Count of the messages and tokens that are not in a prompt."""
 
     messages: int
     replaced: int
@@ -208,8 +188,10 @@ class Left(msgspec.Struct, frozen=True):
     tokens: int
     """Raw tokens."""
 
-    def __bool__(self) -> bool:
-        return self.tokens > 0
+    def since(self, before: Left) -> Left:
+        """Return how much of this has left since `before`; what came back is not counted."""
+        each = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(before), strict=True)
+        return Left(*(max(0, now - then) for now, then in each))
 
 
 def turns(conversation: Conversation) -> list[Turn]:
@@ -292,20 +274,10 @@ def return_position(
     return start if start < len(conversation) and returning > conversation.visible_tokens() else None
 
 
-def shown_of(conversation: Conversation) -> Shown:
-    """Return the messages in the prompt now."""
-    return Shown(conversation.changes, conversation.visible_positions(), dict(conversation.lines))
-
-
-def left_since(shown: Shown, conversation: Conversation) -> Left:
-    """Return how much has left the prompt since `shown`."""
-    if shown.changes == conversation.changes:
-        return Left(0, 0, 0)
-    messages = conversation.messages
-    before = ((p, (shown.lines.get(p) or messages[p]).tokens) for p in shown.positions)
-    changed = {p: size - now for p, size in before if (now := conversation.tokens_at(p)) < size}
-    gone = sum(not conversation.is_visible(position) for position in changed)
-    return Left(messages=gone, replaced=len(changed) - gone, tokens=sum(changed.values()))
+def left_of(conversation: Conversation) -> Left:
+    """Return how much of a conversation is not in its prompt."""
+    tokens = conversation.tokens_between(0, len(conversation)) - conversation.visible_tokens()
+    return Left(conversation.left_out_count(), len(conversation.lines), tokens)
 
 
 class _Chosen:

@@ -51,6 +51,8 @@ class Arrival(msgspec.Struct, frozen=True):
     """The longer conversation of which this request is a prefix: a retry, or abandoned once another answer comes."""
 
 
+APART = "apart"
+"""The id of a conversation that only a request without a trace has."""
 CORRECTABLE_TURNS = 64
 """Number of a topic's latest turns whose shown chunks can be corrected."""
 
@@ -109,25 +111,16 @@ class HotBuffer:
             return arrival
         if found.known < len(history):
             position = found.offset + kept
-            self._abandon(parent, position, answered=matching.is_sent_in_parts(parent, position, new))
+            self._abandon(parent, position, answered=matching.replaces_answer(parent, position, new))
             return arrival
         return msgspec.structs.replace(arrival, former=parent)
 
     def glance(self, history: History) -> Arrival:
         """Like `receive`, but without a trace: the request gets a detached copy of the conversation."""
-        found = self._found(history)
-        parent, kept = found.conversation, matching.kept_count(found, history.messages)
-        if parent is not None and (heard := matching.heard_again(found, history.messages)):
-            parent = parent.fork("glance", len(parent))
-            parent.mark_heard(heard)
-        if parent is not None and found.runs:
-            branch = parent.rewritten("glance", history.session, matching.rewriting_to(parent, found.runs, history))
-            return Arrival(branch, 0, len(branch), opened=False, goes_back=len(branch) <= len(parent))
-        at = found.offset + kept
-        copy = Conversation("glance", history.session) if parent is None else parent.fork("glance", at)
-        copy.messages += history.behind(copy, kept)
-        goes_back = parent is not None and at < len(parent)
-        return Arrival(copy, found.offset, len(copy), opened=parent is None, head=found.head, goes_back=goes_back)
+        found, apart = self._found(history).conversation, HotBuffer(lambda: APART)
+        if found is not None:
+            apart._take_in(found.copied())
+        return apart.receive(history, 0.0)
 
     def reply(self, arrival: Arrival, message: Message, tokens: int, now: float) -> Conversation:
         """Append the model's answer and return the conversation that holds it.

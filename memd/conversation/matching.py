@@ -337,7 +337,8 @@ def match(index: ConversationIndex, history: History) -> Match:
     if known and (not new or (ending is not None and (len(new) <= LAST_EXCHANGE or not index.knows(new)))):
         return best
     compared = dict.fromkeys([*holders[:2], *index.likeliest(contents, session)])
-    explained = (explain(index.contents(one), one, contents) for explain in (_trimmed, _rewritten) for one in compared)
+    explained = [_trimmed(index.contents(one), one, contents) for one in compared]
+    explained += [_rewritten(index.contents(one), one, history) for one in compared]
     # Of equals the first, because an edit is the simplest explanation.
     best = max([best, *itertools.chain.from_iterable(explained)], key=lambda one: one.known)
     if best.conversation is None and newest is not None:
@@ -388,7 +389,7 @@ def _trimmed(known: list[bytes], conversation: Conversation, contents: list[byte
                 break
 
 
-def _overlap(known: list[bytes], contents: list[bytes]) -> int:
+def _overlap(known: list[bytes], contents: Sequence[bytes]) -> int:
     """Return the length of the longest end of `known` with which `contents` begins, or 0. Takes linear time by the
     prefix function of Knuth, Morris and Pratt, even if few words recur everywhere."""
     if not contents or contents[0] not in known:
@@ -406,22 +407,26 @@ def _overlap(known: list[bytes], contents: list[bytes]) -> int:
     return lengths[-1]
 
 
-def _rewritten(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Iterator[Match]:
-    """Match a client that edits, deletes or prunes within its history, by all runs that agree, wherever they are."""
-    runs = aligned(contents, known)
+def _rewritten(known: list[bytes], conversation: Conversation, history: History) -> Iterator[Match]:
+    """Match a client that edits, deletes or prunes within its history, by all runs that agree, wherever they are. They
+    agree from the beginning, too, if the first answer does and the client has taken something out of its question."""
+    runs = aligned(history.contents, known)
     if not runs or runs[-1][0] == runs[-1][1] == 0:
         return  # only a prefix
-    if runs[0][:2] != (0, 0) and total(runs) < max(SHARED_MIN, (len(contents) - 1) // 2):
+    begins = runs[0][:2]
+    is_beginning = begins == (0, 0) or (
+        begins == (1, 1) and _is_pruned(history.messages[0], conversation.messages[0].message)
+    )
+    if not is_beginning and total(runs) < max(SHARED_MIN, (len(history) - 1) // 2):
         return  # another conversation with the same words
     yield Match(conversation, 0, total(runs), 0, tuple(runs))
 
 
-def _newest_only(conversation: Conversation, content_digests: Sequence[bytes]) -> Match:
-    """Match a thin client: its messages follow the end, unless the conversation ends with them (a retry)."""
-    offset = max(0, len(conversation) - len(content_digests))
-    if [buffered.content_digest for buffered in conversation.messages[offset:]] == list(content_digests):
-        return Match(conversation, offset, len(content_digests))
-    return Match(conversation, len(conversation), 0)
+def _newest_only(conversation: Conversation, contents: Sequence[bytes]) -> Match:
+    """Match a thin client: its messages follow the end. Those that the conversation ends with, because nobody answered
+    them, are sent again."""
+    known = _overlap([buffered.content_digest for buffered in conversation.messages], contents)
+    return Match(conversation, len(conversation) - known, known)
 
 
 # -- regenerated and split answers ---------------------------------------------------------------------------------
@@ -437,12 +442,15 @@ def answer_start(conversation: Conversation, position: int) -> int | None:
     return position + start if start < len(tail) else None
 
 
-def is_sent_in_parts(conversation: Conversation, position: int, messages: Sequence[Message]) -> bool:
-    """Return whether these messages, with which a client continues at `position`, contain the whole answer there. Some
-    clients send each of an answer's calls as a message of its own, followed by its result."""
+def replaces_answer(conversation: Conversation, position: int, messages: Sequence[Message]) -> bool:
+    """Return whether these messages, with which a client continues at `position`, take the place of the answer there:
+    they contain another one (of several choices, or edited), or the whole answer in parts. Some clients send each of
+    an answer's calls as a message of its own, followed by its result."""
     if len(conversation) != position + 1 or (answer := conversation.messages[position].message) is None:
         return False
     parts = [one for one in itertools.takewhile(lambda one: not one.opens_turn, messages) if one.role == answer.role]
+    if not answer.tool_calls:
+        return any(map(is_answer, parts))
     told = Counter(call.form for part in parts for call in part.tool_calls)
     is_said = not answer.said.strip() or any(part.said.strip() == answer.said.strip() for part in parts)
     return is_said and Counter(call.form for call in answer.tool_calls) <= told and not answer.attachments

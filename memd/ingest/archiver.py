@@ -383,9 +383,9 @@ class Archiver:
         return lines
 
     async def _compact_in_background(self, topic: Topic, conversation: Conversation) -> None:
-        shown = compaction.shown_of(conversation)
+        before = compaction.left_of(conversation)
         await self.compact(topic, conversation)
-        if left := compaction.left_since(shown, conversation):
+        if (left := compaction.left_of(conversation).since(before)).tokens:
             log.info("left the prompt", extra={"topic": topic.id, **msgspec.structs.asdict(left)})
 
     async def _store_some(

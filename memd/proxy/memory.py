@@ -36,22 +36,20 @@ STEP_CHARACTERS = 400
 class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     """The recall of a turn; the defaults describe a request that needs none."""
 
-    question: str | None = None
+    retrieved: Retrieved | None = None
+    """The result, without topics if the search failed; None if nothing was asked."""
     step: str = ""
     """See `Filters.step`."""
-    budget_tokens: int = 0
-    """See `Budget.tokens`."""
-    room_tokens: int = 0
-    """See `Budget.block`."""
-    note: str | None = None
-    """See `Retrieved.note`."""
-    retrieved: Retrieved | None = None
-    """Input of the receipt, which is made after the answer; None if nothing was searched."""
-    candidate_count: int | None = None
-    fill_ratio: float = 0.0
-    spans_ms: dict[str, float] = {}
     trouble: str | None = None
     """The status to report if recall failed or could not search by meaning."""
+
+    @property
+    def spans_ms(self) -> dict[str, float]:
+        """The time that its steps took; empty if nothing was searched."""
+        found = self.retrieved
+        if found is None or not found.topic_ids:
+            return {}
+        return {"embed": found.embed_ms, "search": found.search_ms, "inject": found.fill_ms}
 
 
 class SettledPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,21 +133,18 @@ class Memory(msgspec.Struct, frozen=True):
                 del self.recalling[key]
 
     async def _recall(self, received: Received, turn: bytes, room: PromptRoom) -> Recalled:
-        prompt = received.prompt
-        asked = Recalled(
-            question=next(iter(prompt.user_texts()), "").strip(),
-            step=_step(prompt),
-            budget_tokens=room.thresholds.injection,
-            room_tokens=room.block,
-        )
+        prompt, drift = received.prompt, self.counter.drift.factor(received.request.model)
+        budget = Budget(room.thresholds.injection, drift, room.block, self.timeout_seconds)
+        question = next(iter(prompt.user_texts()), "").strip()
+        asked = Recalled(retrieved=Retrieved(question=question, topic_ids=(), budget=budget), step=_step(prompt))
         try:
-            recalled, placed = await self._retrieved(received, asked)
+            recalled, placed = await self._retrieved(received, asked, question, budget)
         except TimeoutError:
             return msgspec.structs.replace(asked, trouble="degraded:timeout")
         except MemdError as error:
             log.error("recall failed, the request goes on without memory", extra=received.log_fields(error))
             return msgspec.structs.replace(asked, trouble=degraded(error))
-        if room.is_short and placed.chunks and recalled.fill_ratio > 1:
+        if room.is_short and placed.chunks and recalled.retrieved is not None and recalled.retrieved.fill_ratio > 1:
             placed = msgspec.structs.replace(placed, is_short=True)
         received.record(Placed(prompt.conversation.id, turn, placed))
         return recalled
@@ -163,7 +158,7 @@ class Memory(msgspec.Struct, frozen=True):
         status = recalled.trouble or corrected.trouble or stale or found
         if topic.write_trouble is not None and received.is_traced:
             status = degraded(topic.write_trouble)
-        has_recalled = received.needs_block or recalled.question is not None
+        has_recalled = received.needs_block or recalled.retrieved is not None
         if has_recalled and chunks and received.is_traced:
             topic.buffer.record(Injected(list(chunks), received.asked.who.author))
         failed = (Signal(type="correction_failed", chunk_id=chunk_id) for chunk_id in corrected.failed_ids)
@@ -171,7 +166,7 @@ class Memory(msgspec.Struct, frozen=True):
         return SettledPrompt(
             status=status,
             chunks=chunks,
-            signals=(*failed, *taken_out, *self._pressure(recalled.fill_ratio)),
+            signals=(*failed, *taken_out, *self._pressure(recalled.retrieved)),
             notes=corrected.notes,
             block_tokens=prompt.block_tokens(),
             prompt_tokens=prompt.tokens(),
@@ -179,24 +174,25 @@ class Memory(msgspec.Struct, frozen=True):
             problem=corrected.problem,
         )
 
-    def _pressure(self, fill_ratio: float) -> tuple[Signal, ...]:
+    def _pressure(self, retrieved: Retrieved | None) -> tuple[Signal, ...]:
+        fill_ratio = 0.0 if retrieved is None else retrieved.fill_ratio
         if fill_ratio > 1:
             return (Signal(type="context_overflow", fill_ratio=round(fill_ratio, 3)),)
         if fill_ratio >= self.settings.pressure_ratio:
             return (Signal(type="context_pressure", fill_ratio=round(fill_ratio, 3)),)
         return ()
 
-    async def _retrieved(self, received: Received, asked: Recalled) -> tuple[Recalled, Block]:
+    async def _retrieved(
+        self, received: Received, asked: Recalled, question: str, budget: Budget
+    ) -> tuple[Recalled, Block]:
         """Retrieve for the question. The block shows chunks up to the budget, in the model's tokens."""
-        question = asked.question or ""
         if not (question or asked.step):
             return Recalled(), NO_BLOCK
-        drift = self.counter.drift.factor(received.request.model)
         earlier = received.prompt.chunks()
         retrieved = await self.retriever.retrieve(
             question,
             [topic.log for topic in (received.topic, *received.related)],
-            Budget(asked.budget_tokens, drift, asked.room_tokens, self.timeout_seconds),
+            budget,
             Filters(
                 visible_digests=received.prompt.visible_digests(),
                 shown_uuids={chunk.uuid for chunk in earlier},
@@ -217,16 +213,8 @@ class Memory(msgspec.Struct, frozen=True):
             placed = msgspec.structs.replace(placed, tokens=self.counter.count(placed.text), reader=reader)
         fields = {**received.log_fields(), "question": Content(question), "block": Content(placed.text)}
         log.debug("recalled", extra=fields)
-        recalled = msgspec.structs.replace(
-            asked,
-            note=retrieved.note,
-            retrieved=retrieved,
-            candidate_count=retrieved.worth_showing,
-            fill_ratio=retrieved.fill_ratio,
-            spans_ms={"embed": retrieved.embed_ms, "search": retrieved.search_ms, "inject": retrieved.fill_ms},
-            trouble=None if retrieved.trouble is None else degraded(retrieved.trouble),
-        )
-        return recalled, placed
+        trouble = None if retrieved.trouble is None else degraded(retrieved.trouble)
+        return Recalled(retrieved=retrieved, step=asked.step, trouble=trouble), placed
 
 
 def _step(prompt: Prompt) -> str:

@@ -10,14 +10,15 @@ the conversation keeps everything that was said. The client's new messages are n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from memd.conversation import compaction
 from memd.conversation.conversation import is_answer
 from memd.conversation.hot_buffer import Arrival
-from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message
+from memd.messages import RESULT_ROLES, ROOT_DIGEST, Block, BlockChunk, Message, ToolCall
 from memd.proxy.reading import Asked
 from memd.store.erasure import ForbiddenText
 from memd.wire.api import ModelRequest
@@ -28,61 +29,60 @@ _GONE = Message("user", "")
 """Stands in for a message that has left the conversation; the prompt leaves it out too."""
 
 
-class Mended(msgspec.Struct, frozen=True):
-    """Differences between the visible messages and those in the prompt, by position in the conversation."""
+class Front(msgspec.Struct, frozen=True):
+    """The buffered turns that memd puts in front of a thin client's messages."""
 
-    joined: dict[int, str] = {}
-    """By position of a user message: text of earlier, unanswered user messages to put in front of it."""
-    hidden: frozenset[int] = frozenset()
-    """Positions not in the prompt: calls that lack results, and results without their calls."""
-    covered: frozenset[int] = frozenset()
-    """Positions not in the prompt as messages, because their text is joined to a later one (`joined`)."""
-    bare: frozenset[int] = frozenset()
-    """Positions in the prompt without their calls, which lack results."""
-    unanswered: frozenset[int] = frozenset()
-    """Positions preceded by `UNANSWERED`."""
+    messages: tuple[tuple[int, Message], ...] = ()
+    """Each with its position in the conversation; -1 for one that memd adds."""
+    joined: str = ""
+    """Text of unanswered user messages, to put in front of the client's first message."""
+
+    @property
+    def positions(self) -> frozenset[int]:
+        """Positions of those messages."""
+        return frozenset(position for position, _ in self.messages)
 
 
-def _mended(shown: Sequence[tuple[int, Message]], live_end: int) -> Mended:
-    """Mend a history, given as positions and messages; messages from `live_end` on are the client's and stay."""
-    hidden, bare = _broken_calls(shown, live_end)
-    joined: dict[int, str] = {}
-    covered: set[int] = set()
-    unanswered: set[int] = set()
-    before: tuple[int, Message] | None = None
+def _mended(shown: Sequence[tuple[int, Message]], live_end: int) -> Front:
+    """Make a history, given as positions and messages, valid for a strict template; messages from `live_end` on are the
+    client's and stay. A call stands in the answer before its result, whenever that comes; without one it is left
+    out."""
+    called: dict[str, deque[ToolCall]] = {}  # the latest calls with each id, or without one, in order
+    kept: list[tuple[int, Message, list[ToolCall]]] = []
+    answer: list[ToolCall] | None = None  # the calls of the answer before the present results, where memd writes it
     for position, message in shown:
-        if position in hidden:
+        is_live = position >= live_end
+        called |= {call.id: deque() for call in message.tool_calls}
+        for call in message.tool_calls:
+            called[call.id].append(call)
+        calls = called.get(message.tool_call_id, deque())
+        if message.role not in RESULT_ROLES:
+            answer = [] if message.role == "assistant" and not is_live else None
+        elif not (calls or is_live):
             continue
-        if before is not None and message.role == "user" and before[0] < live_end:
-            if before[1].role == "user":
-                covered.add(before[0])
-                joined[position] = "\n\n".join(filter(None, (joined.pop(before[0], ""), before[1].text)))
-            elif before[1].role in RESULT_ROLES:
-                unanswered.add(position)
-        before = position, message
-    return Mended(joined, frozenset(hidden), frozenset(covered), frozenset(bare), frozenset(unanswered))
-
-
-def _broken_calls(shown: Sequence[tuple[int, Message]], live_end: int) -> tuple[set[int], set[int]]:
-    """Return the positions of messages to hide, and of messages to show without calls, for a strict template. Calls at
-    the very end may still get their results."""
-    hidden: set[int] = set()
-    bare: set[int] = set()
-    at = 0
-    while at < len(shown):
-        position, message = shown[at]
-        end = at + 1
-        while end < len(shown) and shown[end][1].role in RESULT_ROLES:
-            end += 1
-        called = {call.id for call in message.tool_calls}
-        results = shown[at + (message.role not in RESULT_ROLES) : end]
-        missing = called - {result.tool_call_id for _, result in results}
-        if missing and position < live_end and end < len(shown):
-            (bare if message.text.strip() else hidden).add(position)
-            called = set()
-        hidden.update(place for place, one in results if place < live_end and one.tool_call_id not in called)
-        at = end
-    return hidden, bare
+        elif calls and (answer is not None or not kept or kept[-1][0] < live_end):
+            if answer is None:
+                answer = []
+                kept.append((-1, Message("assistant", ""), answer))
+            answer.append(calls.popleft() if len(calls) > 1 else calls[0])
+        kept.append((position, message, answer if message.role == "assistant" and answer is not None else []))
+    front: list[tuple[int, Message]] = []
+    joined = ""
+    for position, message, calls_of in kept:
+        if message.role == "assistant" and position < live_end:
+            message = msgspec.structs.replace(message, tool_calls=tuple(calls_of))
+            if not (message.text.strip() or calls_of):
+                continue
+        if message.role == "user" and front and front[-1][1].role == "user":
+            joined = front.pop()[1].text
+            message = msgspec.structs.replace(message, text=f"{joined}\n\n{message.text}")
+        elif message.role == "user" and front and front[-1][1].role in RESULT_ROLES:
+            front.append((-1, UNANSWERED))
+        if position >= live_end:
+            break
+        front.append((position, message))
+        joined = ""
+    return Front(tuple(front), joined)
 
 
 class Prompt:
@@ -91,7 +91,7 @@ class Prompt:
     def __init__(self, asked: Asked, arrival: Arrival, lead: int, standing_tokens: int) -> None:
         """The prompt leaves out blocks with chunks of topics that the asking principal may not read."""
         self._api = asked.api
-        self._mended = Mended()
+        self._front = Front()
         self._request = asked.request
         self._arrival = arrival
         self.conversation = arrival.conversation
@@ -225,42 +225,26 @@ class Prompt:
         """Encode the body to forward."""
         blocks = {position: block.text for position, block in self.blocks()} if with_memory else {}
         visible, request, lines, gone = self._visible(), self._request, self.conversation.lines, list[int]()
-        live = self._live(visible, blocks) if self._live_end else []
+        front = {position: self._lead + number for number, (position, _) in enumerate(self._front.messages)}
         if self._live_end:
             visible = [position for position in visible if position >= self._live_end]
-            request = self._behind(live)
+            request = self._behind([message for _, message in self._front.messages])
         sent = range(self._lead, self._lead + self._arrival.end - self._arrival.offset)
         if len(visible) < len(sent):
             shown = set(map(self._index, visible))
             gone = [index for index in sent if index not in shown]
-        put = len(live)
+        put = len(self._front.messages)
         replaced = {put + self._index(one): lines[one].text for one in visible if one in lines} if lines else {}
-        own_blocks = {put + self._index(one): text for one, text in blocks.items() if one >= self._live_end}
+        in_front = {front.get(one, put + self._index(one)): text for one, text in blocks.items()}
         leave_out = [put + index for index in gone]
-        return self._api.encode(request, leave_out=leave_out, replaced=replaced, blocks=own_blocks)
-
-    def _live(self, visible: Sequence[int], blocks: Mapping[int, str]) -> list[Message]:
-        """Return the buffered turns, mended and with blocks, to put in front of a thin client's messages."""
-        mended, messages = self._mended, list[Message]()
-        for position in visible:
-            if position in mended.unanswered:
-                messages.append(UNANSWERED)
-            if position >= self._live_end:
-                break
-            message, line = self._message(position), self.conversation.lines.get(position)
-            texts = blocks.get(position), mended.joined.get(position), message.text if line is None else line.text
-            calls = () if position in mended.bare else message.tool_calls
-            if position not in mended.covered:
-                text = "\n\n".join(filter(None, texts))
-                messages.append(msgspec.structs.replace(message, text=text, tool_calls=calls))
-        return messages
+        return self._api.encode(request, leave_out=leave_out, replaced=replaced, blocks=in_front)
 
     def _behind(self, live: list[Message]) -> ModelRequest:
         """Return the request with the buffered turns inserted after its leading messages."""
         api, request, lead = self._api, self._request, self._lead
         raws = [*request.raw_messages[:lead], *map(api.encode_message, live), *request.raw_messages[lead:]]
-        if joined := self._mended.joined.get(self._live_end):
-            raws[lead + len(live)] = api.in_front(raws[lead + len(live)], joined)
+        if self._front.joined:
+            raws[lead + len(live)] = api.in_front(raws[lead + len(live)], self._front.joined)
         continues = map(api.continues, live, [None, *live])
         return msgspec.structs.replace(
             request,
@@ -290,8 +274,7 @@ class Prompt:
             first, kept = (0, range(0)) if self._live_end else (self._arrival.offset + head, range(head))
             behind = [position for position in conversation.visible_positions(self._arrival.end) if position >= first]
             if self._live_end:
-                self._mended = _mended([(position, self._message(position)) for position in behind], self._live_end)
-                behind = [position for position in behind if position not in self._mended.hidden]
+                self._front = _mended([(position, self._shown(position)) for position in behind], self._live_end)
             tokens = conversation.tokens_of(behind) + sum([conversation.messages[position].tokens for position in kept])
             self._listed = conversation.changes, [*kept, *behind], tokens
         return self._listed[1]
@@ -300,7 +283,13 @@ class Prompt:
         return (self._message(position) for position in reversed(self._visible()))
 
     def _opens_turn(self, position: int) -> bool:
-        return position not in self._mended.covered and self._message(position).opens_turn
+        is_shown = position >= self._live_end or position in self._front.positions
+        return is_shown and self._message(position).opens_turn
+
+    def _shown(self, position: int) -> Message:
+        """Return a message, with the line that replaces its text, if any."""
+        message, line = self._message(position), self.conversation.lines.get(position)
+        return message if line is None else msgspec.structs.replace(message, text=line.text)
 
     def _message(self, position: int) -> Message:
         if position < self._live_end:

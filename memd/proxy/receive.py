@@ -16,7 +16,7 @@ import msgspec
 from memd.clock import steady_now
 from memd.conversation.conversation import History, TurnKey
 from memd.conversation.events import ConversationEvent, apply
-from memd.conversation.hot_buffer import Arrival
+from memd.conversation.hot_buffer import APART, Arrival
 from memd.conversation.tokens import TokenCounter
 from memd.errors import Refused
 from memd.ingest.topic import Inquiry, Topic
@@ -148,7 +148,7 @@ def _hints(asked: Asked, arrival: Arrival) -> Hints:
     """Return the routing hints. They contain memd's conversation ids, which survive restarts and clients that trim."""
     conversation = arrival.conversation
     origin = () if conversation.origin is None else (conversation.origin[0],)
-    names = (conversation.id, *origin) if asked.mode == "full" else origin
+    names = [name for name in (conversation.id, *origin) if name != APART]
     sent = conversation.messages[arrival.offset : arrival.end]
     digests = [] if asked.has_only_new else [item.digest for item in sent]
     trail = trail_of(asked.request, names, digests, goes_on=asked.has_only_new and not arrival.opened)

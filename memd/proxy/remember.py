@@ -19,6 +19,7 @@ from msgspec import UNSET
 
 from memd.clock import steady_now
 from memd.conversation.conversation import Conversation, Counted
+from memd.conversation.hot_buffer import APART
 from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX
 from memd.ingest.archiver import Archiver
@@ -165,7 +166,7 @@ class Rememberer(msgspec.Struct, frozen=True):
         self, received: Received, prepared: Prepared, answered: Answered, spans_ms: Mapping[str, float]
     ) -> Receipt:
         recalled, asked, prompt = prepared.recalled, received.asked, received.prompt
-        shown, reply = answered.shown, answered.reply
+        found, shown, reply = recalled.retrieved, answered.shown, answered.reply
         model, memory_in = received.request.model, received.request.memory_in
         block = prompt.turn_block if shown.chunks else None
 
@@ -189,13 +190,13 @@ class Rememberer(msgspec.Struct, frozen=True):
             **_place(received),
             asked=next(prompt.user_texts(), ""),
             **self._told(reply),
-            question=recalled.question,
+            question=None if found is None else found.question,
             step=recalled.step,
             filter=received.request.wanted,
-            note="\n".join(filter(None, (shown.problem, recalled.note))) or None,
-            candidates=() if recalled.retrieved is None else scored_chunks(recalled.retrieved),
-            budget_tokens=recalled.budget_tokens,
-            room_tokens=recalled.room_tokens,
+            note="\n".join(filter(None, (shown.problem, None if found is None else found.note))) or None,
+            candidates=() if found is None else scored_chunks(found),
+            budget_tokens=0 if found is None else found.budget.tokens,
+            room_tokens=0 if found is None else found.budget.block,
             block=None if block is None else block.text,
             block_tokens=0 if block is None else drifted(block.tokens),
             shown=tuple([chunk.shown_id for chunk in shown.chunks]),
@@ -219,5 +220,5 @@ def _place(received: Received) -> dict[str, Any]:
     prompt, conversation = received.prompt, received.prompt.conversation
     name, branched = conversation.id, conversation.origin
     if not received.is_traced:
-        name, branched = "" if branched is None or branched[0] == name else branched[0], None
+        name, branched = name if name != APART else "" if branched is None else branched[0], None
     return {"conversation": name, "position": prompt.turn_position or 0, "branched": branched}

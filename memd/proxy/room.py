@@ -127,7 +127,8 @@ class RoomMaker(msgspec.Struct, frozen=True):
         """Remove the blocks of earlier turns if their room is needed or the prompt's beginning has changed anyway.
         Return True if lack of room was the only reason."""
         prompt, conversation = received.prompt, received.prompt.conversation
-        earlier = compaction.earlier_blocks(conversation, prompt.turn_digest)
+        shown = ((conversation.messages[at].digest, block.tokens) for at, block in prompt.blocks())
+        earlier = {digest: tokens for digest, tokens in shown if digest != prompt.turn_digest}
         if not earlier:
             return False
         moved = conversation.left_out > self.left_out.get(conversation, conversation.left_out)

@@ -170,10 +170,10 @@ class TurnRunner(msgspec.Struct, frozen=True):
     ) -> Prepared:
         """Make room, then recall, because messages that leave the prompt now can be recalled into it."""
         conversation = received.prompt.conversation
-        before = compaction.shown_of(conversation)
+        before = compaction.left_of(conversation)
         room = await self.room_maker.make_room(received)
-        left = compaction.left_since(before, conversation)
-        if left:
+        left = compaction.left_of(conversation).since(before)
+        if left.tokens:
             log.info("left the prompt", extra={**received.log_fields(), **msgspec.structs.asdict(left)})
         if record is not None:
             record.end_step("room")
@@ -381,7 +381,8 @@ def _note(record: RequestRecord, received: Received, prepared: Prepared, answere
     record.asked = "" if asked.who.author else next(prompt.user_texts(), "")
     is_written = received.topic.write_trouble is None
     record.is_kept = received.is_traced and is_written and not shown.status.startswith("degraded")
-    record.candidates = prepared.recalled.candidate_count
+    found = prepared.recalled.retrieved
+    record.candidates = found.worth_showing if found is not None and found.topic_ids else None
     record.spans_ms.update(prepared.recalled.spans_ms)
     record.injected, record.injected_tokens = len(shown.chunks), shown.block_tokens
     record.left_out, record.replaced = prompt.left_out(), prompt.replaced()
