@@ -7,7 +7,6 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import os
 import resource
 import signal
@@ -17,7 +16,6 @@ import sys
 import threading
 import zipfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +33,7 @@ from memd.embedding import multilingual as adding
 from memd.embedding.calibration import RELATED, UNRELATED, CalibratedEmbedder, measure
 from memd.embedding.embedder import Embedder, Prefixes, prefixes_of
 from memd.embedding.encoder import Encoder
-from memd.embedding.loading import KnownModel, ResidentEmbedder, load_embedder
+from memd.embedding.loading import ResidentEmbedder, load_embedder
 from memd.embedding.local import ModelFiles, PiecewiseEmbedder, load_folder
 from memd.embedding.multilingual import files_of
 from memd.errors import EmbeddingError
@@ -159,7 +157,9 @@ def test_without_a_chunk_in_the_log_the_dimension_is_asked_of_the_model(folder: 
     resident.close()
 
 
-def test_a_question_waits_for_no_model_being_loaded(embedder: Embedder, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_question_waits_for_no_model_being_loaded(
+    folder: Path, embedder: Embedder, caplog: pytest.LogCaptureFixture
+) -> None:
     may_end, loads = threading.Event(), itertools.count()
 
     def load() -> Embedder:
@@ -167,8 +167,8 @@ def test_a_question_waits_for_no_model_being_loaded(embedder: Embedder, caplog: 
         assert may_end.wait(60), "the test ends it"
         return embedder
 
-    load_later = partial(ResidentEmbedder, KnownModel("m", embedder.dimension, embedder.fingerprint), load)
-    resident = load_later(idle_seconds=60.0, question_seconds=0.02)
+    settings = EmbeddingSettings(idle_unload_seconds=60.0)
+    resident = ResidentEmbedder(settings, load, folder, {(384, embedder.fingerprint)}, 0.02)
     for _ in range(2):
         with pytest.raises(EmbeddingError, match="is being loaded; words alone find until then"):
             resident.embed_query(TEXT)
@@ -344,11 +344,11 @@ def test_a_server_that_hangs_keeps_a_start_for_a_question_s_time_only(narrow: Na
         CalibratedEmbedder(Hanging(narrow._embedder), tmp_path, is_server=True).prepare()
 
 
-def test_a_model_that_cannot_be_loaded_says_so_however_fast_it_fails() -> None:
+def test_a_model_that_cannot_be_loaded_says_so_however_fast_it_fails(folder: Path) -> None:
     def load() -> Embedder:
         raise EmbeddingError("its files are gone")
 
-    resident = ResidentEmbedder(KnownModel("m", 3, "f"), load, idle_seconds=math.inf, question_seconds=60)
+    resident = ResidentEmbedder(EmbeddingSettings(), load, folder, (), 60)
     for _ in range(300):
         with pytest.raises(EmbeddingError, match="its files are gone"):
             resident.embed_query("Who?")

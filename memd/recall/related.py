@@ -100,14 +100,10 @@ def _sharing(snapshot: Snapshot, names: Mapping[str, str]) -> dict[int, dict[str
 
 def _of_its_time(snapshot: Snapshot, entry: Entry) -> list[int]:
     """Return the canonical_ids of the turns and notes within half an hour of a chunk."""
-    if not _has_time(entry):
+    if entry.kind not in TIMED_KINDS:
         return []
     span = Selection(since=entry.said - SAME_TIME_US, until=entry.said + SAME_TIME_US + 1, kinds=TIMED_KINDS)
     return list(live_ids(chosen(snapshot, span)))
-
-
-def _has_time(entry: Entry) -> bool:
-    return entry.kind in TIMED_KINDS
 
 
 def _described(
@@ -123,7 +119,7 @@ def _described(
     for place, other in snapshot.read_many(places).items():
         names = shared.get(other.canonical_id, {})
         apart = abs(other.said - entry.said)
-        is_of_its_time = apart <= SAME_TIME_US and _has_time(entry) and _has_time(other)
+        is_of_its_time = apart <= SAME_TIME_US and {entry.kind, other.kind} <= {*TIMED_KINDS}
         cosine = cosines.get(place)
         time = TIME_WEIGHT * (1 - apart / SAME_TIME_US) if is_of_its_time else 0.0
         described.append(
