@@ -182,38 +182,50 @@ def check(
 ) -> Checked:
     """Read a chain and report where it was changed. `files`: names and contents, oldest first. `known`: heads that were
     kept; the chain must contain them."""
-    found = _ChainWalk(wanted, {one.head.n for one in known})
-    name = ""
+    walk, name = _ChainWalk(wanted, {one.head.n for one in known}), ""
     for name, data in files:
-        found.file(name, data)
-    found.end(name)
-    for one in known:
-        found.compare(one)
-    return Checked(found.head, found.all_findings(), tuple(found.notices), tuple(found.acts))
+        walk.file(name, data)
+    head, findings, notices = walk.head, walk.findings, list[str]()
+    if walk.tail:
+        notices.append(f"the last {len(walk.tail)} bytes of {name} are of a line that was not finished")
+    if walk.upto:
+        notices.append(f"lines 1 to {walk.upto:,} are not kept any more (audit.keep_months)")
+    for n, digest, kept in ((one.head.n, one.head.hash, one.kept) for one in known):
+        if n > head.n:
+            findings.append(f"{_lines(head.n + 1, n)} missing at the end: {kept} has line {n}")
+        elif n > walk.upto and walk.hashes[n] not in ("", digest):
+            findings.append(f"line {n} is not the one that {kept} has: what stands before it was written anew")
+    gaps = sorted((max(first, walk.upto + 1), last, where) for first, last, where in walk.gaps)
+    missing = [f"{where}: {_lines(first, last)} missing before it" for first, last, where in gaps if first <= last]
+    return Checked(head, (*missing, *findings), tuple(notices), tuple(walk.acts))
 
 
 class _ChainWalk:
-    """The check, line by line. `head` is the last line in the right place."""
+    """The lines of a chain, one by one."""
 
     def __init__(self, wanted: Callable[[Act], bool], numbers: set[int]) -> None:
+        """`numbers`: of the lines whose hashes are wanted."""
         self._wanted = wanted
         self.head = Head()
+        """The last line in the right place."""
         self._befores: set[str] | None = {BEFORE_ALL}
         """Hashes that the next line may follow; None if unknown."""
         self._unreadable = 0
         """Number of unreadable lines since the head."""
-        self._gaps: list[tuple[int, int, str]] = []
-        self._upto = 0
-        self._hashes = dict.fromkeys(numbers, "")
-        self._tail = b""
+        self.gaps: list[tuple[int, int, str]] = []
+        """First and last number of missing lines, and the place of the line after them."""
+        self.upto = 0
+        """The last of the lines that are not kept any more."""
+        self.hashes = dict.fromkeys(numbers, "")
+        self.tail = b""
+        """The rest of the last file, without a line break."""
         self.findings: list[str] = []
-        self.notices: list[str] = []
         self.acts: list[tuple[int, Act]] = []
 
     def file(self, name: str, data: bytes) -> None:
-        if self._tail:
-            self.findings.append(f"{len(self._tail)} bytes before {name} are no line")
-        *lines, self._tail = data.split(b"\n")
+        if self.tail:
+            self.findings.append(f"{len(self.tail)} bytes before {name} are no line")
+        *lines, self.tail = data.split(b"\n")
         for position, line in enumerate(lines, 1):
             found = _decoded(line)
             if found is None:
@@ -226,53 +238,36 @@ class _ChainWalk:
     def _line(self, line: _NumberedAct, raw: bytes, where: str) -> None:
         if self._wanted(line):
             self.acts.append((line.n, line))
-        self._upto = max(self._upto, line.upto)
-        if line.n in self._hashes:
-            self._hashes[line.n] = line.hash
+        self.upto = max(self.upto, line.upto)
+        if line.n in self.hashes:
+            self.hashes[line.n] = line.hash
         expected = self.head.n + 1 + self._unreadable
         if line.n < self.head.n + 1:
             self._misplaced(line, where)
             return
         if line.n != expected:
             if line.n > expected:
-                self._gaps.append((expected, line.n - 1, where))
+                self.gaps.append((expected, line.n - 1, where))
             self._befores = {line.previous} if line.previous else None
-        if self._befores is not None and line.hash not in {_digest(before, _body(raw)) for before in self._befores}:
+        body = raw[: raw.rindex(_HASH_MEMBER)]
+        if self._befores is not None and line.hash not in {_digest(before, body) for before in self._befores}:
             after = f"does not follow line {line.n - 1}: one of the two was changed" if line.n > 1 else "was changed"
             self.findings.append(f"{where}: line {line.n} {after}")
         self.head, self._befores, self._unreadable = Head(line.n, line.hash), {line.hash}, 0
 
     def _misplaced(self, line: _NumberedAct, where: str) -> None:
         """Report a line whose number should have come before."""
-        for gap in self._gaps:
+        for gap in self.gaps:
             first, last, place = gap
             if first <= line.n <= last:
-                self._gaps.remove(gap)
+                self.gaps.remove(gap)
                 rest = ((first, line.n - 1, place), (line.n + 1, last, place))
-                self._gaps += [one for one in rest if one[0] <= one[1]]
+                self.gaps += [one for one in rest if one[0] <= one[1]]
                 self.findings.append(f"{where}: line {line.n} stands behind line {self.head.n}")
                 return
         self.findings.append(f"{where}: there is another line {line.n}: one of the two was put in")
         if line.n == self.head.n and self._befores is not None:
             self._befores.add(line.hash)  # the next line shows which of them it followed
-
-    def end(self, name: str) -> None:
-        if self._tail:
-            self.notices.append(f"the last {len(self._tail)} bytes of {name} are of a line that was not finished")
-        if self._upto:
-            self.notices.append(f"lines 1 to {self._upto:,} are not kept any more (audit.keep_months)")
-
-    def compare(self, known: KnownHead) -> None:
-        n, kept = known.head.n, known.kept
-        if n > self.head.n:
-            self.findings.append(f"{_lines(self.head.n + 1, n)} missing at the end: {kept} has line {n}")
-        elif n > self._upto and self._hashes[n] not in ("", known.head.hash):
-            self.findings.append(f"line {n} is not the one that {kept} has: what stands before it was written anew")
-
-    def all_findings(self) -> tuple[str, ...]:
-        gaps = sorted((max(first, self._upto + 1), last, where) for first, last, where in self._gaps)
-        missing = [f"{where}: {_lines(first, last)} missing before it" for first, last, where in gaps if first <= last]
-        return (*missing, *self.findings)
 
 
 def _lines(first: int, last: int) -> str:
@@ -286,10 +281,6 @@ def _decoded(line: bytes) -> _NumberedAct | None:
         return None
     end = b'%b%b"}' % (_HASH_MEMBER, found.hash.encode())
     return found if found.n > 0 and len(found.hash) == len(BEFORE_ALL) and line.endswith(end) else None
-
-
-def _body(line: bytes) -> bytes:
-    return line[: line.rindex(_HASH_MEMBER)]
 
 
 def _digest(before: str, body: bytes) -> str:
@@ -317,7 +308,12 @@ class AuditBook:
         """Append acts in this order, durably; return the new head. Raises StoreError: none of them was written."""
         with self._mutex, self._locked():
             try:
-                return self._append(acts)
+                head = self._caught_up()
+                month = f"{datetime.fromtimestamp(acts[-1].at / 1e6, UTC):%Y-%m}"
+                name = max(f"{month}.jsonl", self._name)  # a clock that was set back opens no older file
+                if name != self._name:
+                    head = self._begin_file(name, head, acts[0].at)
+                return self._write(head, acts)
             except StoreError:
                 self._head = None
                 raise
@@ -330,14 +326,6 @@ class AuditBook:
             if head.n:
                 replace_file(self._files, self._layout.head, str(head).encode())
             return head
-
-    def _append(self, acts: Sequence[Act]) -> Head:
-        head = self._caught_up()
-        month = f"{datetime.fromtimestamp(acts[-1].at / 1e6, UTC):%Y-%m}"
-        name = max(f"{month}.jsonl", self._name)  # a clock that was set back opens no older file
-        if name != self._name:
-            head = self._begin_file(name, head, acts[0].at)
-        return self._write(head, acts)
 
     def _write(self, head: Head, acts: Sequence[Act]) -> Head:
         lines = []
@@ -382,13 +370,22 @@ class AuditBook:
 
     def _caught_up(self) -> Head:
         """Return the head, after reading appends of other processes."""
-        name = (self._layout.names(self._files) or [""])[-1]
-        size = (self._files.size(self._layout.folder / name) or 0) if name else 0
+        folder, names = self._layout.folder, self._layout.names(self._files)
+        name = names[-1] if names else ""
+        size = (self._files.size(folder / name) or 0) if name else 0
         if self._head is not None and (name, size) == (self._name, self._size):
             return self._head
         known, self._head = self._head or noted_head(self._files, self._layout) or Head(), None
         self._name, self._size = name, size
-        torn, head = self._end_of(name, size) if name else (0, Head())
+        torn, head = 0, Head()
+        for one in reversed(names):  # an older file has the head if the newest has no line yet
+            length = size if one == name else self._files.size(folder / one) or 0
+            start = max(0, length - 2 * LINE_BYTES_MAX)
+            *lines, tail = self._files.read_at(folder / one, start, length - start).split(b"\n")
+            torn = len(tail) if one == name else torn  # after the last line break
+            if (found := next(filter(None, map(head_of, reversed(lines))), None)) is not None:
+                head = found
+                break
         if head.n < known.n:  # the end is gone: its numbers stay unused, so that the gap shows
             head = known
         if torn:
@@ -397,22 +394,6 @@ class AuditBook:
             head = self._write(head, [recovered])
         self._head = head
         return head
-
-    def _end_of(self, name: str, size: int) -> tuple[int, Head]:
-        """Return the number of bytes after the last line break, and the head, perhaps an older file's."""
-        names = [one for one in self._layout.names(self._files) if one <= name]
-        torn = 0
-        for one in reversed(names):
-            path = self._layout.folder / one
-            length = size if one == name else self._files.size(path) or 0
-            start = max(0, length - 2 * LINE_BYTES_MAX)
-            *lines, tail = self._files.read_at(path, start, length - start).split(b"\n")
-            if one == name:
-                torn = len(tail)
-            for line in reversed(lines):
-                if (head := head_of(line)) is not None:
-                    return torn, head
-        return torn, Head()
 
     def _locked(self) -> Lock:
         self._files.make_directory(self._layout.folder)
