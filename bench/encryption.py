@@ -32,8 +32,8 @@ from vectors import embedded, mixed
 
 from memd.embedding.loading import load_embedder
 from memd.recall.columns import sources_of
-from memd.settings.model import EmbeddingSettings, EncryptionSettings
-from memd.store.encryption.disk import disk_for
+from memd.settings.model import Config, EmbeddingSettings, EncryptionSettings
+from memd.store.encryption.disk import disk_of
 from memd.store.log.columns import Floats
 from memd.store.store import ModelId, Store, StoreShared, TopicLog
 
@@ -50,7 +50,7 @@ Spent = dict[str, dict[str, list[float]]]
 def opened(folder: Path, kind: str, key: Path) -> Store:
     """The store of that kind."""
     settings = EncryptionSettings(key_file=str(key) if kind == "encrypted" else "")
-    files = disk_for(folder / kind, settings, creating=True)
+    files = disk_of(Config(data_dir=folder / kind, encryption=settings), creating=True)
     return Store(
         folder / kind, StoreShared(model=ModelId(DIMENSION, "bench"), segment_entries_max=SEGMENT_ENTRIES, files=files)
     )

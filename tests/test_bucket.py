@@ -28,13 +28,13 @@ from recording_upstream import RecordingUpstream
 from memd.cli.main import main
 from memd.errors import BadQuestion, BucketError, DiskFull, NotOurBucket, StoreError
 from memd.selection import until as time_of
-from memd.settings.model import BackupSettings, EncryptionSettings
+from memd.settings.model import BackupSettings, Config, EncryptionSettings
 from memd.store.audit import Act, AuditBook
 from memd.store.bucket.objects import FILES, ROUNDS, Bucket
 from memd.store.bucket.restoring import RestoreReport, restore
 from memd.store.bucket.writing import BucketTender, BucketWriter, MovedMeanwhile
 from memd.store.disk import LocalDisk, Room, Wiper, replace_file
-from memd.store.encryption.disk import disk_for
+from memd.store.encryption.disk import disk_of
 from memd.store.erasure import Erasure, ForbiddenText
 from memd.store.layout import RESTORING_NAME, AuditLayout
 from memd.store.tools.backup import noted_backups
@@ -489,8 +489,8 @@ def test_of_an_encrypted_folder_the_bucket_gets_no_plain_text(tmp_path: Path, bu
     folder, key = tmp_path / "memory", tmp_path / "key"
     key.touch(0o600)
     key.write_bytes(bytes(range(32)))
-    settings, disk = EncryptionSettings(key_file=str(key)), LocalDisk()
-    store = open_store(disk_for(folder, settings, disk, creating=True), folder, segment_entries_max=5)
+    config, disk = Config(data_dir=folder, encryption=EncryptionSettings(key_file=str(key))), LocalDisk()
+    store = open_store(disk_of(config, disk, creating=True), folder, segment_entries_max=5)
     writer = writer_for(bucket, disk, folder, store.take_used, Clock())
     writer.begin()
     for number in range(13):
@@ -504,7 +504,7 @@ def test_of_an_encrypted_folder_the_bucket_gets_no_plain_text(tmp_path: Path, bu
     target = tmp_path / "restored"
     restore(bucket, target, DISK)
     assert files_of(target) == files_of(folder)
-    files = disk_for(target, settings)
+    files = disk_of(msgspec.structs.replace(config, data_dir=target))
     assert verify(target, files).ok
     with closing(open_store(files, target)) as again:
         assert live_contents(again.topic("talk")) == chunks(*range(13))

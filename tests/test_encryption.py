@@ -40,10 +40,10 @@ from recording_upstream import RecordingUpstream, chat_answer
 
 from memd.cli.main import main
 from memd.errors import CorruptFile, DiskFull, ForeignFile, StoreError, StoreLocked, WrongKey
-from memd.settings.model import EncryptionSettings
+from memd.settings.model import Config, EncryptionSettings
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.encryption.converting import decrypt, encrypt, rekey
-from memd.store.encryption.disk import disk_for, encrypted_disk
+from memd.store.encryption.disk import disk_of, encrypted_disk
 from memd.store.encryption.frames import (
     FRAME_OVERHEAD,
     NONCE_BYTES,
@@ -419,7 +419,7 @@ def test_while_a_conversion_is_unfinished_nothing_is_served_and_no_other_one_beg
     before = files.contents()
     for settings in (EncryptionSettings(key="o" * 32), EncryptionSettings(key="n" * 32), EncryptionSettings()):
         with pytest.raises(WrongKey):
-            disk_for(DATA_DIR, settings, files)
+            disk_of(Config(data_dir=DATA_DIR, encryption=settings), files)
     for other, (_, begin, _) in CONVERSIONS.items():
         if not other.startswith(name.split()[0]):
             with pytest.raises(WrongKey, match=r"was begun and not finished: run it again|the one that was given is"):
@@ -446,7 +446,7 @@ def test_a_directory_that_has_lost_its_keys_is_not_encrypted_once_more(lost: lis
     before = files.contents()
     for attempt in (
         lambda: encrypt(DATA_DIR, OLD, files, _tell_nobody),
-        lambda: disk_for(DATA_DIR, EncryptionSettings(key="o" * 32), files, creating=True),
+        lambda: disk_of(Config(data_dir=DATA_DIR, encryption=EncryptionSettings(key="o" * 32)), files, creating=True),
     ):
         with pytest.raises(WrongKey, match="is missing, but talk is encrypted"):
             attempt()
@@ -488,7 +488,7 @@ def memd(*arguments: str | Path, **environment: str) -> Result:
 
 
 def vectors_in(daemon: DaemonProcess, settings: EncryptionSettings) -> list[NDArray[np.float32]]:
-    disk = disk_for(daemon.data_dir, settings)
+    disk = disk_of(Config(data_dir=daemon.data_dir, encryption=settings))
     found = exported_entries(daemon.data_dir, disk, topic_ids_in(disk, daemon.data_dir), live_only=False)
     return [np.frombuffer(entry.vector, dtype="<f4") for _, entry, _ in found if entry.vector]
 
@@ -548,7 +548,8 @@ def encrypted(tmp_path: Path) -> Path:
     key_file(tmp_path)
     key_file(tmp_path, "other")
     folder = tmp_path / "memory"
-    files = disk_for(folder, EncryptionSettings(key_file=str(tmp_path / "key")), creating=True)
+    settings = EncryptionSettings(key_file=str(tmp_path / "key"))
+    files = disk_of(Config(data_dir=folder, encryption=settings), creating=True)
     store = open_store(files, folder, segment_entries_max=2, dimension=384, fingerprint="")
     store.topic("talk").append([draft("gull", dimension=384)])
     store.close()

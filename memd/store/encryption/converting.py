@@ -12,7 +12,7 @@ far as the disk allows.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -57,7 +57,7 @@ def encrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
             check_not_lost(disk, data_dir)
             directory = secrets.token_bytes(16).hex()
             write_key_file(disk, path, master.key_file(directory, new_key(), "encrypting"))
-        directory, key, _ = _opened(disk, data_dir, master, "encrypting", "is encrypted already")
+        directory, key, _ = _opened(disk, data_dir, [master], "encrypting", "is encrypted already")
         report = _Conversion(data_dir, disk, directory, None, key, tell).run()
         write_key_file(disk, path, master.key_file(directory, key))
     return report
@@ -67,8 +67,7 @@ def decrypt(data_dir: Path, master: MasterKey, disk: LocalDisk, tell: Tell) -> C
     """Rewrite a data directory in plain text, or resume that. Raises WrongKey: it is not encrypted, or with another
     key; StoreError: see `encrypt`."""
     with disk.lock(data_dir / layout.LOCK_NAME):
-        _check_encrypted(disk, data_dir)
-        directory, key, _ = _opened(disk, data_dir, master, "decrypting", "")
+        directory, key, _ = _opened(disk, data_dir, [master], "decrypting")
         write_key_file(disk, data_dir / layout.KEY_NAME, master.key_file(directory, key, "decrypting"))
         report = _Conversion(data_dir, disk, directory, key, None, tell).run()
         disk.wipe(data_dir / layout.KEY_NAME)
@@ -86,9 +85,7 @@ def rekey(
     """
     path = data_dir / layout.KEY_NAME
     with disk.lock(data_dir / layout.LOCK_NAME):
-        _check_encrypted(disk, data_dir)
-        present = new if read_key_file(disk, path, DirectoryKeyFile).master == new.id else master
-        directory, key, former = _opened(disk, data_dir, present, "renewing", "")
+        directory, key, former = _opened(disk, data_dir, [new, master], "renewing")
         if data and former is None:
             key, former = new_key(), key
         if former is None:
@@ -107,7 +104,8 @@ class _Conversion:
         self, data_dir: Path, disk: LocalDisk, directory: str, former: DataKey | None, key: DataKey | None, tell: Tell
     ) -> None:
         """`directory`: its id, as in `memd.key`."""
-        self._data_dir, self._plain_files, self._key, self._tell = data_dir, disk, key, tell
+        self._data_dir, self._plain_files, self._tell = data_dir, disk, tell
+        self._key_id = None if key is None else key.id
         self._source, self._target = (
             disk if one is None else EncryptedDisk(disk, directory, one, data_dir) for one in (former, key)
         )
@@ -116,44 +114,45 @@ class _Conversion:
         self._report = ConversionReport(kept_elsewhere=self._wiper.left)
 
     def run(self) -> ConversionReport:
-        plain_files, aside = self._plain_files, self._aside
+        plain_files, data_dir, aside = self._plain_files, self._data_dir, self._aside
         plain_files.make_directory(aside)
-        plain_files.sync_directory(self._data_dir)
-        self._finish_interrupted()
-        erasures = layout.erasures_dir(self._data_dir)
-        digests = (name for name in plain_files.names(erasures) if name.endswith(layout.DIGESTS_SUFFIX))
-        receipts = (self._data_dir / name for name in (layout.RECEIPTS_OLD_NAME, layout.RECEIPTS_NAME))
-        for path in (*receipts, *(erasures / name for name in digests)):
-            self._no_topics(path)
-        for topic_id in layout.topic_folders_in(plain_files, self._data_dir):
-            if not self._is_done(topic_id):
+        plain_files.sync_directory(data_dir)
+        # Finish what an interrupted run has left: a folder that was moved aside has its new one, complete, beside it.
+        for topic_id in (name.removeprefix(_OLD) for name in plain_files.names(aside) if name.startswith(_OLD)):
+            if not plain_files.is_directory(data_dir / topic_id):
+                self._put_in_place(topic_id)
+        for name in plain_files.names(aside):
+            self._wiper.wipe_folder(aside / name)
+        # The files that the key of the directory encrypts.
+        erasures = layout.erasures_dir(data_dir)
+        digests = (erasures / name for name in plain_files.names(erasures) if name.endswith(layout.DIGESTS_SUFFIX))
+        for path in (data_dir / layout.RECEIPTS_OLD_NAME, data_dir / layout.RECEIPTS_NAME, *digests):
+            if plain_files.size(path) is None:
+                continue
+            header = decode_any_header(plain_files.read_at(path, 0, HEADER_BYTES))
+            if self._key_id != (header.topic if header is not None and header.flags == FLAG_ENCRYPTED else None):
+                temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+                self._copy(path, temporary)
+                put_in_place(plain_files, temporary, path, self._wiper)
+        for topic_id in layout.topic_folders_in(plain_files, data_dir):
+            path = data_dir / topic_id / layout.TOPIC_KEY_NAME
+            by = None if plain_files.size(path) is None else read_key_file(plain_files, path, TopicKeyFile).by
+            if by != (self._key_id and self._key_id.hex()):
                 self._topic(topic_id)
         plain_files.remove_directory(aside)
-        plain_files.sync_directory(self._data_dir)
+        plain_files.sync_directory(data_dir)
         return self._report
-
-    def _finish_interrupted(self) -> None:
-        plain_files, aside = self._plain_files, self._aside
-        for name in plain_files.names(aside):
-            if not name.startswith(_OLD):
-                continue
-            topic_id = name.removeprefix(_OLD)
-            if not plain_files.is_directory(self._data_dir / topic_id):
-                self._put_in_place(topic_id)
-            self._wiper.wipe_folder(aside / name)
-        for name in plain_files.names(aside):
-            self._wiper.wipe_folder(aside / name)
 
     def _topic(self, topic_id: str) -> None:
         self._tell(topic_id)
-        plain_files, old, new = self._plain_files, self._data_dir / topic_id, self._aside / f"{_NEW}{topic_id}"
-        self._copy_folder(old, new)
+        plain_files, old, aside = self._plain_files, self._data_dir / topic_id, self._aside / f"{_OLD}{topic_id}"
+        self._copy_folder(old, self._aside / f"{_NEW}{topic_id}")
         plain_files.sync_directory(self._aside)
-        plain_files.rename(old, self._aside / f"{_OLD}{topic_id}")
+        plain_files.rename(old, aside)
         plain_files.sync_directory(self._aside)
         plain_files.sync_directory(self._data_dir)
         self._put_in_place(topic_id)
-        self._wiper.wipe_folder(self._aside / f"{_OLD}{topic_id}")
+        self._wiper.wipe_folder(aside)
         self._report.topics += 1
 
     def _put_in_place(self, topic_id: str) -> None:
@@ -182,42 +181,18 @@ class _Conversion:
             raise StoreError(f"{new}: what was written is not what is read back; check the disk, then run this again")
         self._report.bytes_written += written.bytes
 
-    def _no_topics(self, path: Path) -> None:
-        """Rewrite a file that the key of the directory encrypts."""
-        if self._plain_files.size(path) is None or self._is_written(path):
-            return
-        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-        self._copy(path, temporary)
-        put_in_place(self._plain_files, temporary, path, self._wiper)
-
-    def _is_written(self, path: Path) -> bool:
-        """Return whether such a file is already as the target writes it."""
-        header = decode_any_header(self._plain_files.read_at(path, 0, HEADER_BYTES))
-        is_encrypted = header is not None and header.flags == FLAG_ENCRYPTED
-        if self._key is None or header is None or not is_encrypted:
-            return is_encrypted == (self._key is not None)
-        return header.topic == self._key.id
-
-    def _is_done(self, topic_id: str) -> bool:
-        path = self._data_dir / topic_id / layout.TOPIC_KEY_NAME
-        has_key = self._plain_files.size(path) is not None
-        if self._key is None or not has_key:
-            return has_key == (self._key is not None)
-        return read_key_file(self._plain_files, path, TopicKeyFile).by == self._key.id.hex()
-
-
-def _check_encrypted(disk: LocalDisk, data_dir: Path) -> None:
-    if disk.size(data_dir / layout.KEY_NAME) is None:
-        raise WrongKey(f"{data_dir}: is not encrypted")
-
 
 def _opened(
-    disk: LocalDisk, data_dir: Path, master: MasterKey, state: State, if_whole: str
+    disk: LocalDisk, data_dir: Path, masters: Sequence[MasterKey], state: State, if_whole: str = ""
 ) -> tuple[str, DataKey, DataKey | None]:
-    """Return the id and the keys of a directory that is whole, or that the same command left unfinished. Raises
-    WrongKey if it is whole and `if_whole` gives a reason."""
+    """Return the id and the keys of a directory that is whole, or that the same command left unfinished. `masters`: one
+    of them is its key. Raises WrongKey: none is, or it is not encrypted, or it is whole and `if_whole` says why that is
+    wrong."""
     path = data_dir / layout.KEY_NAME
+    if disk.size(path) is None:
+        raise WrongKey(f"{data_dir}: is not encrypted")
     found = read_key_file(disk, path, DirectoryKeyFile)
+    master = next((one for one in masters if one.id == found.master), masters[-1])
     key, former = master.opened(path, found)
     if found.state == "whole" and if_whole:
         raise WrongKey(f"{data_dir}: {if_whole}")

@@ -16,11 +16,10 @@ import secrets
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
 
 from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
 from memd.settings.model import Config, EncryptionSettings
@@ -82,14 +81,11 @@ _PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
 """Folders in the data directory that quote no text, except the digests of pending erasures."""
 _OF_THE_DISK_BELOW = (
     *("identity", "names", "is_directory", "changed_at", "may_write", "make_directory", "remove_directory", "link"),
-    *("sync", "close", "sync_directory", "lock", "confirm_lock", "is_locked", "room", "try_writing"),
+    *("rename", "remove", "wipe", "replace_wiping", "sync", "close", "sync_directory"),
+    *("lock", "confirm_lock", "is_locked", "room", "try_writing"),
 )
 """Names, locks and the disk itself do not depend on encryption."""
-_OTHER_FILES = ("rename", "remove", "wipe", "replace_wiping")
-"""These change the file that a path names."""
-_FILES_KEPT = 1024
-AnyResult = TypeVar("AnyResult")
-_FOLDERS_KEPT = 65_536
+_FILES_KEPT, _FOLDERS_KEPT = 1024, 65_536
 
 
 def check_header(data: bytes, key: DataKey, path: Path) -> bool:
@@ -110,14 +106,6 @@ def check_header(data: bytes, key: DataKey, path: Path) -> bool:
     return True
 
 
-def header_of(key: DataKey, data: bytes) -> bytes:
-    """Return the header of an encrypted file whose plain bytes begin with `data`."""
-    magic = next((kind for kind in _OWN_KINDS if data.startswith(kind)), MAGIC_ENCRYPTED)
-    return encode_header(
-        Header(magic=magic, dimension=0, flags=FLAG_ENCRYPTED, segment_id=0, fingerprint="", topic=key.id)
-    )
-
-
 class EncryptedDisk(LocalDisk):
     """A disk that encrypts over another one; see the module. Thread-safe."""
 
@@ -127,16 +115,15 @@ class EncryptedDisk(LocalDisk):
         self.plain_files = disk
         """The disk below."""
         self._directory, self._directory_key, self._data_dirs = directory, key, data_dirs
-        self._keys: dict[Path, DataKey] = {}
+        self._keys: dict[Path, tuple[int, DataKey]] = {}
+        """The keys of topics by their folders, each with the time of the last change of its file."""
         self._keys_lock = threading.Lock()
-        self._tables: OrderedDict[Path, tuple[Hashable, FrameTable]] = OrderedDict()
-        """The frames of files, each with the file's identity when they were read."""
+        self._tables: OrderedDict[Hashable, tuple[Path, FrameTable]] = OrderedDict()
+        """The frames of files, by identity, each with the path that it was read from."""
         self._folder = lru_cache(_FOLDERS_KEPT)(self._folder_of)
         self._lock = threading.Lock()
         for name in _OF_THE_DISK_BELOW:
             setattr(self, name, getattr(disk, name))
-        for name in _OTHER_FILES:
-            setattr(self, name, self._forgetting(getattr(disk, name)))
 
     def with_copy(self, data_dir: Path) -> EncryptedDisk:
         """Return a disk that also reads and writes a copy of the data directory."""
@@ -191,15 +178,20 @@ class EncryptedDisk(LocalDisk):
     def create(self, path: Path) -> None:
         """See LocalDisk."""
         self._key(path, writing=True)
-        self._forget(path)
         self.plain_files.create(path)
+        self._forget(path)  # systems use the number of a removed file again
 
     def append(self, path: Path, data: bytes, identity: Hashable | None = None) -> None:
         """See LocalDisk."""
         if (key := self._key(path, writing=True)) is not None and data:
-            table = self._whole_table(path, key)
-            header = b"" if table else header_of(key, data)
-            data = header + (table or FrameTable(key, lambda pieces: [])).following(data)
+            if table := self._whole_table(path, key):
+                data = table.following(data)
+            else:
+                magic = next((kind for kind in _OWN_KINDS if data.startswith(kind)), MAGIC_ENCRYPTED)
+                header = Header(
+                    magic=magic, dimension=0, flags=FLAG_ENCRYPTED, segment_id=0, fingerprint="", topic=key.id
+                )
+                data = encode_header(header) + FrameTable(key, lambda pieces: []).following(data)
         self.plain_files.append(path, data, identity)
 
     def cut(self, path: Path, size: int) -> None:
@@ -284,16 +276,15 @@ class EncryptedDisk(LocalDisk):
         folder = self._folder(path)
         if folder is None or folder in self._data_dirs:
             return None if folder is None else self._directory_key
-        key, files, place = self._keys.get(folder), self.plain_files, folder / TOPIC_KEY_NAME
-        if key is not None and not (writing and files.size(place) is None):
-            return key
+        files, place = self.plain_files, folder / TOPIC_KEY_NAME
+        if (known := self._keys.get(folder)) is not None and known[0] == files.changed_at(place):
+            return known[1]
         with self._keys_lock:
             if writing and files.size(place) is None and not self._has_files(folder):
                 key = write_topic_key(files, place, self._directory, self._directory_key)
             else:
-                self._keys.pop(folder, None)
                 key = read_topic_key(files, place, self._directory, self._directory_key)
-            self._keys[folder] = key
+            self._keys[folder] = files.changed_at(place), key
             return key
 
     def _has_files(self, folder: Path) -> bool:
@@ -307,44 +298,25 @@ class EncryptedDisk(LocalDisk):
     def _table(self, path: Path, key: DataKey) -> FrameTable:
         identity = self.plain_files.identity(path)
         with self._lock:
-            known, table = self._tables.pop(path, (None, None))
-            if table is None or known != identity or table.key is not key:
+            known, table = self._tables.pop(identity, (None, None))
+            if table is None or known != path or table.key is not key:
                 table = FrameTable(key, partial(self.plain_files.read_pieces, path))
-            self._tables[path] = identity, table
+            self._tables[identity] = path, table
             if len(self._tables) > _FILES_KEPT:
                 self._tables.popitem(last=False)
             return table
 
-    def _forgetting(self, change: Callable[..., AnyResult]) -> Callable[..., AnyResult]:
-        def changed(*paths: Path) -> AnyResult:
-            try:
-                return change(*paths)
-            finally:
-                for path in paths:
-                    self._forget(path)
-
-        return changed
-
     def _forget(self, path: Path) -> None:
-        """Drop a file's frames from the cache, and a topic's key if the path is its folder or key file."""
+        """Drop a file's frames from the cache."""
         with self._lock:
-            self._tables.pop(path, None)
-        with self._keys_lock:
-            self._keys.pop(path.parent if path.name == TOPIC_KEY_NAME else path, None)
+            self._tables.pop(self.plain_files.identity(path), None)
 
 
 # The disk of a data directory
 
 
 def disk_of(config: Config, plain: LocalDisk | None = None, *, creating: bool = False) -> LocalDisk:
-    """Return the disk of the data directory of the settings; see `disk_for`."""
-    return disk_for(config.data_dir, config.encryption, plain, creating=creating)
-
-
-def disk_for(
-    data_dir: Path, settings: EncryptionSettings, plain: LocalDisk | None = None, *, creating: bool = False
-) -> LocalDisk:
-    """Return a disk that reads and writes a data directory, with the key of the settings.
+    """Return a disk that reads and writes the data directory of the settings, with their key.
 
     Args:
         plain: the disk below.
@@ -354,7 +326,7 @@ def disk_for(
         WrongKey: the key is missing, or not the one of this directory; or it is not encrypted yet.
         StoreError: encryption is requested, and its package is not installed; or the restoration is not finished.
     """
-    disk = plain or LocalDisk()
+    disk, data_dir, settings = plain or LocalDisk(), config.data_dir, config.encryption
     check_restored(disk, data_dir)
     is_encrypted = disk.size(data_dir / KEY_NAME) is not None
     if not is_encrypted and not settings.is_on:
@@ -370,7 +342,11 @@ def disk_for(
         )
     master = master_key(settings)
     if not is_encrypted and creating:
-        _make_keys(data_dir, master, disk)
+        make_folder(disk, data_dir)
+        with disk.lock(data_dir / LOCK_NAME):
+            if disk.size(data_dir / KEY_NAME) is None:  # else another process has just made them
+                made = master.key_file(secrets.token_bytes(16).hex(), new_key())
+                write_key_file(disk, data_dir / KEY_NAME, made)
     return encrypted_disk(data_dir, master, disk) if is_encrypted or creating else disk
 
 
@@ -388,19 +364,14 @@ def check_not_lost(disk: LocalDisk, data_dir: Path) -> None:
     for topic_id in topic_folders_in(disk, data_dir):
         layout = TopicLayout(data_dir, topic_id)
         has_key = disk.size(layout.key) is not None
-        if has_key or _is_encrypted(disk, layout):
+        paths = (layout.active, layout.hot, layout.forbidden, *map(layout.bin, layout.segment_ids(disk)))
+        headers = (decode_any_header(disk.read_at(one, 0, HEADER_BYTES)) for one in paths if disk.size(one))
+        if has_key or any(one is not None and one.flags == FLAG_ENCRYPTED for one in headers):
             missing = "it" if has_key else f"it, and the {TOPIC_KEY_NAME} of each topic,"
             raise WrongKey(
                 f"{data_dir / KEY_NAME}: is missing, but {topic_id} is encrypted; put {missing} back, out of a backup: "
                 "nothing can be read without that (where there is none, remove the folders of the topics)"
             )
-
-
-def _is_encrypted(disk: LocalDisk, layout: TopicLayout) -> bool:
-    """Return whether a file of a topic without a key has the header of an encrypted one."""
-    paths = (layout.active, layout.hot, layout.forbidden, *map(layout.bin, layout.segment_ids(disk)))
-    headers = (decode_any_header(disk.read_at(one, 0, HEADER_BYTES)) for one in paths if disk.size(one))
-    return any(one is not None and one.flags == FLAG_ENCRYPTED for one in headers)
 
 
 def check_disk(files: LocalDisk, data_dir: Path) -> None:
@@ -435,15 +406,6 @@ def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> Encryp
     if found.state != "whole":
         raise WrongKey(f"{data_dir}: {UNFINISHED[found.state]}")
     return EncryptedDisk(disk, found.directory, key, data_dir)
-
-
-def _make_keys(data_dir: Path, master: MasterKey, disk: LocalDisk) -> None:
-    """Encrypt a new directory, unless another process has just done so."""
-    make_folder(disk, data_dir)
-    with disk.lock(data_dir / LOCK_NAME):
-        if disk.size(data_dir / KEY_NAME) is None:
-            made = master.key_file(secrets.token_bytes(16).hex(), new_key())
-            write_key_file(disk, data_dir / KEY_NAME, made)
 
 
 def check_installed() -> None:
