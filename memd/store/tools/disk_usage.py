@@ -7,7 +7,6 @@ Only the rest of the log is read, and only again if a file has changed: the page
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -18,8 +17,7 @@ import numpy as np
 from memd.errors import StoreError
 from memd.store.disk import LocalDisk
 from memd.store.layout import TopicLayout, is_derived, topic_ids_in
-from memd.store.log.columns import ROW, Bits, Records, superseded
-from memd.store.log.format import Header
+from memd.store.log.columns import ROW, Records, superseded
 from memd.store.tools.export import log_columns
 
 
@@ -80,9 +78,12 @@ def _counted(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
     found = []
     with suppress(StoreError):
         found = list(log_columns(files, layout))
-    parts = [(header, rows) for _, header, rows in found]
-    records: Records = np.concatenate([np.empty(0, ROW), *(rows for _, rows in parts)])
-    live = ~superseded(records)
+    records: Records = np.concatenate([np.empty(0, ROW), *(rows for *_, rows in found)])
+    live, by_model, end = ~superseded(records), Counter[str](), 0
+    for _, header, rows in found:
+        count = int(np.count_nonzero(live[end : (end := end + len(rows))]))
+        if header is not None and count:
+            by_model[header.fingerprint] += count
     return TopicDiskUsage(
         topic_id=layout.topic_id,
         chunks=int(np.count_nonzero(live)),
@@ -90,17 +91,5 @@ def _counted(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
         segments=sum(paths[0] != layout.active for paths, _, _ in found),
         log_bytes=0,
         derived_bytes=0,
-        chunks_by_model=_by_model(parts, live),
+        chunks_by_model=dict(by_model),
     )
-
-
-def _by_model(parts: Sequence[tuple[Header | None, Records]], live: Bits) -> dict[str, int]:
-    """Return the number of live rows by the fingerprint in their file's header; `live` covers the rows of all files."""
-    counts: Counter[str] = Counter()
-    start = 0
-    for header, rows in parts:
-        count = int(np.count_nonzero(live[start : start + len(rows)]))
-        start += len(rows)
-        if header is not None and count:
-            counts[header.fingerprint] += count
-    return dict(counts)

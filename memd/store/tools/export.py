@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -44,7 +43,7 @@ from memd.errors import CorruptFile, StoreError, UnknownTopic
 from memd.store.disk import LocalDisk
 from memd.store.index.sealed_index import read_segment_meta
 from memd.store.layout import TopicLayout, check_topic, segments_before, topic_ids_in
-from memd.store.log.columns import ROW, Bits, Records, UInts, rows_from, superseded, uuid_halves
+from memd.store.log.columns import ROW, Records, UInts, rows_from, superseded, uuid_halves
 from memd.store.log.format import Header
 from memd.store.log.recovery import read_log_file
 from memd.store.log.segment import read_entry
@@ -111,19 +110,24 @@ def exported_entries(
     data_dir: Path, files: LocalDisk, names: Sequence[str], *, live_only: bool, tells_others: bool = True
 ) -> Iterator[tuple[str, Entry, bool]]:
     """Yield every readable entry of some topics, with its topic and whether it is live; see `export`."""
-    topics = [_TopicEntries(files, TopicLayout(data_dir, name)) for name in names]
-    ids = np.concatenate([topic.rows["canonical_id"] for topic in topics] or [np.empty(0, dtype=np.uint64)])
-    owners = np.repeat(np.arange(len(topics)), [len(topic.rows) for topic in topics])
-    known = None if tells_others else np.unique(np.concatenate([topic.rows["uuid_high"] for topic in topics] or [ids]))
-    starts = np.cumsum([0, *(len(topic.rows) for topic in topics)])
-    for position in np.argsort(ids, kind="stable").tolist():
-        topic = topics[int(owners[position])]
-        row = position - int(starts[int(owners[position])])
-        live = not bool(topic.dead[row])
-        if live or not live_only:
+    logs, parts, dead = list[tuple[str, list[Path]]](), [np.empty(0, ROW)], [np.empty(0, np.bool_)]
+    for layout in (TopicLayout(data_dir, name) for name in names):
+        first = len(parts)
+        for paths, header, found in log_columns(files, layout):
+            check_topic(files, layout.directory, header, paths[0])
+            logs.append((layout.topic_id, paths))
+            parts.append(found)
+        dead.append(superseded(np.concatenate([parts[0], *parts[first:]])))
+    rows, is_dead = np.concatenate(parts), np.concatenate(dead)
+    owners = np.repeat(np.arange(len(logs)), [len(one) for one in parts[1:]])
+    known = None if tells_others else np.unique(rows["uuid_high"])
+    parts.clear()
+    for position in np.argsort(rows["canonical_id"], kind="stable").tolist():
+        if not (live_only and is_dead[position]):
             with suppress(CorruptFile):  # `memd verify` reports it
-                entry = topic.read(row)
-                yield topic.topic_id, _without_others(entry, known), live
+                topic_id, paths = logs[owners[position]]
+                entry = read_entry(files, paths, rows[position], dimension=None)
+                yield topic_id, _without_others(entry, known), not is_dead[position]
 
 
 def _without_others(entry: Entry, known: UInts | None) -> Entry:
@@ -133,27 +137,6 @@ def _without_others(entry: Entry, known: UInts | None) -> Entry:
     is_known = np.isin(np.array([uuid_halves(one)[0] for one in entry.shown], dtype=np.uint64), known)
     shown = tuple(uuid for uuid, stays in zip(entry.shown, is_known.tolist(), strict=True) if stays)
     return msgspec.structs.replace(entry, shown=shown)
-
-
-class _TopicEntries:
-    """The places of one topic's entries, and whether each is dead."""
-
-    def __init__(self, files: LocalDisk, layout: TopicLayout) -> None:
-        self.topic_id = layout.topic_id
-        self._files = files
-        self._paths: list[list[Path]] = []
-        self._ends: list[int] = []
-        rows = [np.empty(0, dtype=ROW)]
-        for paths, header, found in log_columns(files, layout):
-            check_topic(files, layout.directory, header, paths[0])
-            self._paths.append(paths)
-            rows.append(found)
-            self._ends.append(sum(map(len, rows)))
-        self.rows: Records = np.concatenate(rows)
-        self.dead: Bits = superseded(self.rows)
-
-    def read(self, row: int) -> Entry:
-        return read_entry(self._files, self._paths[bisect_right(self._ends, row)], self.rows[row], dimension=None)
 
 
 def log_columns(files: LocalDisk, layout: TopicLayout) -> Iterator[tuple[list[Path], Header | None, Records]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,7 @@ from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.audit import read_book
 from memd.store.disk import LocalDisk, check_file
 from memd.store.erasure import begun, finding_of, read_erasures, read_forbidden, returned
-from memd.store.index.sealed_index import has_meta, read_merged_meta, read_segment_meta
+from memd.store.index.sealed_index import SegmentMeta, has_meta, read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
 from memd.store.log import recovery
 from memd.store.log.columns import Records, rows_from
@@ -93,6 +92,10 @@ class _Verification:
         self.findings: list[recovery.Finding] = []
         self._ids: set[int] = set()
         """The canonical_ids of a topic's entries, as read."""
+        self._last_id = 0
+        """The highest of those in the files so far."""
+        self._metas: dict[int, SegmentMeta] = {}
+        """Those of its full segments that can be read."""
         self._records: list[Records] = []
         """Their columns, if something was erased in the topic."""
         self._marks: Counter[tuple[int, str]] = Counter()
@@ -114,20 +117,23 @@ class _Verification:
         self.counts.topics += 1
         # Before the log is read: a running daemon may append to both meanwhile, and to the log first.
         journal = self._read(layout.hot) if self._files.size(layout.hot) is not None else None
-        self._ids, self._records = set(), []
+        self._ids, self._last_id, self._metas, self._records = set(), 0, {}, []
         active = self._read(layout.active) if self._files.size(layout.active) is not None else None
         active_file = self._decoded(layout, layout.active, active) if active is not None else None
         header = active_file.header if active_file is not None else None
         numbers = segments_before(self._files, layout, active, header.segment_id if header is not None else None)
         missing = layout.missing_segment_ids(self._files, None if header is None else header.segment_id)
         self.findings += (recovery.missing_segment(layout.bin(number)) for number in missing)
-        last_id = 0
         for number in numbers:
-            last_id = self._segment(layout, number, last_id)
+            self._segment(layout, number)
         if active_file is not None:
-            self._log_file(layout.active, active_file, last_id, is_last=True)
+            self._log_file(layout.active, active_file, is_last=True)
         self._merged(layout)
-        self._forbidden(layout)
+        try:
+            if read_forbidden(self._files, layout):
+                self._count_file(layout.forbidden)
+        except StoreError as error:
+            self._add_finding("damaged", layout.forbidden, str(error))
         self.findings += returned(self._erasures, layout, self._records)
         if journal is not None and self._journal(layout.hot, journal):
             extent = records_of(journal).extent
@@ -142,42 +148,36 @@ class _Verification:
             size = self._files.size(path)
             self._add_finding("notice", path, f"holds {size} bytes of an interrupted write that was moved here")
 
-    def _segment(self, layout: TopicLayout, number: int, last_id: int) -> int:
-        path = layout.bin(number)
+    def _segment(self, layout: TopicLayout, number: int) -> None:
+        path, columns = layout.bin(number), layout.meta(number)
         data = self._read(path)
         log_file = self._decoded(layout, path, data) if data is not None else None
         if data is None or log_file is None:
-            return last_id
+            return
         if log_file.header is not None and log_file.header.segment_id != number:
             self._add_finding("damaged", path, f"its header says that it is segment {log_file.header.segment_id}")
-        last_id = self._log_file(path, log_file, last_id, is_last=False)
+        self._log_file(path, log_file, is_last=False)
         if not has_meta(self._files, layout, number):
             if not self._is_served:
                 self._add_finding("notice", path, "has no index yet; the next start of memd builds it")
-            return last_id
-        self._derived(layout, number, data, log_file)
-        return last_id
-
-    def _derived(self, layout: TopicLayout, number: int, data: bytes, log_file: recovery.LogFile) -> None:
-        path = layout.meta(number)
+            return
         try:
             _, meta = read_segment_meta(self._files, layout, number)
-            self._count_file(path)
+            self._metas[number] = meta
+            self._count_file(columns)
             for start, end in meta.gaps:
                 if end > len(data):
-                    self._add_finding(
-                        "damaged", layout.bin(number), f"bytes {start} to {end} were cut off; what they held is lost"
-                    )
+                    self._add_finding("damaged", path, f"bytes {start} to {end} were cut off; what they held is lost")
             rows = rows_from(log_file.entries, log_file.spans)
             if meta.bin_crc != zlib.crc32(data) or meta.rows != rows.tobytes():
-                raise CorruptFile(f"{path}: does not agree with {layout.bin(number).name}, which was changed since")
+                raise CorruptFile(f"{columns}: does not agree with {path.name}, which was changed since")
             self._words(layout, number, number)
         except ForeignFile as error:
-            self._add_finding("foreign", path, str(error))
+            self._add_finding("foreign", columns, str(error))
         except ShortLogFile as error:
-            self._add_finding("damaged", layout.bin(number), str(error))
+            self._add_finding("damaged", path, str(error))
         except StoreError as error:
-            self._add_finding("derived", path, f"is rebuilt from the log at the next start: {error}")
+            self._add_finding("derived", columns, f"is rebuilt from the log at the next start: {error}")
 
     def _words(self, layout: TopicLayout, first: int, last: int) -> None:
         path = layout.words(first, last)
@@ -192,10 +192,6 @@ class _Verification:
 
     def _merged(self, layout: TopicLayout) -> None:
         """Check that each merged index is the file that its `.meta` vouches for and covers segments that exist."""
-        metas = {}
-        for number in layout.segment_ids(self._files):
-            with suppress(StoreError):
-                metas[number] = read_segment_meta(self._files, layout, number)[1]
         for first, last in layout.merges(self._files):
             path = layout.merged_index(first, last)
             if path.with_suffix(".hnsw").name in self._files.names(layout.segments):
@@ -204,7 +200,7 @@ class _Verification:
             try:
                 if meta is None:
                     raise CorruptFile(f"{layout.merged_meta(first, last)}: is missing or cannot be read")
-                covered = [metas[number].bin_crc for number in meta.segment_ids if number in metas]
+                covered = [self._metas[number].bin_crc for number in meta.segment_ids if number in self._metas]
                 if (meta.segment_ids[0], meta.segment_ids[-1]) != (first, last) or covered != list(meta.bin_crcs):
                     raise CorruptFile(f"{path}: covers other segments than those beside it")
                 check_file(self._files, path, meta.checksum)
@@ -214,14 +210,7 @@ class _Verification:
                 if not self._is_served:  # a running daemon may be writing or removing it
                     self._add_finding("derived", path, f"is left out at the next start: {error}")
 
-    def _forbidden(self, layout: TopicLayout) -> None:
-        try:
-            if read_forbidden(self._files, layout):
-                self._count_file(layout.forbidden)
-        except StoreError as error:
-            self._add_finding("damaged", layout.forbidden, str(error))
-
-    def _log_file(self, path: Path, log_file: recovery.LogFile, last_id: int, *, is_last: bool) -> int:
+    def _log_file(self, path: Path, log_file: recovery.LogFile, *, is_last: bool) -> None:
         self.findings += recovery.find_damage(log_file, is_last=is_last)
         if is_last and log_file.has_tail:
             tail = f"{log_file.size - log_file.whole_end} bytes at offset {log_file.whole_end}"
@@ -232,12 +221,11 @@ class _Verification:
                     "torn", path, f"{tail} are an interrupted write; the next start of memd moves them to a .torn file"
                 )
         for entry, span in zip(log_file.entries, log_file.spans, strict=True):
-            if entry.canonical_id <= last_id:
+            if entry.canonical_id <= self._last_id:
                 self._add_finding(
                     "damaged", path, f"entry {entry.canonical_id} at offset {span.offset} is out of order"
                 )
-            last_id = max(last_id, entry.canonical_id)
-        return last_id
+            self._last_id = max(self._last_id, entry.canonical_id)
 
     def _journal(self, path: Path, data: bytes) -> bool:
         """Check a journal; False if it is not this topic's."""
@@ -291,6 +279,5 @@ class _Verification:
         self.counts.files += 1
         self.counts.bytes += self._files.size(path) or 0
 
-    def _add_finding(self, kind: str, path: Path, message: str) -> None:
-        told = message.removeprefix(f"{path}: ")  # errors name their file
-        self.findings.append(msgspec.convert({"kind": kind, "path": str(path), "message": told}, recovery.Finding))
+    def _add_finding(self, kind: recovery.Kind, path: Path, message: str) -> None:
+        self.findings.append(recovery.Finding(kind, str(path), message.removeprefix(f"{path}: ")))  # as errors begin
