@@ -311,7 +311,7 @@ class Topics:
         events, is_as_kept = events_in(payloads, topic_id, self._cutter.redactor)
         buffer = replayed(events)
         used_at = max((conversation.used_at for conversation in buffer.conversations()), default=None)
-        has_stored_work = self._store.has_unsealed(topic_id) or self._store.has_other_model(topic_id)
+        has_stored_work = self._store.has_work(topic_id)
         waiting = buffer.unstored_count
         return used_at, waiting, has_stored_work or waiting > 0 or not is_as_kept
 

@@ -100,7 +100,7 @@ class Store:
         self._used: set[str] = set()
         """The topics that were open since the last `take_used`."""
         self._topics_lock = threading.Lock()
-        """Guards the table of open topics. Taken after an opening's lock, before that of the recent topics."""
+        """Guards the table of open topics and the list of recent ones. Taken after an opening's lock."""
         self._opening: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         check_disk(files, data_dir)
         _create(files, data_dir)
@@ -165,10 +165,12 @@ class Store:
         name."""
         return TopicLayout(self.data_dir, topic_id).hot
 
-    def has_unsealed(self, topic_id: str) -> bool:
-        """Return whether the topic has a full segment without columns, judged by file names alone."""
+    def has_work(self, topic_id: str) -> bool:
+        """Return whether the topic has a full segment without columns, or a file of another embedding model; judged by
+        file names and headers."""
         layout = TopicLayout(self.data_dir, topic_id)
-        return any(self.files.size(layout.meta(number)) is None for number in layout.segment_ids(self.files))
+        unsealed = (self.files.size(layout.meta(number)) is None for number in layout.segment_ids(self.files))
+        return any(unsealed) or self.has_other_model(topic_id)
 
     def has_other_model(self, topic_id: str) -> bool:
         """Return whether another embedding model wrote a file of the topic; reads only headers."""
@@ -182,7 +184,7 @@ class Store:
             if topic is None:
                 return
             topic.close()
-        if not self.has_unsealed(topic_id) and not self.has_other_model(topic_id):
+        if not self.has_work(topic_id):
             with self._topics_lock:
                 if topic_id not in self._topics and self._recent.rest(topic_id):
                     self._write_recent()
@@ -195,7 +197,8 @@ class Store:
 
     def before_write(self) -> None:
         """Record durably that the open topics are in use, before something is written to one of them."""
-        self._recent.sync()
+        with self._topics_lock:
+            self._recent.sync()
 
     def to_look_at(self, state: str) -> list[str]:
         """Return the topics that may have work to do. `state`: a digest of all that this depends on, except the
@@ -354,7 +357,7 @@ def _aside_of(layout: TopicLayout, erasure: Erasure) -> TopicLayout:
 
 
 class RecentTopics:
-    """The list of topics that a start has to check, while the store is open. Thread-safe."""
+    """The list of topics that a start has to check, while the store is open. For one thread at a time."""
 
     def __init__(self, files: LocalDisk, data_dir: Path, topics: int) -> None:
         """Read the list; if that fails there is none until `write`. `topics`: how many the directory has. If it has
@@ -365,10 +368,15 @@ class RecentTopics:
         self._names: dict[str, None] = {}
         """In the order of their first use."""
         self._file: AppendFile | None = None
-        self._lock = threading.Lock()
-        with suppress(StoreError, ValueError):
-            self._read(topics)
-        if self._file is None:
+        try:
+            head, *lines, rest = files.read(self._path).decode("ascii").split("\n")
+            header, names = _HEADER.fullmatch(head), [line.removeprefix("+") for line in lines]
+            counted = 0 if header is None else int(header[2]) + sum(line.startswith("+") for line in lines)
+            if header is None or rest or not all(map(TOPIC_ID_PATTERN.fullmatch, names)) or counted != topics:
+                raise ValueError("it is torn, or of other topics")
+            self.highest_id, self._state, self._names = int(header[1]), header[3], dict.fromkeys(names)
+            self._go_on()
+        except (StoreError, ValueError):
             self._give_up()
 
     @property
@@ -376,69 +384,53 @@ class RecentTopics:
         """The listed topics; None if there is no list."""
         return None if self._file is None else tuple(self._names)
 
-    def _read(self, topics: int) -> None:
-        head, *lines, rest = self._files.read(self._path).decode("ascii").split("\n")
-        header, names = _HEADER.fullmatch(head), [line.removeprefix("+") for line in lines]
-        created = sum(line.startswith("+") for line in lines)
-        is_whole = not rest and all(map(TOPIC_ID_PATTERN.fullmatch, names))
-        if header is not None and is_whole and int(header[2]) + created == topics:
-            self.highest_id, self._state, self._names = int(header[1]), header[3], dict.fromkeys(names)
-            self._go_on()
-
     def to_look_at(self, state: str) -> tuple[str, ...] | None:
         """Return the topics that may have work to do; None for all."""
-        with self._lock:
-            return self.names if self._state == state else None
+        return self.names if self._state == state else None
 
     def expect(self, topic_ids: Iterable[str]) -> None:
         """Note topics to check; they stay listed until each is known to be at rest."""
-        with self._lock:
-            self._names.update(dict.fromkeys(topic_ids))
+        self._names.update(dict.fromkeys(topic_ids))
 
     def add(self, topic_id: str, *, is_new: bool) -> None:
         """Note that a topic is opened."""
-        with self._lock:
-            if topic_id in self._names and not is_new:
-                return
+        if topic_id not in self._names or is_new:
             self._names[topic_id] = None
-            if self._file is not None:
-                try:
-                    self._file.append(f"{'+' if is_new else ''}{topic_id}\n".encode(), sync=False)
-                except StoreError:
-                    self._give_up()
+            line = f"{'+' if is_new else ''}{topic_id}\n".encode()
+            self._change(lambda file: file.append(line, sync=False))
 
     def sync(self) -> None:
         """Make the notes durable: before a write to a topic, not at each read."""
-        with self._lock:
-            if self._file is not None:
-                try:
-                    self._file.sync()
-                except StoreError:
-                    self._give_up()
+        self._change(AppendFile.sync)
 
     def rest(self, topic_id: str) -> bool:
         """Note that a topic is closed with nothing left to do. Return whether the file should be rewritten."""
-        with self._lock:
-            self._names.pop(topic_id, None)
-            return self._file is not None and self._file.end > 2 * sum(map(len, self._names)) + _SPARE_BYTES
+        self._names.pop(topic_id, None)
+        return self._file is not None and self._file.end > 2 * sum(map(len, self._names)) + _SPARE_BYTES
 
     def write(self, at_rest: Collection[str], *, highest_id: int, topics: int, state: str | None = None) -> None:
         """Rewrite the file without the topics `at_rest`; if that fails there is no list."""
-        with self._lock:
-            self.close()
-            self._names = {name: None for name in self._names if name not in at_rest}
-            self._state = self._state if state is None else state
-            lines = [f"memd recent 1 {highest_id} {topics} {self._state}", *self._names]
-            try:
-                replace_file(self._files, self._path, "".join(f"{line}\n" for line in lines).encode())
-                self._go_on()
-            except StoreError:
-                self._give_up()
+        self.close()
+        self._names = {name: None for name in self._names if name not in at_rest}
+        self._state = self._state if state is None else state
+        lines = [f"memd recent 1 {highest_id} {topics} {self._state}", *self._names]
+        try:
+            replace_file(self._files, self._path, "".join(f"{line}\n" for line in lines).encode())
+            self._go_on()
+        except StoreError:
+            self._give_up()
 
     def close(self) -> None:
         """Close the file; the next note opens it again."""
         if self._file is not None:
             self._file.close()
+
+    def _change(self, act: Callable[[AppendFile], None]) -> None:
+        if self._file is not None:
+            try:
+                act(self._file)
+            except StoreError:
+                self._give_up()
 
     def _go_on(self) -> None:
         self._file = AppendFile(self._files, self._path, self._files.size(self._path) or 0)
