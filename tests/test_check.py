@@ -224,7 +224,7 @@ def test_a_daemon_that_is_just_starting_is_waited_for(
 def test_too_few_descriptors_for_all_connections_are_a_warning_with_the_remedy(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memd.cli.check.machine.descriptors_hard_limit", lambda: 256)
+    monkeypatch.setattr("memd.cli.check.machine.descriptors_limit", lambda raised: 256)
     [warned] = [outcome for outcome in told(place) if outcome.check == "open files"]
     assert warned.mark == "warning" and "256 at a time: room for 72 connections" in warned.said
     assert "ulimit -n" in warned.remedy

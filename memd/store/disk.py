@@ -133,24 +133,16 @@ def create_private(path: Path, data: bytes) -> None:
         sync_descriptor(descriptor)
 
 
-def descriptors_limit() -> int:
-    """Return the current limit on this process's descriptors."""
-    return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-
-def descriptors_hard_limit() -> int:
-    """Return the limit on descriptors after this process has raised it."""
-    return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-
-
-def _bounded(limit: int) -> int:
+def descriptors_limit(*, raised: bool = False) -> int:
+    """Return the limit on this process's descriptors: the current one, or that after this process has raised it."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[raised]
     return _RAISED_MAX if limit == resource.RLIM_INFINITY else min(limit, _RAISED_MAX)
 
 
 def raise_descriptors_limit() -> int:
     """Raise the soft limit as far as the hard one allows, and return the new limit. Never lowers it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in (_bounded(hard), min(_bounded(hard), _ACCEPTED_MAX)):
+    for wanted in (descriptors_limit(raised=True), min(descriptors_limit(raised=True), _ACCEPTED_MAX)):
         if soft != resource.RLIM_INFINITY and wanted > descriptors_limit():
             with suppress(ValueError, OSError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -243,12 +235,8 @@ class LocalDisk:
 
     def read(self, path: Path) -> bytes:
         """Read the whole file; all bytes come from the same file, even if its name is replaced meanwhile."""
-        with (
-            reading(path),
-            open_descriptor(path, os.O_RDONLY) as descriptor,
-            open(descriptor, "rb", closefd=False) as file,
-        ):
-            return file.read()
+        with reading(path), open_descriptor(path, os.O_RDONLY) as descriptor:
+            return _pread_all(descriptor, 0, os.fstat(descriptor).st_size)
 
     def read_at(self, path: Path, offset: int, length: int) -> bytes:
         """Read at most `length` bytes from `offset`; fewer at the end of the file."""
@@ -803,15 +791,13 @@ class DiskWatch:
             is_doubtful = True  # the directory is gone, or the disk does not answer
         if found is None and (is_doubtful or before is not None):
             found = trouble_by_writing(self._directory, self._files)
-        if found is None:
-            if before is not None:
-                log.info("the disk can be written again", extra={"data_dir": self._directory})
-            self.trouble = None
-            return
-        since = self._now_us() if before is None else before.since
-        self.trouble = msgspec.structs.replace(found, since=since)
-        if before is None:
+        if found is not None:
+            found = msgspec.structs.replace(found, since=self._now_us() if before is None else before.since)
+        if found is not None and before is None:
             log.error(f"the disk is in trouble; {_EFFECT}", extra={"error": found})
+        elif found is None and before is not None:
+            log.info("the disk can be written again", extra={"data_dir": self._directory})
+        self.trouble = found
 
 
 def _found(kind: Kind, what: str, remedy: str) -> DiskTrouble:

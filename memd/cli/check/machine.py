@@ -48,7 +48,7 @@ from memd.store.disk import (
     DESCRIPTORS_REMEDY,
     LocalDisk,
     connections_room,
-    descriptors_hard_limit,
+    descriptors_limit,
     disk_trouble,
     trouble_by_writing,
 )
@@ -200,7 +200,7 @@ def tokenizer() -> Iterator[CheckResult]:
 @check("open files")
 def open_files(config: Config) -> Iterator[CheckResult]:
     """The limit of open files, and whether it suffices for the daemon's connections."""
-    allowed, wanted = descriptors_hard_limit(), config.limits.connections_max
+    allowed, wanted = descriptors_limit(raised=True), config.limits.connections_max
     room = connections_room(allowed)
     said = f"{allowed:,} at a time: room for {counted(min(room, wanted), 'connection')} and any number of topics"
     is_enough = room >= wanted
