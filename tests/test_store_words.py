@@ -312,51 +312,18 @@ def test_whatever_is_wrong_with_that_of_a_merged_index_it_is_made_anew_at_the_st
     assert verify(tmp_path, LocalDisk()).ok, "nobody reads it as long as there is a merged one"
 
 
-def test_the_words_of_an_old_log_are_completed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_words_of_an_old_log_are_completed_later_and_no_append_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as old:
         old.setattr("memd.store.topic.encoded_terms", lambda text: b"\0another format")
         filled(tmp_path).close()
     folder = tmp_path / "talk" / "lexical"
     folder.mkdir()
     (folder / "stamp.json").write_text("of a version with an index of its own")
-    store = open_store(None, tmp_path, segment_entries_max=100)
-    topic = store.topic("talk")
+    topic = open_store(None, tmp_path, segment_entries_max=100).topic("talk")
     assert not folder.exists(), "it has the words of what may be erased some day"
     assert found(topic, "ERR_7421") == [] and topic.wordless == 9
-    topic.complete_words()
-    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]] and not topic.wordless
-
-
-def test_two_threads_that_complete_the_words_of_an_old_log_share_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as old:
-        old.setattr("memd.store.topic.encoded_terms", lambda text: b"\0another format")
-        filled(tmp_path).close()
-    topic = open_store(None, tmp_path, segment_entries_max=100).topic("talk")
-    counted = list[str]()
-
-    def terms(text: str) -> bytes:
-        counted.append(text)
-        return encoded_terms(text)
-
-    with monkeypatch.context() as at_once, ThreadPoolExecutor(2) as threads:
-        at_once.setattr("memd.store.topic.encoded_terms", terms)
-        for completing in [threads.submit(topic.complete_words) for _ in range(2)]:
-            completing.result()
-    assert not topic.wordless and found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
-    assert len(counted) == len({*counted}) == 9
-
-
-def test_an_append_that_fills_a_segment_of_an_old_log_does_not_wait_for_its_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as old:
-        old.setattr("memd.store.topic.encoded_terms", lambda text: b"\0another format")
-        filled(tmp_path).close()
-    store = open_store(None, tmp_path, segment_entries_max=10)
-    store.shared = msgspec.structs.replace(store.shared, line_tokens=lambda entry: len(entry.content.split()))
-    topic = store.topic("talk")
     is_counting, may_count = threading.Event(), threading.Event()
 
     def terms(text: str) -> bytes:
@@ -369,13 +336,11 @@ def test_an_append_that_fills_a_segment_of_an_old_log_does_not_wait_for_its_word
         slow.setattr("memd.store.topic.encoded_terms", terms)
         completing = threads.submit(topic.complete_words)
         assert is_counting.wait(60)
-        topic.append([draft("the tenth")])
-        assert topic.unsealed() == [1] and not completing.done()
+        topic.append([said("tenth", "The tenth has a kestrel.")])
+        assert found(topic, "kestrel") == ["The tenth has a kestrel."] and not completing.done()
         may_count.set()
         completing.result()
-    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
-    topic.seal_full()
-    assert topic.unsealed() == [] and found(topic, "ERR_7421") == [IDENTIFIERS["error"]]
+    assert found(topic, "ERR_7421") == [IDENTIFIERS["error"]] and not topic.wordless
 
 
 def test_words_without_a_file_are_found_although_the_disk_is_full(tmp_path: Path, sealed: Path) -> None:

@@ -209,7 +209,7 @@ def story(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingView | None, kn
             }
             events[row] = _told(entry, snapshot.topic_id, known, live=True, **facts)
         [at] = [row for row, event in events.items() if event.uuid == chunk_uuid.hex()]
-        versions, follows = (events[at],), waiting.columns.follows
+        versions, follows = (events[at],), waiting.segment.columns.follows
         before = events.get(at - 1) if follows[at] else None
         after = events.get(at + 1) if follows[at + 1 : at + 2].any() else None
         replaced_by: tuple[str, ...] = ()

@@ -28,15 +28,18 @@ from memd.admin import reads, status
 from memd.admin.oauth.ledger import GrantFile, SharedGrants
 from memd.admin.oauth.protocol import LedgerState
 from memd.admin.routing import route_of
+from memd.assets import ranks_bytes
 from memd.cli import flags
 from memd.cli.flags import FOUND_SOMETHING
 from memd.cli.operations import Lines, json_flag, options_of, progress, show, table
 from memd.cli.running import THE_RIGHT_ONE, RunningDaemon, command_act, note_restored
+from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.loading import MULTILINGUAL, load_embedder
 from memd.errors import BadQuestion, ConfigError, EmbeddingError, StoreError, WrongKey
 from memd.ingest.offline import opened, reembed_topics, stored_models
 from memd.ingest.redaction import Redactor
 from memd.ingest.topic import waiting_in
+from memd.recall.block import line_of
 from memd.selection import until as time_of
 from memd.settings.model import ClusterSettings, Config, EmbeddingSettings, EncryptionSettings
 from memd.store import layout
@@ -403,7 +406,9 @@ def reembed(config: Config) -> int:
     flags.refuse_cluster(
         config, "memd move the topics into a folder, run memd reembed --data-dir there, and memd move them back"
     )
-    with opened(config) as (store, model), progress("embedding") as advanced:
+    counter = TokenCounter(cl100k_base(ranks_bytes()))
+    store_opened = opened(config, lambda entry: counter.count(line_of(entry)))
+    with store_opened as (store, model), progress("embedding") as advanced:
         count, problems = reembed_topics(store, model.embed_many, advanced, Redactor.of(config.ingest))
     for problem in problems:
         click.echo(problem)

@@ -17,7 +17,7 @@ import msgspec
 
 from memd.embedding.embedder import Embedder, EmbedMany
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft
+from memd.entries import Draft, Entry
 from memd.errors import StoreError
 from memd.ingest.redaction import NO_REDACTION, Redactor, last_look
 from memd.settings.model import Config
@@ -40,9 +40,10 @@ def stored_models(config: Config, files: LocalDisk) -> set[tuple[int, str]]:
 
 
 @contextmanager
-def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
-    """Open the store of `config.data_dir`, and load the embedding model of the settings. Raises StoreLocked: a daemon
-    is running on it; MemdError: the model cannot be loaded, or the directory cannot be used."""
+def opened(config: Config, line_tokens: Callable[[Entry], int]) -> Iterator[tuple[Store, Embedder]]:
+    """Open the store of `config.data_dir`, and load the embedding model of the settings; for `line_tokens` see
+    `StoreShared`. Raises StoreLocked: a daemon is running on it; MemdError: the model cannot be loaded, or the
+    directory cannot be used."""
     files = disk_of(config, creating=True)
     stored = stored_models(config, files)
     embedder = load_embedder(config.embedding, models_dir=models_dir(config.data_dir), stored=stored)
@@ -53,6 +54,7 @@ def opened(config: Config) -> Iterator[tuple[Store, Embedder]]:
             model=ModelId(embedder.dimension, embedder.fingerprint),
             segment_entries_max=config.segment.max_entries,
             draft_filter=last_look(redactor),
+            line_tokens=line_tokens,
             files=files,
         ),
     )

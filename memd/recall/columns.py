@@ -258,7 +258,7 @@ class PendingSource(GrowingSource):
         snapshot: Snapshot,
     ) -> None:
         """`times`: those that the question names."""
-        view = pending.segment
+        view: SegmentView = pending
         if wanted != EVERYTHING:
             dead = view.dead | ~may_be_wanted(view.rows, wanted)
             for row in np.flatnonzero(~dead).tolist():
@@ -303,7 +303,7 @@ class IndexSource(ChunkSource):
 
     def vectors(self, labels: Rows) -> Floats:
         """See `ChunkSource`."""
-        return self._views[0].vectors(labels)
+        return self._views[0].vectors(labels) if self.matrix is None else self.matrix[labels]
 
     def places(self, labels: Rows) -> tuple[Rows, Rows]:
         """See `ChunkSource`."""

@@ -32,7 +32,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from memd.entries import ChunkState, Entry, Erased, Status
 from memd.errors import CorruptFile, InDoubt, StoreError
@@ -231,14 +231,7 @@ def returned(erasures: Collection[Erasure], layout: TopicLayout, records: list[R
 def _is_back(erasure: Erasure, records: list[Records]) -> bool:
     if erasure.kind == "topic":
         return any(int(rows["canonical_id"].min(initial=1 << 63)) <= erasure.highest_id for rows in records)
-    halves = [uuid_halves(uuid) for uuid in erasure.chunk_uuids]
-    high = np.array([one for one, _ in halves], dtype=np.uint64)
-    lows = {int(low) for _, low in halves}
-    for rows in records:
-        found = rows[np.isin(rows["uuid_high"], high) & (rows["status"] == 0)]
-        if any(int(low) in lows for low in found["uuid_low"].tolist()):
-            return True
-    return False
+    return any((_rows_of(rows, erasure.chunk_uuids)["status"] == Status.ACTIVE).any() for rows in records)
 
 
 def finding_of(erasure: Erasure, folder: Path) -> Finding:
@@ -260,6 +253,8 @@ class ForbiddenText(msgspec.Struct, frozen=True, kw_only=True):
     sent: dict[str, tuple[str, str]] = {}
     """Answers to senders of such a text without the right to read, by a digest of text and sender: the id of a chunk
     that does not exist, and the note that had it first."""
+    crc: int | UnsetType = UNSET
+    """In the file: CRC32 of the file without this member; UNSET if an older memd wrote it."""
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.contents or self.texts)
@@ -297,11 +292,10 @@ def read_forbidden(files: LocalDisk, layout: TopicLayout) -> ForbiddenText:
     if files.size(layout.forbidden) is None:
         return ForbiddenText()
     try:
-        found = msgspec.json.decode(files.read(layout.forbidden), type=_StoredForbidden)
-        forbidden = ForbiddenText(**{name: getattr(found, name) for name in ForbiddenText.__struct_fields__})
-        if found.crc not in (None, _crc(forbidden)):
+        found = msgspec.json.decode(files.read(layout.forbidden), type=ForbiddenText)
+        if found.crc not in (UNSET, _crc(found)):
             raise msgspec.ValidationError("does not match its checksum")
-        return forbidden
+        return msgspec.structs.replace(found, crc=UNSET)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CorruptFile(
             f"{layout.forbidden}: cannot be read ({error}); put it back out of a backup, or remove it if what was "
@@ -311,17 +305,11 @@ def read_forbidden(files: LocalDisk, layout: TopicLayout) -> ForbiddenText:
 
 def encode_forbidden(forbidden: ForbiddenText) -> bytes:
     """Encode the file."""
-    stored = _StoredForbidden(**msgspec.structs.asdict(forbidden), crc=_crc(forbidden))
-    return msgspec.json.encode(stored, order="sorted")
-
-
-class _StoredForbidden(ForbiddenText, frozen=True, kw_only=True):
-    crc: int | None = None
-    """CRC32 of the file without this member; None if an older memd wrote it."""
+    return msgspec.json.encode(msgspec.structs.replace(forbidden, crc=_crc(forbidden)), order="sorted")
 
 
 def _crc(forbidden: ForbiddenText) -> int:
-    return zlib.crc32(msgspec.json.encode(forbidden, order="sorted"))
+    return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(forbidden, crc=UNSET), order="sorted"))
 
 
 def _hex(word: int) -> str:
@@ -443,13 +431,16 @@ def _filled(bare: Entry, length: int) -> bytes:
 def holds(records: Records, uuids: Collection[bytes], read: Callable[[np.void], Entry]) -> bool:
     """Return whether an entry of one of these chunks still has its text. `read` reads a row's entry or raises
     StoreError; it is called for rows marked as erased."""
-    wanted = np.array([uuid_halves(uuid)[0] for uuid in uuids], dtype=np.uint64)
-    rows = records[np.isin(records["uuid_high"], wanted)]
-    own = [row for row in rows if uuid_bytes(row["uuid_high"], row["uuid_low"]) in uuids]
-    return any(not row["is_erased"] or _has_text(row, read) for row in own)
-
-
-def _has_text(row: np.void, read: Callable[[np.void], Entry]) -> bool:
-    with suppress(StoreError):
-        return read(row).erased is UNSET
+    for row in _rows_of(records, uuids):
+        with suppress(StoreError):
+            if not row["is_erased"] or read(row).erased is UNSET:
+                return True
     return False
+
+
+def _rows_of(records: Records, uuids: Collection[bytes]) -> Records:
+    """Return the rows of the entries of these chunks."""
+    high = np.array([uuid_halves(uuid)[0] for uuid in uuids], dtype=np.uint64)
+    rows = records[np.isin(records["uuid_high"], high)]
+    is_own = [uuid_bytes(row["uuid_high"], row["uuid_low"]) in uuids for row in rows]
+    return rows[np.array(is_own, np.bool_)]

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from memd.entries import ChunkState, Draft, Entry, Status, WallTime
 from memd.errors import StoreError
 from memd.selection import EVERYTHING, Selection, is_within
-from memd.store.index.sealed_index import MergedPart, SealedIndex
-from memd.store.index.vectors import cosines
+from memd.store.index.sealed_index import Scanned, SealedIndex
+from memd.store.index.vectors import VisibleLists, cosines
 from memd.store.lexical.postings import main_language, query_keys
 from memd.store.log.columns import (
     ROW,
@@ -64,23 +64,23 @@ class IndexView:
     index: SealedIndex
     dead: Bits
     """Superseded or Deprecated chunks, per label; in a choice, all unwanted ones."""
-    is_scanned: bool = False
-    """Whether it is a view of the past, which is searched exactly and slowly."""
+    is_past: bool = False
+    """Whether it is a view of the past, whose vectors are read from the log and scanned: exact and slow."""
 
     def nearest(self, queries: Floats, k: int) -> Rows:
         """Return labels that include the best `k` live ones for each query by score."""
-        with suppress(StoreError):  # the topic replaces a damaged index; readers that still hold it use the log
-            if not self.is_scanned:
-                return self.index.nearest(queries, k, self.dead, self._part)
-        return self.index.scan(queries, k, self.dead)
-
-    @functools.cached_property
-    def _part(self) -> MergedPart | None:
-        return self.index.part(self.dead)
+        return self.index.nearest(queries, k, self.dead, *self._searched)
 
     def vectors(self, labels: Rows) -> Floats:
         """Return the vectors of live labels, (n, dimension), `labels` ascending; see `SealedIndex.vectors_of`."""
-        return self.index.vectors_of(labels, self._part)
+        return self.index.vectors_of(labels, *self._searched)
+
+    @functools.cached_property
+    def _searched(self) -> tuple[Scanned, VisibleLists | None]:
+        if not self.is_past:
+            with suppress(StoreError):  # the topic replaces a damaged index; readers that still hold it use the log
+                return self.index.searched(self.dead)
+        return self.index.read_vectors(self.dead)[0], None
 
 
 Place = tuple[int, int]
@@ -100,15 +100,13 @@ class Snapshot:
         """Indexes over the sealed segments, oldest first."""
         self.uuid_index = uuid_index
         """Index over the sealed segments."""
-        self._growing = [(view.segment, view) for view in views.values() if isinstance(view.segment, GrowingSegment)]
-        self._live_count: int | None = None
+        self.growing = [(view.segment, view) for view in views.values() if isinstance(view.segment, GrowingSegment)]
+        """The segments that are not sealed, and their views."""
 
-    @property
+    @functools.cached_property
     def live_count(self) -> int:
         """The number of live chunks."""
-        if self._live_count is None:
-            self._live_count = sum(view.live_count for view in self.views.values())
-        return self._live_count
+        return sum(view.live_count for view in self.views.values())
 
     @property
     def fan_out_ms(self) -> float | None:
@@ -136,29 +134,23 @@ class Snapshot:
 
     def live_places(self, canonical_ids: Sequence[int]) -> dict[int, Place]:
         """Return the places of the live ones among these entries."""
-        wanted = np.sort(np.array(canonical_ids, dtype=np.uint64))
-        found: dict[int, Place] = {}
-        segment_ids, lasts = self._filled
-        starts = [0, *wanted.searchsorted(lasts, "right").tolist()]
-        for segment_id, start, stop in zip(segment_ids, starts, starts[1:], strict=False):
-            if start < stop:
-                view, own = self.views[segment_id], wanted[start:stop]
-                rows = view.canonical_ids.searchsorted(own)
-                counts = (view.canonical_ids[rows] == own) & ~view.dead[rows]
-                pairs = zip(own.tolist(), rows.tolist(), counts.tolist(), strict=True)
-                found.update((one, (segment_id, row)) for one, row, is_counted in pairs if is_counted)
-        return found
+        return {one: place for one, place in self._places_of(canonical_ids).items() if self.is_live(place)}
 
     def place(self, canonical_id: int) -> Place | None:
         """Return the place of the entry with this id, live or not; None if there is none."""
-        segment_ids, lasts = self._filled
-        position = bisect.bisect_left(lasts, canonical_id)
-        if position == len(segment_ids):
-            return None
-        segment_id = segment_ids[position]
-        column = self.views[segment_id].rows["canonical_id"]
-        row = bisect.bisect_left(column, canonical_id)  # searchsorted would copy the column
-        return (segment_id, row) if int(column[row]) == canonical_id else None
+        return self._places_of([canonical_id]).get(canonical_id)
+
+    def _places_of(self, canonical_ids: Sequence[int]) -> dict[int, Place]:
+        wanted, (segment_ids, lasts) = np.sort(np.array(canonical_ids, dtype=np.uint64)), self._filled
+        starts = [0, *wanted.searchsorted(lasts, "right").tolist()]
+        found: dict[int, Place] = {}
+        for segment_id, start, stop in zip(segment_ids, starts, starts[1:], strict=False):
+            if start < stop:
+                own, ids = wanted[start:stop], self.views[segment_id].canonical_ids
+                rows = ids.searchsorted(own)
+                pairs = zip(own.tolist(), rows.tolist(), (ids[rows] == own).tolist(), strict=True)
+                found.update((one, (segment_id, row)) for one, row, is_there in pairs if is_there)
+        return found
 
     def latest_places(self, before: int | None = None) -> Iterator[Place]:
         """Yield the places of all entries with a canonical_id below `before` (None for all), newest first."""
@@ -171,7 +163,7 @@ class Snapshot:
         digits are its public id. Reads no entry."""
         low, high = hex_range(digits)
         found = self.uuid_index.uuids_with_prefix(digits)
-        for rows in (view.rows for _, view in self._growing):
+        for rows in (view.rows for _, view in self.growing):
             rows = rows[(rows["uuid_high"] >= low) & (rows["uuid_high"] <= high)]
             found |= set(map(uuid_bytes, rows["uuid_high"].tolist(), rows["uuid_low"].tolist()))
         known = (uuid for uuid in found if uuid.hex().startswith(digits) and self.knows(uuid))
@@ -179,13 +171,13 @@ class Snapshot:
 
     def public_digits(self, uuid: bytes) -> int:
         """Return the number of digits in the public id of a chunk that the topic has."""
-        segment_id, row = next(self.places(uuid))
+        segment_id, row = self.places(uuid)[0]
         return int(self.views[segment_id].rows[row]["public_digits"])
 
     def nearest(self, uuids: Sequence[bytes]) -> list[list[bytes]]:
         """Return for each uuid some of the topic's, itself included: no other shares a longer prefix with it."""
         found = self.uuid_index.nearest(uuids)
-        for rows in (view.rows for _, view in self._growing if len(view.rows)):
+        for rows in (view.rows for _, view in self.growing if len(view.rows)):
             high = np.ascontiguousarray(rows["uuid_high"])
             for uuid, near in zip(uuids, found, strict=True):
                 away = high ^ uuid_halves(uuid)[0]
@@ -211,7 +203,7 @@ class Snapshot:
     @property
     def main_language(self) -> str | None:
         """See `main_language`; judged by the chunks appended last."""
-        return next((found for segment, _ in self._growing if (found := main_language(segment.columns))), None)
+        return next((found for segment, _ in self.growing if (found := main_language(segment.columns))), None)
 
     def has_same_files(self, now: Snapshot) -> bool:
         """Return whether every segment is still the same in a later snapshot: neither sealed nor rewritten."""
@@ -290,18 +282,18 @@ class Snapshot:
 
     def knows(self, uuid: bytes) -> bool:
         """Return whether the topic has an entry of the chunk, live or not."""
-        return next(self.places(uuid), None) is not None
+        return bool(self.places(uuid))
 
     def known(self, uuids: Sequence[bytes]) -> set[bytes]:
         """Return the uuids among these that the topic has an entry of, live or not."""
         sealed = self.uuid_index.alike(uuids)
-        growing = (segment.known(uuids) for segment, _ in self._growing)
+        growing = (segment.known(uuids) for segment, _ in self.growing)
         return set(filter(self.knows, sealed.union(*growing)))
 
     def places_with(self, text: str) -> list[Place]:
         """Return the places of the live chunks that have all words of a text, as far as their words are known."""
         found: list[Place] = []
-        for segment, view in self._growing:
+        for segment, view in self.growing:
             rows = segment.columns.rows_with(query_keys(text, segment.columns.languages))
             found += [(segment.segment_id, row) for row in rows.tolist() if row < len(view.rows) and not view.dead[row]]
         for one in self.indexes:
@@ -326,22 +318,17 @@ class Snapshot:
         """Read every entry of the chunk, oldest first. Raises StoreError: an entry cannot be read."""
         return [self.read(place) for place in sorted(self.places(uuid), key=self._canonical_id)]
 
-    def places(self, uuid: bytes) -> Iterator[Place]:
-        """Yield the place of every entry of the chunk."""
-        for segment_id, row in self.uuid_index.places(uuid):  # it covers whole segments, a view of the past perhaps not
-            if row < len(self.views[segment_id].rows):
-                yield segment_id, row
-        for segment, view in self._growing:
-            yield from ((segment.segment_id, row) for row in segment.rows_of(uuid) if row < len(view.rows))
+    def places(self, uuid: bytes) -> list[Place]:
+        """Return the place of every entry of the chunk."""
+        found = self.uuid_index.places(uuid)
+        found += ((segment.segment_id, row) for segment, _ in self.growing for row in segment.rows_of(uuid))
+        return list(filter(self._has, found))
 
-    def live_places_of_text(self, key: int) -> Iterator[Place]:
-        """Yield the places of the live entries whose content has this `text_hash`."""
-        for segment_id, row in self.uuid_index.places_of_text(key):
-            if not self.views[segment_id].dead[row]:
-                yield segment_id, row
-        for segment, view in self._growing:
-            rows = (row for row in segment.rows_of_text(key) if row < len(view.rows) and not view.dead[row])
-            yield from ((segment.segment_id, row) for row in rows)
+    def live_places_of_text(self, key: int) -> list[Place]:
+        """Return the places of the live entries whose content has this `text_hash`."""
+        found = self.uuid_index.places_of_text(key)
+        found += ((segment.segment_id, row) for segment, _ in self.growing for row in segment.rows_of_text(key))
+        return [place for place in found if self._has(place) and self.is_live(place)]
 
     def entries_from(self, source: str, status: Status) -> Iterator[Entry]:
         """Yield the live entries of the chunks from `source`, or all entries that deprecated one, oldest first. Raises
@@ -354,11 +341,11 @@ class Snapshot:
 
     def has_digest(self, word: int) -> bool:
         """Return whether a message with this `digest_word` is stored; may include the append after the snapshot."""
-        return self.uuid_index.has_digest(word) or any(segment.has_digest(word) for segment, _ in self._growing)
+        return self.uuid_index.has_digest(word) or any(segment.has_digest(word) for segment, _ in self.growing)
 
     def is_taken_out(self, word: int) -> bool:
         """Return whether all chunks of a message with this `digest_word` are dead; False for sealed segments."""
-        found = [(view.dead, row) for segment, view in self._growing for row in segment.rows_of_digest(word)]
+        found = [(view.dead, row) for segment, view in self.growing for row in segment.rows_of_digest(word)]
         return bool(found) and all(row < len(dead) and dead[row] for dead, row in found)
 
     @functools.cached_property
@@ -366,6 +353,10 @@ class Snapshot:
         """The numbers of the segments that have entries, and the last canonical_id of each, ascending."""
         filled = {number: view.rows["canonical_id"][-1] for number, view in self.views.items() if len(view.rows)}
         return list(filled), np.array(list(filled.values()), dtype=np.uint64)
+
+    def _has(self, place: Place) -> bool:
+        """Return whether a row of a segment, which may have later ones, is in this snapshot."""
+        return place[1] < len(self.views[place[0]].dead)
 
     def _newest_place(self, uuid: bytes) -> Place | None:
         return max(self.places(uuid), key=self._canonical_id, default=None)
@@ -412,8 +403,8 @@ def after_append(
     for segment_id, rows in overridden.items():
         bits = views[segment_id].dead.copy()
         bits[rows] = True
-        views[segment_id] = _view(views[segment_id].segment, bits)
-    views[active.segment_id] = _view(active, dead)
+        views[segment_id] = SegmentView(views[segment_id].segment, bits)
+    views[active.segment_id] = SegmentView(active, dead)
     indexes = [
         view if overridden.keys().isdisjoint(view.index.segment_ids) else _view_of(view.index, views)
         for view in before.indexes
@@ -437,7 +428,7 @@ def after_indexing(
     for number, segment in segments.items():
         dead = before.views[number].dead
         assert len(segment.rows) == len(dead), "a record keeps its place, also an erased one"
-        views[number] = _view(segment, dead | (segment.rows["status"] == Status.DEPRECATED))
+        views[number] = SegmentView(segment, dead | (segment.rows["status"] == Status.DEPRECATED))
     covered = {*segments, *(number for index in indexes for number in index.segment_ids)}
     kept = [view for view in before.indexes if covered.isdisjoint(view.index.segment_ids)]
     added = [_view_of(index, views) for index in indexes]
@@ -451,28 +442,21 @@ def uuid_index_of(segments: Iterable[GrowingSegment | SealedSegment]) -> UuidInd
     return UuidIndex([(segment.segment_id, segment.rows, segment.digests) for segment in sealed])
 
 
-def _view(segment: GrowingSegment | SealedSegment, dead: Bits) -> SegmentView:
-    matrix = None
-    if isinstance(segment, GrowingSegment) and segment.searchable:
-        matrix = segment.matrix[: len(dead)]
-    return SegmentView(segment, segment.rows[: len(dead)], dead, matrix)
-
-
 def _views_of(
     segments: Mapping[int, GrowingSegment | SealedSegment], counts: Mapping[int, int]
 ) -> dict[int, SegmentView]:
     """Return views of the first rows of each segment. Superseded entries are computed over all columns at once."""
     dead = superseded(np.concatenate([np.empty(0, ROW), *(segments[one].rows[:end] for one, end in counts.items())]))
     each = np.split(dead, np.cumsum(list(counts.values())))
-    return {number: _view(segments[number], bits) for number, bits in zip(counts, each, strict=False)}
+    return {number: SegmentView(segments[number], bits) for number, bits in zip(counts, each, strict=False)}
 
 
-def _view_of(index: SealedIndex, views: Mapping[int, SegmentView], *, is_scanned: bool = False) -> IndexView:
+def _view_of(index: SealedIndex, views: Mapping[int, SegmentView], *, is_past: bool = False) -> IndexView:
     """Return the view of an index. Rows beyond the views of its segments, if these are of the past, are dead."""
     dead = np.ones(len(index), dtype=np.bool_)
     for number, start in zip(index.segment_ids, index.starts, strict=True):
         dead[start : start + len(views[number].dead)] = views[number].dead
-    return IndexView(index, dead, is_scanned)
+    return IndexView(index, dead, is_past)
 
 
 def beside(snapshot: Snapshot, place: Place, step: int) -> Place | None:
@@ -502,14 +486,13 @@ def asked_by(snapshot: Snapshot, uuids: Iterable[bytes], mark: bytes) -> list[En
     """Return the group of entries appended by the request with this mark (`ChunkState.asked_by`); empty if the request
     changed none of these chunks. Raises StoreError: an entry cannot be read."""
     own = (entry for uuid in uuids for entry in snapshot.history(uuid) if entry.asked_by == mark)
-    one = next(own, None)
+    one, group = next(own, None), list[Entry]()
     place = None if one is None else snapshot.place(one.canonical_id)
-    group: list[Entry] = []
-    for step in (-1, 1):
-        at = place if step == -1 or place is None else beside(snapshot, place, step)
-        while at is not None and (entry := snapshot.read(at)).asked_by == mark:
-            group.insert(0 if step == -1 else len(group), entry)
-            at = beside(snapshot, at, step)
+    while place and (before := beside(snapshot, place, -1)) and snapshot.read(before).asked_by == mark:
+        place = before
+    while place and (entry := snapshot.read(place)).asked_by == mark:
+        group.append(entry)
+        place = beside(snapshot, place, 1)
     return group
 
 
@@ -621,7 +604,7 @@ def chosen(snapshot: Snapshot, wanted: Selection) -> Snapshot:
         number: dataclasses.replace(view, dead=~_wanted_rows(snapshot, number, view, wanted, perhaps))
         for number, view in snapshot.views.items()
     }
-    indexes = [_view_of(view.index, views, is_scanned=view.is_scanned) for view in snapshot.indexes]
+    indexes = [_view_of(view.index, views, is_past=view.is_past) for view in snapshot.indexes]
     return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)
 
 
@@ -701,5 +684,5 @@ def snapshot_as_of(snapshot: Snapshot, canonical_id: int) -> Snapshot:
         for number, view in snapshot.views.items()
     }
     views = _views_of({number: view.segment for number, view in snapshot.views.items()}, counts)
-    indexes = [_view_of(view.index, views, is_scanned=True) for view in snapshot.indexes]
+    indexes = [_view_of(view.index, views, is_past=True) for view in snapshot.indexes]
     return Snapshot(snapshot.topic_id, views, snapshot.uuid_index, indexes)

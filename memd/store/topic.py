@@ -13,7 +13,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,6 @@ from memd.store.erasure import ForbiddenText, encode_forbidden, holds, named_in,
 from memd.store.index.sealed_index import (
     RATIO,
     SealedIndex,
-    choose_merged,
     columns_from_log,
     has_meta,
     merged_files,
@@ -39,6 +38,7 @@ from memd.store.index.sealed_index import (
     read_words,
     seal,
     sealed_segment,
+    with_merged,
     write_merged,
 )
 from memd.store.layout import TopicLayout, check_topic
@@ -96,8 +96,8 @@ class StoreShared(msgspec.Struct, frozen=True, kw_only=True):
     clock: CanonicalClock = msgspec.field(default_factory=lambda: CanonicalClock())
     draft_filter: DraftFilter = lambda draft: draft
     """Applied to every draft of every topic; nothing enters the log without it."""
-    line_tokens: Callable[[Entry], int] | None = None
-    """Counts `Entry.line_tokens`."""
+    line_tokens: Callable[[Entry], int | UnsetType] = lambda entry: UNSET
+    """Counts `Entry.line_tokens`; recall estimates what is not counted."""
 
 
 class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +117,7 @@ class TopicStats(msgspec.Struct, frozen=True, kw_only=True):
     """Number of indexes searched; below the number of sealed segments if some are merged."""
     indexes_loaded: int
     unindexed: int
-    """Entries without words in the lexical index; every search reads the words of the last 500 itself."""
+    """Entries without columns of words, which only meaning finds; see `TopicLog.wordless`."""
     memory_bytes: int
     fan_out_ms: float | None
 
@@ -126,8 +126,6 @@ _TAIL_BYTES = 64 << 10
 """Bytes read from the end of a log file to find its last entry; holds about twenty entries."""
 _PASSES = 2
 """Passes of an erasure. A correction during the first one may append to the file begun for it."""
-_COMPLETED_AT_ONCE = 50
-"""Number of rows of an old log that get their words in one batch."""
 
 
 class TopicLog:
@@ -136,9 +134,8 @@ class TopicLog:
     Locks, in the order in which a thread takes them, after those of `Store` and before those of its indexes:
 
     - `_merging` while a merged index is built, so that one merge runs at a time; - `_sealing` while a segment is sealed
-    or a damaged index is dropped: both replace segments; - `_counting` while words of an old log are counted, one batch
-    at a time; - `_state` while the next snapshot is made. An append holds it through its fsync, otherwise it is held
-    briefly.
+    or a damaged index is dropped: both replace segments; - `_state` while the next snapshot is made. An append holds it
+    through its fsync, otherwise it is held briefly.
     """
 
     def __init__(self, shared: StoreShared, claim: Claim) -> None:
@@ -153,12 +150,11 @@ class TopicLog:
         self._layout = layout
         self._merging = threading.Lock()
         self._sealing = threading.Lock()
-        self._counting = threading.Lock()
         self.forbidding = threading.Lock()
         """Held while `forbidden` is replaced; taken before all other locks."""
         self._state = threading.Lock()
         self._closed = False
-        opened = open_topic(claim, shared.model)
+        opened = OpenedTopic(claim, shared.model).read()
         self.findings = opened.findings
         """Found while opening and loading, oldest first: torn tails that were moved, damage, lost indexes."""
         self.is_incomplete = bool(opened.missing)
@@ -204,7 +200,8 @@ class TopicLog:
         if not drafts:
             return []
         drafts = [self._shared.draft_filter(draft) for draft in drafts]
-        terms = [encoded_terms(one.indexed_text) if one.status is Status.ACTIVE else UNSET for one in drafts]
+        for draft in drafts:
+            encoded_terms(draft.indexed_text)  # slow, so not with the lock; it is cached for `_entry`
         with self._state:
             if self._closed:
                 raise Fenced(f"topic {self.topic_id}: the store is closed; open it again to append")
@@ -215,9 +212,7 @@ class TopicLog:
             if gone := [one for one in drafts if one.uuid not in fresh and self._snapshot.was_erased(one.uuid)]:
                 raise StoreError(f"chunk {gone[0].uuid.hex()[:8]} was erased: nothing can be stored of it any more")
             public_ids = self._assigned(drafts, fresh, self._order.copy())
-            entries = [
-                self._entry(draft, public_ids[i], len(drafts) - 1 - i, terms[i]) for i, draft in enumerate(drafts)
-            ]
+            entries = [self._entry(draft, public_ids[i], len(drafts) - 1 - i) for i, draft in enumerate(drafts)]
             payloads = [encode_entry(entry) for entry in entries]
             start = self._write(entries, b"".join(map(encode_record, payloads)))
             self._unreserve(reserved)
@@ -228,7 +223,7 @@ class TopicLog:
             self._snapshot = after_append(self._snapshot, active, entries, spans, fresh)
             if active.count >= self._shared.segment_entries_max:
                 self._rotate(active)
-        self._seal_whole()
+        self._seal_soon()
         return entries
 
     def _check_made(self, drafts: Sequence[Draft], made_at: int) -> None:
@@ -284,55 +279,42 @@ class TopicLog:
 
     def unsealed(self) -> list[int]:
         """Return the full segments whose columns could not be written, oldest first."""
+        return [segment.segment_id for segment in self._full()]
+
+    def _full(self) -> list[GrowingSegment]:
         active = self._active
-        views = self._snapshot.views.items()
-        return [
-            number for number, view in views if isinstance(view.segment, GrowingSegment) and view.segment is not active
-        ]
+        return [segment for segment, _ in self._snapshot.growing if segment is not active]
 
     seal_trouble: StoreError | None = None
     """Why a full segment could not be sealed; None if the last attempt sealed them all."""
 
     def seal_full(self) -> None:
-        """Seal all full segments. Those of an older log first get their words, which takes seconds; appends continue.
-        Raises StoreError: a file cannot be read or written; unsealed segments stay searchable."""
-        for number in self.unsealed():
-            self._complete_growing(self._growing(number))
+        """Seal all full segments, about 50 ms each. Raises StoreError: a file cannot be read or written; unsealed
+        segments stay searchable."""
         with self._sealing:
-            self._seal(self.unsealed())
+            self._seal()
 
-    def _seal_whole(self) -> None:
-        """Seal the full segments that have all their words, about 50 ms each, unless another thread is replacing
-        segments. `seal_full` seals the rest."""
-        if self._shared.line_tokens is None:  # without a counter, all rows lack tokens and nobody waits
-            for number in self.unsealed():
-                self._complete_growing(self._growing(number))
-        whole = [number for number in self.unsealed() if not self._growing(number).columns.lacking]
-        if whole and self._sealing.acquire(blocking=False):
+    def _seal_soon(self) -> None:
+        """Seal what an append has filled, unless another thread is replacing segments; `seal_full` tries again."""
+        if self._full() and self._sealing.acquire(blocking=False):
             with ExitStack() as ending, suppress(StoreError):
                 ending.callback(self._sealing.release)
-                self._seal(whole)
+                self._seal()
 
-    def _seal(self, numbers: Iterable[int]) -> None:
-        """From the next snapshot on, read the contents of these full segments from disk. Needs `_sealing`."""
+    def _seal(self) -> None:
+        """From the next snapshot on, read the contents of full segments from disk. Needs `_sealing`."""
         try:
-            for number in numbers:
-                if isinstance(self._snapshot.views[number].segment, SealedSegment):
-                    continue  # another thread was faster
-                sealed, indexes = seal(self.claim, self._growing(number))
-                segments = {one: view.segment for one, view in self._snapshot.views.items()} | {number: sealed}
+            for full in self._full():
+                sealed, indexes = seal(self.claim, full)
+                own = {full.segment_id: sealed}
+                segments = {one: view.segment for one, view in self._snapshot.views.items()} | own
                 uuid_index = uuid_index_of(segments.values())
                 with self._state:
-                    self._snapshot = after_indexing(self._snapshot, indexes, {number: sealed}, uuid_index)
+                    self._snapshot = after_indexing(self._snapshot, indexes, own, uuid_index)
         except StoreError as error:
             self.seal_trouble = error
             raise
         self.seal_trouble = None
-
-    def _growing(self, number: int) -> GrowingSegment:
-        growing = self._snapshot.views[number].segment
-        assert isinstance(growing, GrowingSegment), "an unsealed segment"
-        return growing
 
     load_trouble: StoreError | None = None
     """Why the last loading failed; None if it succeeded or was never tried."""
@@ -374,33 +356,15 @@ class TopicLog:
     @property
     def wordless(self) -> int:
         """Number of entries without columns of words: from an older version's log, or because files are damaged."""
-        segments = (view.segment for view in self._snapshot.views.values())
-        growing = sum(len(one.columns.lacking) for one in segments if isinstance(one, GrowingSegment))
-        return growing + sum(len(view.index) for view in self._snapshot.indexes if view.index.columns is None)
+        return sum(len(view.index) for view in self._snapshot.indexes if view.index.columns is None)
 
     def complete_words(self) -> None:
         """Build the missing columns of words. Very slow for an older version's log; everything else continues
         meanwhile. Raises StoreError: a file cannot be read or written; everything else still works."""
-        for view in self._snapshot.views.values():
-            if isinstance(view.segment, GrowingSegment):
-                self._complete_growing(view.segment)
         for index in [view.index for view in self._snapshot.indexes]:
             if index.columns is None:
                 parts = [self._read_words([one]) or columns_from_log(one, self.counted) for one in index.segments]
                 self._publish(index, parts)
-
-    def _complete_growing(self, segment: GrowingSegment) -> None:
-        while True:
-            with self._counting:  # two threads share the work
-                if not (rows := segment.columns.lacking[:_COMPLETED_AT_ONCE]):
-                    return
-                entries = segment.read_many(segment.rows[rows])
-                counted = [None if one is None or not one.content else self.counted(one) for one in entries]
-                with self._state:
-                    for row, entry in zip(rows, counted, strict=True):
-                        segment.columns.lacking.remove(row)
-                        if entry is not None:
-                            segment.columns.complete(row, entry)
 
     def _words_of(self, index: SealedIndex) -> SealedColumns | None:
         """Return the columns of an index: from memory, from its file, or joined from its segments' and written back if
@@ -428,13 +392,9 @@ class TopicLog:
         return read_words(self._files, path, segments)
 
     def counted(self, entry: Entry) -> Entry:
-        """Return the entry with its words and tokens, which are counted when it is stored."""
-        terms = entry.terms
-        if terms is UNSET or ChunkTerms.decoded(terms) is None:
-            terms = encoded_terms(entry.indexed_text)
-        tokens = entry.line_tokens
-        if tokens is UNSET and self._shared.line_tokens is not None:
-            tokens = self._shared.line_tokens(entry)
+        """Return an Active entry with its words and tokens, as far as it lacks them."""
+        terms = encoded_terms(entry.indexed_text) if ChunkTerms.of_record(entry) is None else entry.terms
+        tokens = self._shared.line_tokens(entry) if entry.line_tokens is UNSET else entry.line_tokens
         return msgspec.structs.replace(entry, terms=terms, line_tokens=tokens)
 
     @property
@@ -516,7 +476,7 @@ class TopicLog:
                 self._rotate_of(full)
                 count += self._erase_in_full(full, without, wiper) if full else 0
         ENTRIES_READ.clear()
-        self._seal_whole()
+        self._seal_soon()
         return count
 
     def holding(self, uuids: Collection[bytes]) -> list[int]:
@@ -547,14 +507,14 @@ class TopicLog:
         with self._state:  # they are mapped: a search of one that is overwritten finds nothing
             self._search_singly([one for one in merged if not set(numbers).isdisjoint(one.segment_ids)])
         self.claim.remove(self._layout.indexes_over(self._files, numbers), wiper)
-        count, now = 0, OpenedTopic()
+        count, now = 0, OpenedTopic(self.claim, self._shared.model)
         for number in numbers:
             path = self._layout.bin(number)
             data, erased, unnamed = without(self._files.read(path))
             if erased or unnamed:
                 self.claim.write(path, data, wiper)
             count += erased
-            open_by_log(self.claim, self._shared.model, number, now)
+            now.read_log(number)
         for index in now.indexes:
             if index.columns is None:
                 publish_words(self.claim, index, [columns_from_log(index.segments[0], self.counted)])
@@ -612,13 +572,12 @@ class TopicLog:
             self._closed = True
             self.claim.release()
 
-    def _entry(self, draft: Draft, public_id: str, group_left: int, terms: bytes | UnsetType) -> Entry:
+    def _entry(self, draft: Draft, public_id: str, group_left: int) -> Entry:
         expected_bytes = 4 * self._shared.model.dimension if draft.status is Status.ACTIVE else 0
         assert len(draft.uuid) == 16 and len(draft.vector) == expected_bytes, "a uuid and a vector of their sizes"
         canonical_id, now_us = self._shared.clock.next_and_now()
         entry = draft.as_entry(public_id=public_id, canonical_id=canonical_id, group_left=group_left, now_us=now_us)
-        count = self._shared.line_tokens if entry.status is Status.ACTIVE else None
-        return msgspec.structs.replace(entry, terms=terms, line_tokens=UNSET if count is None else count(entry))
+        return self.counted(entry) if entry.status is Status.ACTIVE else entry
 
     def _unreserve(self, uuids: Iterable[bytes]) -> None:
         """Release the reserved ids of chunks that the topic has now."""
@@ -639,7 +598,8 @@ class TopicLog:
             elif uuid not in ids:
                 assert shown is None or uuid.hex().startswith(shown), "a public id is a prefix of the uuid"
                 at = bisect_left(others, uuid)
-                if shown is None or _has_id(others, ids, shown) or any(self._snapshot.named(shown).values()):
+                is_reserved = shown is not None and any(shown in one.values() for one in (new, self._reserved))
+                if shown is None or is_reserved or any(self._snapshot.named(shown).values()):
                     shown = _unique_prefix(uuid, [*others[max(0, at - 1) : at + 1], *near])
                 ids[uuid] = new[uuid] = shown
                 others.insert(at, uuid)
@@ -674,41 +634,152 @@ class TopicLog:
             self._search_singly([index])
 
 
-class OpenedTopic(msgspec.Struct, kw_only=True):
+class OpenedTopic:
     """A topic as read from disk."""
 
-    segments: dict[int, GrowingSegment | SealedSegment] = {}
-    """By number, ascending; the active one included."""
-    indexes: list[SealedIndex] = []
-    """The indexes to search; together they cover each searchable sealed segment once."""
-    active: GrowingSegment | None = None
-    """None until the first append."""
-    findings: list[recovery.Finding] = []
-    missing: list[Path] = []
-    """Full segments that are absent, or belong to another topic."""
+    def __init__(self, claim: Claim, model: ModelId) -> None:
+        """Nothing is read yet."""
+        self.segments: dict[int, GrowingSegment | SealedSegment] = {}
+        """By number, ascending; the active one included."""
+        self.indexes: list[SealedIndex] = []
+        """The indexes to search; together they cover each searchable sealed segment once."""
+        self.active: GrowingSegment | None = None
+        """None until the first append."""
+        self.findings: list[Finding] = []
+        self.missing: list[Path] = []
+        """Full segments that are absent, of a newer format, or another topic's."""
+        self._claim, self._model = claim, model
+        self._files, self._layout = claim.files, claim.layout
 
+    def read(self) -> OpenedTopic:
+        """Read all files, and repair what a crash left. Raises ForeignFile: `active.bin` has a newer format, is not
+        memd's or is another topic's; StoreError: a file cannot be read, or a torn tail cannot be moved."""
+        files, layout = self._files, self._layout
+        recovery.remove_temporaries(files, layout.directory)
+        recovery.remove_temporaries(files, layout.segments)
+        with suppress(StoreError):  # files of an older memd, which stored vectors and words separately
+            self._claim.remove(layout.segments / one for one in files.names(layout.segments) if one.endswith(".hnsw"))
+            if files.is_directory(layout.lexical):
+                Wiper(files).wipe_folder(layout.lexical)
+        header = read_header(files, layout.active)
+        self.missing += map(layout.bin, layout.missing_segment_ids(files, header.segment_id if header else None))
+        self.findings += map(recovery.missing_segment, self.missing)
+        for segment_id in layout.segment_ids(files):
+            self._read_full(segment_id)
+        if files.size(layout.active) is not None:
+            self._read_active()
+        self.indexes = with_merged(self._claim, self.indexes)
+        return self
 
-def open_topic(claim: Claim, model: ModelId) -> OpenedTopic:
-    """Read a topic's files and repair what a crash left. Raises ForeignFile: `active.bin` has a newer format, is not
-    memd's or is another topic's; StoreError: a file cannot be read, or a torn tail cannot be moved."""
-    files, layout = claim.files, claim.layout
-    recovery.remove_temporaries(files, layout.directory)
-    recovery.remove_temporaries(files, layout.segments)
-    with suppress(StoreError):  # files of an older memd, which stored vectors and words separately
-        claim.remove(layout.segments / one for one in files.names(layout.segments) if one.endswith(".hnsw"))
-        if files.is_directory(layout.lexical):
-            Wiper(files).wipe_folder(layout.lexical)
-    header = read_header(files, layout.active)
-    missing = layout.missing_segment_ids(files, None if header is None else header.segment_id)
-    opened = OpenedTopic()
-    opened.missing = [layout.bin(segment_id) for segment_id in missing]
-    opened.findings += map(recovery.missing_segment, opened.missing)
-    for segment_id in layout.segment_ids(files):
-        _open_full(claim, model, segment_id, opened)
-    if files.size(layout.active) is not None:
-        _open_active(claim, model, opened)
-    _open_merged(claim, opened)
-    return opened
+    def _read_full(self, segment_id: int) -> None:
+        """Read a full segment from its derived files, or from its log if they are missing or damaged."""
+        files, layout, lost, found = self._files, self._layout, list[tuple[int, int]](), None
+        path = layout.bin(segment_id)
+        try:
+            if has_meta(files, layout, segment_id):
+                found = read_segment_meta(files, layout, segment_id)
+        except ShortLogFile as error:
+            self._add_finding("damaged", path, str(error))
+            lost = [error.gap]
+        except StoreError as error:
+            self._add_finding("derived", path, f"its index is rebuilt from the log: {error}")
+        if found is None:
+            self.read_log(segment_id, lost)
+            return
+        header, meta = found
+        if self._is_own(header, path):
+            self.segments[segment_id] = segment = sealed_segment(files, layout, header, meta)
+            if self._model.wrote(header):
+                self.indexes.append(SealedIndex(files, layout, [segment]))
+            for start, end in meta.gaps:
+                self._add_finding("damaged", path, f"bytes {start} to {end} cannot be read; see `memd verify`")
+
+    def read_log(self, segment_id: int, lost: Sequence[tuple[int, int]] = ()) -> None:
+        """Read a full segment from its log, and seal it if its columns can be written; `lost` is missing at its end."""
+        path = self._layout.bin(segment_id)
+        try:
+            data = self._files.read(path)
+            log_file = recovery.read_log_file(data, name=str(path), dimension=self._model.dimension)
+        except ForeignFile as error:
+            self._leave_out(path, error)
+            return
+        if not self._is_own(log_file.header, path):
+            return
+        self.findings += recovery.find_damage(log_file, is_last=False)
+        header = log_file.header or new_header(self._layout, self._model, segment_id)
+        if header.segment_id != segment_id:
+            self._add_finding("damaged", path, f"its header says that it is segment {header.segment_id}")
+        header = msgspec.structs.replace(header, segment_id=segment_id)
+        segment = GrowingSegment(self._files, [path], header, searchable=self._model.wrote(header))
+        self._fill(segment, log_file, len(log_file.entries))
+        if log_file.has_tail and log_file.read_end < log_file.size:
+            segment.gaps.append((log_file.read_end, log_file.size))
+        segment.gaps += lost
+        with suppress(StoreWriteFailed):
+            self.segments[segment_id], indexes = seal(self._claim, segment)
+            self.indexes += indexes
+
+    def _read_active(self) -> None:
+        files, layout, model = self._files, self._layout, self._model
+        path, data = layout.active, files.read(layout.active)
+        log_file = recovery.read_log_file(data, name=str(path), dimension=model.dimension)
+        header = log_file.header
+        check_topic(files, layout.directory, header, path)
+        if len(data) < HEADER_BYTES or not data.strip(b"\0"):
+            self.findings.append(recovery.set_aside(files, path, data))
+            return
+        if header is None and not log_file.entries:
+            raise CorruptFile(
+                f"{path}: nothing in it can be read; if it is not memd's, move it away, else restore it from a backup"
+            )
+        segment_id = max(header.segment_id if header else 0, layout.next_segment_id(files))
+        torn = []
+        if log_file.has_tail and header is not None:
+            torn = [recovery.cut_torn_tail(files, path, data, log_file.whole_end)]
+        is_old = any(entry.content and ChunkTerms.of_record(entry) is None for entry in log_file.entries)
+        if header is None or is_old or (log_file.whole_count and not model.wrote(header)):
+            # Nothing is appended after a damaged header, one of another model, or entries of a memd that had no words.
+            self._claim.rotate(segment_id)
+            self.read_log(segment_id)
+            self.findings += torn
+            return
+        self.findings += [*recovery.find_damage(log_file, is_last=True), *torn]
+        if not model.wrote(header):
+            return  # empty: the next append replaces it with a file of this model
+        header = msgspec.structs.replace(header, segment_id=segment_id)
+        self.active = GrowingSegment(files, [path, layout.bin(segment_id)], header, searchable=True)
+        self._fill(self.active, log_file, log_file.whole_count)
+        self._claim.resume("log", log_file.whole_end)
+
+    def _fill(self, segment: GrowingSegment, log_file: recovery.LogFile, count: int) -> None:
+        """Add the first `count` entries of a file to an empty segment. Messages of an append with a gap do not count as
+        stored."""
+        is_complete = recovery.in_complete_appends(log_file)[:count]
+        segment.extend(
+            [
+                entry if complete else msgspec.structs.replace(entry, digests=())
+                for entry, complete in zip(log_file.entries[:count], is_complete, strict=True)
+            ],
+            log_file.spans[:count],
+        )
+        self.segments[segment.segment_id] = segment
+        segment.gaps = list(log_file.gaps)
+
+    def _is_own(self, header: Header | None, path: Path) -> bool:
+        """Return whether a full segment is this topic's; else leave it out."""
+        try:
+            check_topic(self._files, self._layout.directory, header, path)
+        except ForeignFile as error:
+            self._leave_out(path, error)
+            return False
+        return True
+
+    def _leave_out(self, path: Path, error: ForeignFile) -> None:
+        self._add_finding("foreign", path, f"it is left out: {error}")
+        self.missing.append(path)
+
+    def _add_finding(self, kind: recovery.Kind, path: Path, message: str) -> None:
+        self.findings.append(Finding(kind, str(path), message))
 
 
 def highest_id_on_disk(files: LocalDisk, layout: TopicLayout, dimension: int) -> int:
@@ -732,127 +803,6 @@ def _highest_in(files: LocalDisk, path: Path, dimension: int) -> int:
         log_file = recovery.read_log_file(files.read(path), name=str(path), dimension=dimension)
         return max((entry.canonical_id for entry in log_file.entries), default=0)
     return 0
-
-
-def _open_full(claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic) -> None:
-    """Open a full segment from its derived files, or from its log if they are missing or damaged."""
-    files, layout, lost = claim.files, claim.layout, list[tuple[int, int]]()
-    path = layout.bin(segment_id)
-    try:
-        if has_meta(files, layout, segment_id):
-            header, meta = read_segment_meta(files, layout, segment_id)
-            if _is_left_out(files, layout, header, path, opened):
-                return
-            opened.segments[segment_id] = segment = sealed_segment(files, layout, header, meta)
-            if model.wrote(header):
-                opened.indexes.append(SealedIndex(files, layout, [segment]))
-            cut = [f"bytes {start} to {end} cannot be read; see `memd verify`" for start, end in meta.gaps]
-            opened.findings += [Finding("damaged", str(path), one) for one in cut]
-            return
-    except ShortLogFile as error:
-        opened.findings.append(Finding("damaged", str(path), str(error)))
-        lost = [error.gap]
-    except StoreError as error:
-        opened.findings.append(Finding("derived", str(path), f"its index is rebuilt from the log: {error}"))
-    open_by_log(claim, model, segment_id, opened, lost)
-
-
-def _is_left_out(files: LocalDisk, layout: TopicLayout, header: Header | None, path: Path, opened: OpenedTopic) -> bool:
-    """Return whether a full segment is another topic's, and note it."""
-    try:
-        check_topic(files, layout.directory, header, path)
-    except ForeignFile as error:
-        opened.findings.append(Finding("foreign", str(path), f"it is left out: {error}"))
-        opened.missing.append(path)
-        return True
-    return False
-
-
-def _open_merged(claim: Claim, opened: OpenedTopic) -> None:
-    """Replace indexes by the merged ones that cover them; remove useless merged indexes."""
-    files, layout = claim.files, claim.layout
-    own = {index.segment_ids[0]: index for index in opened.indexes}
-    merged, useless = choose_merged(files, layout, {number: index.segments[0] for number, index in own.items()})
-    claim.remove(useless)
-    for meta in merged:
-        segments = [own.pop(number).segments[0] for number in meta.segment_ids]
-        own[meta.segment_ids[0]] = SealedIndex(files, layout, segments, checksum=meta.checksum)
-    opened.indexes = list(own.values())
-
-
-def open_by_log(
-    claim: Claim, model: ModelId, segment_id: int, opened: OpenedTopic, lost: Sequence[tuple[int, int]] = ()
-) -> None:
-    """Read a full segment from its log, and seal it if its columns can be written; `lost` is missing at its end."""
-    files, layout = claim.files, claim.layout
-    path = layout.bin(segment_id)
-    try:
-        log_file = recovery.read_log_file(files.read(path), name=str(path), dimension=model.dimension)
-    except ForeignFile as error:
-        opened.findings.append(Finding("foreign", str(path), f"it is left out: {error}"))
-        return
-    if _is_left_out(files, layout, log_file.header, path, opened):
-        return
-    opened.findings += recovery.find_damage(log_file, is_last=False)
-    header = log_file.header or new_header(layout, model, segment_id)
-    if header.segment_id != segment_id:
-        opened.findings.append(Finding("damaged", str(path), f"its header says that it is segment {header.segment_id}"))
-    header = msgspec.structs.replace(header, segment_id=segment_id)
-    segment = GrowingSegment(files, [path], header, searchable=model.wrote(header))
-    _fill(segment, log_file, len(log_file.entries), opened)
-    if log_file.has_tail and log_file.read_end < log_file.size:
-        segment.gaps.append((log_file.read_end, log_file.size))
-    segment.gaps += lost
-    with suppress(StoreWriteFailed):
-        opened.segments[segment_id], indexes = seal(claim, segment)
-        opened.indexes += indexes
-
-
-def _open_active(claim: Claim, model: ModelId, opened: OpenedTopic) -> None:
-    files, layout = claim.files, claim.layout
-    path, data = layout.active, files.read(layout.active)
-    log_file = recovery.read_log_file(data, name=str(path), dimension=model.dimension)
-    header = log_file.header
-    check_topic(files, layout.directory, header, path)
-    if len(data) < HEADER_BYTES or not data.strip(b"\0"):
-        opened.findings.append(recovery.set_aside(files, path, data))
-        return
-    if header is None and not log_file.entries:
-        raise CorruptFile(
-            f"{path}: nothing in it can be read; if it is not memd's, move it away, else restore it from a backup"
-        )
-    segment_id = max(header.segment_id if header else 0, layout.next_segment_id(files))
-    torn = []
-    if log_file.has_tail and header is not None:
-        torn = [recovery.cut_torn_tail(files, path, data, log_file.whole_end)]
-    if header is None or (log_file.whole_count and not model.wrote(header)):
-        # Nothing is appended after a header of another model, or a damaged one.
-        claim.rotate(segment_id)
-        open_by_log(claim, model, segment_id, opened)
-        opened.findings += torn
-        return
-    opened.findings += [*recovery.find_damage(log_file, is_last=True), *torn]
-    if not model.wrote(header):
-        return  # empty: the next append replaces it with a file of this model
-    header = msgspec.structs.replace(header, segment_id=segment_id)
-    opened.active = GrowingSegment(files, [path, layout.bin(segment_id)], header, searchable=True)
-    _fill(opened.active, log_file, log_file.whole_count, opened)
-    claim.resume("log", log_file.whole_end)
-
-
-def _fill(segment: GrowingSegment, log_file: recovery.LogFile, count: int, opened: OpenedTopic) -> None:
-    """Add the first `count` entries of a file to an empty segment. Messages of an append with a gap do not count as
-    stored."""
-    is_complete = recovery.in_complete_appends(log_file)[:count]
-    segment.extend(
-        [
-            entry if complete else msgspec.structs.replace(entry, digests=())
-            for entry, complete in zip(log_file.entries[:count], is_complete, strict=True)
-        ],
-        log_file.spans[:count],
-    )
-    opened.segments[segment.segment_id] = segment
-    segment.gaps = list(log_file.gaps)
 
 
 class CanonicalClock:
@@ -880,16 +830,6 @@ class CanonicalClock:
         """Keep later ids above this one."""
         with self._lock:
             self.last = max(self.last, canonical_id)
-
-
-def _has_id(others: Sequence[bytes], ids: Mapping[bytes, str], shown: str) -> bool:
-    """Return whether one of these sorted uuids has this public id."""
-    at = bisect_left(others, shown, key=bytes.hex)
-    while at < len(others) and others[at].hex().startswith(shown):
-        if ids[others[at]] == shown:
-            return True
-        at += 1
-    return False
 
 
 def _unique_prefix(uuid: bytes, others: Iterable[bytes]) -> str:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -47,7 +47,6 @@ from memd.store.index.vectors import (
     multipliers,
     products,
     sample_size,
-    scores_of,
 )
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import FORMAT, SealedColumns
@@ -127,8 +126,6 @@ class MergedMeta(msgspec.Struct, frozen=True, kw_only=True):
 AnyMeta = TypeVar("AnyMeta", SegmentMeta, MergedMeta)
 
 _encoder = msgspec.msgpack.Encoder()
-_segment_decoder = msgspec.msgpack.Decoder(SegmentMeta)
-_merged_decoder = msgspec.msgpack.Decoder(MergedMeta)
 
 
 def encode_meta(log_header: Header, meta: SegmentMeta | MergedMeta) -> bytes:
@@ -153,7 +150,7 @@ def read_segment_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) ->
         StoreError: it cannot be read.
     """
     path = layout.meta(segment_id)
-    header, meta = _read(files, path, _segment_decoder)
+    header, meta = _read(files, path, SegmentMeta)
     log = layout.bin(segment_id)
     log_header = decode_header(files.read_at(log, 0, HEADER_BYTES), magic=MAGIC_LOG, name=str(log))
     fits = (
@@ -176,7 +173,7 @@ def read_segment_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) ->
 def read_merged_meta(files: LocalDisk, layout: TopicLayout, first: int, last: int) -> MergedMeta | None:
     """Read the `.meta` of a merged index; None if it cannot be read."""
     try:
-        return _read(files, layout.merged_meta(first, last), _merged_decoder)[1]
+        return _read(files, layout.merged_meta(first, last), MergedMeta)[1]
     except StoreError:
         return None
 
@@ -188,59 +185,48 @@ def sealed_segment(files: LocalDisk, layout: TopicLayout, header: Header, meta: 
     return SealedSegment(files, path, header, meta.columns, digests, bin_crc=meta.bin_crc)
 
 
-def choose_merged(
-    files: LocalDisk, layout: TopicLayout, segments: Mapping[int, SealedSegment]
-) -> tuple[list[MergedMeta], list[Path]]:
-    """Choose the merged indexes to search, so that no segment is covered twice.
-
-    Args:
-        segments: the searchable ones, by number.
-
-    Returns:
-        The chosen indexes, and the files of all others, which are useless.
-    """
-    chosen: list[MergedMeta] = []
-    useless: list[Path] = []
-    covered: set[int] = set()
+def with_merged(claim: Claim, indexes: Iterable[SealedIndex]) -> list[SealedIndex]:
+    """Return the indexes to search instead of these over single segments, so that each segment is covered once, oldest
+    first. Removes the files of useless merged indexes."""
+    files, layout = claim.files, claim.layout
+    found = {index.segment_ids[0]: index for index in indexes}
     for first, last in sorted(layout.merges(files), key=lambda pair: pair[0] - pair[1]):  # the widest first
         meta = read_merged_meta(files, layout, first, last)
-        if meta is None or not _fits(files, layout, (first, last), meta, segments) or covered & set(meta.segment_ids):
-            useless += layout.merged(first, last)
+        single = (found.get(number) for number in ([] if meta is None else meta.segment_ids))
+        covered = [one.segments[0] for one in single if one is not None and len(one.segments) == 1]
+        if meta is None or not _fits(files, layout, (first, last), meta, covered):
+            claim.remove(layout.merged(first, last))
             continue
-        covered |= set(meta.segment_ids)
-        chosen.append(meta)
-    return chosen, useless
+        found = {number: index for number, index in found.items() if number not in meta.segment_ids}
+        found[first] = SealedIndex(files, layout, covered, checksum=meta.checksum)
+    return [found[number] for number in sorted(found)]
 
 
-def _read(files: LocalDisk, path: Path, decoder: msgspec.msgpack.Decoder[AnyMeta]) -> tuple[Header, AnyMeta]:
+def _fits(
+    files: LocalDisk, layout: TopicLayout, name: tuple[int, int], meta: MergedMeta, covered: Sequence[SealedSegment]
+) -> bool:
+    """Return whether a merged index covers exactly these segments. Its checksum is verified on loading."""
+    ids = tuple(segment.segment_id for segment in covered)
+    return (
+        len(ids) > 1
+        and ids == meta.segment_ids
+        and (ids[0], ids[-1]) == name
+        and meta.counts == tuple(len(segment.rows) for segment in covered)
+        and meta.bin_crcs == tuple(segment.bin_crc for segment in covered)
+        and files.size(layout.merged_index(*name)) == meta.hnsw_bytes
+    )
+
+
+def _read(files: LocalDisk, path: Path, kind: type[AnyMeta]) -> tuple[Header, AnyMeta]:
     data = files.read(path)
     header = decode_header(data, magic=MAGIC_META, name=str(path))
     payload = payload_at(data, HEADER_BYTES)
     if payload is None:
         raise CorruptFile(f"{path}: does not match its checksum")
     try:
-        return header, decoder.decode(payload)
+        return header, msgspec.msgpack.decode(payload, type=kind)
     except msgspec.MsgspecError as error:
         raise CorruptFile(f"{path}: is not what it should be ({error})") from error
-
-
-def _fits(
-    files: LocalDisk,
-    layout: TopicLayout,
-    name: tuple[int, int],
-    meta: MergedMeta,
-    segments: Mapping[int, SealedSegment],
-) -> bool:
-    """Return whether a merged index covers exactly these segments. Its checksum is verified on loading."""
-    ids = meta.segment_ids
-    if len(ids) < 2 or (ids[0], ids[-1]) != name or any(number not in segments for number in ids):
-        return False
-    covered = [segments[number] for number in ids]
-    return (
-        meta.counts == tuple(len(segment.rows) for segment in covered)
-        and meta.bin_crcs == tuple(segment.bin_crc for segment in covered)
-        and files.size(layout.merged_index(*name)) == meta.hnsw_bytes
-    )
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,22 +238,6 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
     mean_count: int
 
 
-_words_encoder, _words_decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(_Stored)
-
-
-def encode_words(segments: Sequence[SealedSegment], columns: SealedColumns) -> bytes:
-    """Encode the `.words` of these segments."""
-    stored = _Stored(
-        format=FORMAT,
-        segments=_identity(segments),
-        columns={name: getattr(columns, name).astype(kind).tobytes() for name, kind in _COLUMNS.items()},
-        length_sum=columns.length_sum,
-        mean_count=columns.mean_count,
-    )
-    header = msgspec.structs.replace(segments[0].header, magic=MAGIC_META, version=META_VERSION)
-    return encode_header(header) + encode_long(_words_encoder.encode(stored))
-
-
 def read_words(files: LocalDisk, path: Path, segments: Sequence[SealedSegment]) -> SealedColumns | None:
     """Read the `.words` of these segments; None unless it is intact and matches them."""
     if files.size(path) is None:
@@ -276,7 +246,7 @@ def read_words(files: LocalDisk, path: Path, segments: Sequence[SealedSegment]) 
         data = files.read(path)
         decode_header(data, magic=MAGIC_META, name=str(path))
         payload = long_payload(data)
-        stored = None if payload is None else _words_decoder.decode(payload)
+        stored = None if payload is None else msgspec.msgpack.decode(payload, type=_Stored)
     except (StoreError, msgspec.MsgspecError):
         return None
     if stored is None or stored.format != FORMAT or stored.segments != _identity(segments):
@@ -303,21 +273,13 @@ BATCH_VECTORS = 500
 """Vectors indexed between two pauses for queries: 20 to 50 ms of work."""
 
 
-class _Merged(msgspec.Struct, frozen=True):
-    index: CompactIndex
-    dead: Bits
-    """Labels that were dead when it was loaded."""
-    extras: Rows
-    """Labels, ascending."""
-    extra_matrix: Floats
+class Scanned(NamedTuple):
+    """Vectors that a search compares one by one."""
 
-
-class MergedPart(NamedTuple):
-    """The part of a merged index that one snapshot searches."""
-
-    lists: VisibleLists
-    extras: Rows
-    extra_matrix: Floats
+    labels: Rows
+    """Ascending."""
+    vectors: Floats
+    """(n, dimension)"""
 
 
 class SealedIndex:
@@ -332,7 +294,8 @@ class SealedIndex:
         checksum: FileChecksum | None = None,
         matrix: Floats | None = None,
     ) -> None:
-        """`segments`: those covered; `checksum`: of a merged index's file; `matrix`: see the field."""
+        """`segments`: those covered; `checksum`: of a merged index's file; `matrix`: see `SealedSegment.matrix`, if it
+        is in memory already."""
         self.segments = tuple(segments)
         self.segment_ids = tuple(segment.segment_id for segment in segments)
         """Numbers of the covered segments, ascending."""
@@ -344,10 +307,11 @@ class SealedIndex:
         self._starts = np.cumsum([0, *(len(segment.rows) for segment in segments)])
         self._loading = threading.Lock()
         """Taken before the lock of a topic's state."""
-        self._merged: _Merged | None = None
-        self.matrix = matrix
-        """Vectors of all Active and readable rows, by label, zeros elsewhere; None if not loaded, or too many to be
-        scanned."""
+        self._compact: CompactIndex | None = None
+        """None for a single segment, and until it is loaded."""
+        self._scanned = None if matrix is None else Scanned(np.arange(len(matrix)), matrix)
+        """All rows of a single segment, zeros for those without a readable vector; extras of a merged index. None until
+        it is loaded."""
         self.search_ms: float | None = None
         """A gauge: milliseconds per search, smoothed over the latest; None before the first."""
         self.columns: SealedColumns | None = None
@@ -359,15 +323,20 @@ class SealedIndex:
     @property
     def is_loaded(self) -> bool:
         """Whether a search can begin without loading the file."""
-        return self._merged is not None or self.matrix is not None
+        return self._scanned is not None
+
+    @property
+    def matrix(self) -> Floats | None:
+        """The vectors of all rows by label, zeros for those without a readable one; None if it is not loaded, or has
+        too many to be scanned."""
+        return self._scanned.vectors if self._scanned is not None and self._compact is None else None
 
     @property
     def memory_bytes(self) -> int:
         """Approximate size in memory."""
-        own = 0 if self.matrix is None else self.matrix.nbytes
-        merged = 0 if self._merged is None else self._merged.index.memory_bytes + self._merged.extra_matrix.nbytes
-        words = 0 if self.columns is None else self.columns.memory_bytes
-        return 2 * len(self) + own + merged + words
+        scanned = 0 if self._scanned is None else self._scanned.vectors.nbytes
+        held = [one.memory_bytes for one in (self._compact, self.columns) if one is not None]
+        return 2 * len(self) + scanned + sum(held)
 
     def column(self, name: str) -> NDArray[np.generic]:
         """Return a column of `columns.ROW`, per label."""
@@ -387,11 +356,12 @@ class SealedIndex:
             if self.is_loaded:
                 return []
             if self._checksum is None:
-                self.matrix, problems = self.segments[0].matrix()
+                matrix, problems = self.segments[0].matrix()
+                self._scanned = Scanned(np.arange(len(self)), matrix)
                 return problems
-            index = CompactIndex.load(self._files, self.path, self._checksum, size=len(self))
-            extras, matrix, problems = self.read_vectors(np.flatnonzero(self._is_active & ~dead & ~index.held))
-            self._merged = _Merged(index, dead, extras, matrix)
+            compact = CompactIndex.load(self._files, self.path, self._checksum, size=len(self))
+            extras, problems = self.read_vectors(dead | compact.held)
+            self._compact, self._scanned = compact, extras
             return problems
 
     @property
@@ -404,70 +374,51 @@ class SealedIndex:
         positions = self._starts.searchsorted(labels, side="right") - 1
         return self._numbers[positions], labels - self._starts[positions]
 
-    def part(self, dead: Bits) -> MergedPart | None:
-        """Return the part of the index without these labels; None for an index over one segment, which is scanned.
-        Raises StoreError: the index cannot be loaded."""
+    def searched(self, dead: Bits) -> tuple[Scanned, VisibleLists | None]:
+        """Return what a search without these labels reads: vectors to scan, and lists of a merged index. Raises
+        StoreError: it cannot be loaded."""
         self.load(dead)
-        if (merged := self._merged) is None:
-            return None
-        # Rows that are live here, but were dead when it was loaded.
-        late = np.flatnonzero(merged.dead & ~dead)
-        late, vectors, _ = self.read_vectors(late[self._is_active[late] & ~merged.index.held[late]])
-        extras, matrix = np.concatenate([merged.extras, late]), np.concatenate([merged.extra_matrix, vectors])
-        order = np.argsort(extras)
-        return MergedPart(merged.index.without(dead), extras[order], matrix[order])
+        assert self._scanned is not None, "it was loaded, and stays so"
+        return self._scanned, None if self._compact is None else self._compact.without(dead)
 
-    def nearest(self, queries: Floats, k: int, dead: Bits, part: MergedPart | None) -> Rows:
-        """Return labels that include the best `k` live ones by score for each query, unordered. `part`: see `part`."""
+    def nearest(self, queries: Floats, k: int, dead: Bits, scanned: Scanned, lists: VisibleLists | None) -> Rows:
+        """Return labels that include the best `k` live ones by score for each query, unordered. `scanned`, `lists`: see
+        `searched`."""
         started = time.perf_counter()
-        if part is None or self._merged is None:
-            found = self.scan(queries, k, dead)
-        else:
-            labels = self._merged.index.search(queries, k, part.lists)
-            found = np.concatenate([labels, self._best(part.extras, part.extra_matrix, queries, k, dead)])
+        live = ~dead[scanned.labels]
+        labels = scanned.labels[live]
+        weights = multipliers(self._steps[labels])
+        scores = (np.maximum(cosines, 0) * weights for cosines in products(scanned.vectors[live], queries))
+        found = np.unique(np.concatenate([labels[:0], *(labels[best_rows(one, k)] for one in scores)]))
+        if self._compact is not None and lists is not None:
+            found = np.concatenate([self._compact.search(queries, k, lists), found])
         latest, before = (time.perf_counter() - started) * 1000, self.search_ms
         self.search_ms = latest if before is None else before + SMOOTHING * (latest - before)
         return found
 
-    def vectors_of(self, labels: Rows, part: MergedPart | None) -> Floats:
+    def vectors_of(self, labels: Rows, scanned: Scanned, lists: VisibleLists | None) -> Floats:
         """Return the vectors of these labels, shape (n, dimension), without reading the log; zeros if none is in
-        memory.
-
-        Vectors in a merged index are exact to about 1e-4. `part`: from `part`, which has loaded the index.
-        """
-        if part is None or self._merged is None:
-            assert self.matrix is not None, "it was loaded, and stays so"
-            found: Floats = self.matrix[labels]
-            return found
-        found = self._merged.index.stored(labels)
-        if len(part.extras):
-            at = np.minimum(part.extras.searchsorted(labels), len(part.extras) - 1)
-            is_extra = part.extras[at] == labels
-            found[is_extra] = part.extra_matrix[at[is_extra]]
+        memory. Those in a merged index are exact to about 1e-4. `scanned`, `lists`: see `searched`."""
+        found: Floats = np.zeros((len(labels), self.segments[0].header.dimension), np.float32)
+        if self._compact is not None and lists is not None:
+            found = self._compact.stored(labels)
+        if len(scanned.labels):
+            at = np.minimum(scanned.labels.searchsorted(labels), len(scanned.labels) - 1)
+            is_scanned = scanned.labels[at] == labels
+            found[is_scanned] = scanned.vectors[at[is_scanned]]
         return found
 
-    def scan(self, queries: Floats, k: int, dead: Bits) -> Rows:
-        """Search the vectors in memory, or those in the log: slow, for when the index cannot be loaded."""
-        labels = np.flatnonzero(self._is_active & ~dead)
-        if self.matrix is not None:
-            return self._best(labels, self.matrix[labels], queries, k, dead)
-        labels, matrix, _ = self.read_vectors(labels)
-        return self._best(labels, matrix, queries, k, dead)
-
-    def read_vectors(self, labels: Rows) -> tuple[Rows, Floats, list[StoreError]]:
-        """Return the readable labels among these, their vectors (n, dimension), and the errors of the others."""
-        found, vectors, problems = (
-            [np.empty(0, dtype=np.intp)],
-            [np.empty((0, self.segments[0].header.dimension), np.float32)],
-            [],
-        )
-        for position, segment in enumerate(self.segments):
-            start, end = self._starts[position : position + 2].tolist()
-            rows, matrix, errors = segment.vectors(labels[(labels >= start) & (labels < end)] - start)
-            found.append(rows + start)
+    def read_vectors(self, but: Bits) -> tuple[Scanned, list[StoreError]]:
+        """Read the vectors of all labels without these from the log: slow. Return the readable ones, and the errors of
+        the others."""
+        wanted = np.flatnonzero(self._is_active & ~but)
+        labels, vectors, problems = list[Rows](), list[Floats](), list[StoreError]()
+        for segment, start, end in zip(self.segments, self._starts, self._starts[1:], strict=False):
+            rows, matrix, errors = segment.vectors(wanted[(wanted >= start) & (wanted < end)] - start)
+            labels.append(rows + start)
             vectors.append(matrix)
             problems += errors
-        return np.concatenate(found), np.concatenate(vectors), problems
+        return Scanned(np.concatenate(labels), np.concatenate(vectors)), problems
 
     @cached_property
     def multipliers(self) -> Floats:
@@ -481,13 +432,6 @@ class SealedIndex:
     @cached_property
     def _is_active(self) -> Bits:
         return np.asarray(self.column("status") == Status.ACTIVE, dtype=np.bool_)
-
-    def _best(self, labels: Rows, matrix: Floats, queries: Floats, k: int, dead: Bits) -> Rows:
-        """Return the labels among these, with these vectors, that are among the best `k` for a query by score."""
-        live = ~dead[labels]
-        labels, weights = labels[live], multipliers(self._steps[labels[live]])
-        found = [labels[best_rows(scores_of(one, weights), k)] for one in products(matrix[live], queries)]
-        return np.unique(np.concatenate([labels[:0], *found]))
 
 
 def seal(claim: Claim, segment: GrowingSegment) -> tuple[SealedSegment, list[SealedIndex]]:
@@ -513,7 +457,7 @@ def seal(claim: Claim, segment: GrowingSegment) -> tuple[SealedSegment, list[Sea
     if not segment.searchable:
         return sealed, []
     index = SealedIndex(files, layout, [sealed], matrix=segment.matrix)
-    if not segment.columns.lacking:
+    if segment.columns.is_whole:
         publish_words(claim, index, [segment.columns.sealed()])
     return sealed, [index]
 
@@ -521,8 +465,16 @@ def seal(claim: Claim, segment: GrowingSegment) -> tuple[SealedSegment, list[Sea
 def publish_words(claim: Claim, index: SealedIndex, parts: Sequence[SealedColumns]) -> None:
     """Set the words of an index, and write them. Raises StoreWriteFailed: the next start has to rebuild them."""
     index.columns = columns = parts[0] if len(parts) == 1 else SealedColumns.joined(parts)
+    stored = _Stored(
+        format=FORMAT,
+        segments=_identity(index.segments),
+        columns={name: getattr(columns, name).astype(kind).tobytes() for name, kind in _COLUMNS.items()},
+        length_sum=columns.length_sum,
+        mean_count=columns.mean_count,
+    )
+    header = msgspec.structs.replace(index.segments[0].header, magic=MAGIC_META, version=META_VERSION)
     path = claim.layout.words(index.segment_ids[0], index.segment_ids[-1])
-    claim.write(path, encode_words(index.segments, columns))
+    claim.write(path, encode_header(header) + encode_long(_encoder.encode(stored)))
 
 
 def write_merged(

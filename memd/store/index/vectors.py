@@ -83,11 +83,6 @@ def products(matrix: Floats, queries: Floats) -> Floats:
     return found
 
 
-def scores_of(cosine: NDArray[np.float64], multiplier: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return max(0, cosine) x multiplier, by which chunks are ranked."""
-    return np.asarray(np.maximum(cosine, 0.0) * multiplier, dtype=np.float64)
-
-
 def best_rows(scores: NDArray[np.float64], k: int) -> Rows:
     """Return the positions of the `k` highest scores, in no particular order; the later ones in a tie."""
     if len(scores) <= k:
@@ -144,7 +139,8 @@ class CompactIndex:
         """Index at most `count` vectors, given as (labels, vectors (n, dimension)); `sample` is a subset of them."""
         dimension = sample.shape[1]
         sample = sample if len(sample) else np.zeros((1, dimension), np.float32)  # all chunks are adjusted
-        axes = _principal_axes(sample, min(HEAD, dimension))
+        _, principal = np.linalg.eigh(sample.T @ sample)
+        axes = np.ascontiguousarray(principal[:, ::-1][:, : min(HEAD, dimension)].T, dtype=np.float32)
         centroids = _centroids(sample @ axes.T, _list_count(count))
         labels, lists = np.empty(count, dtype=np.uint32), np.empty(count, dtype=np.uint16)
         scales, heads = np.empty(count, dtype=np.float32), np.empty((count, len(axes)), dtype=np.float32)
@@ -177,14 +173,14 @@ class CompactIndex:
     @property
     def memory_bytes(self) -> int:
         """Approximate size in memory, as if the whole file were resident."""
-        return sum(array.nbytes for array in (*_of(self._arrays), self._positions))
+        return sum(array.nbytes for array in (*msgspec.structs.astuple(self._arrays), self._positions))
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes of its file."""
         axes, centroids = self._arrays.axes, self._arrays.centroids
         sizes = axes.shape[1], len(axes), len(centroids), len(self._arrays.labels)
         yield _SIZES.pack(_MAGIC, *sizes).ljust(_ALIGNED, b"\0")
-        for array in _of(self._arrays):
+        for array in msgspec.structs.astuple(self._arrays):
             data = array.reshape(-1).view(np.uint8).data
             yield from (bytes(data[start : start + _PIECE_BYTES]) for start in range(0, len(data), _PIECE_BYTES))
             yield bytes(_padded(array.nbytes) - array.nbytes)
@@ -235,10 +231,6 @@ class CompactIndex:
         return np.asarray(at[best_rows(cosine, k)], np.intp)
 
 
-def _of(arrays: _Arrays) -> tuple[NDArray[np.generic], ...]:
-    return msgspec.structs.astuple(arrays)
-
-
 def _arrays_in(mapped: memoryview) -> _Arrays:
     data = np.frombuffer(mapped, dtype=np.uint8)
     magic, dimension, head, lists, count = _SIZES.unpack(data[: _SIZES.size].tobytes())
@@ -260,11 +252,6 @@ def _padded(size: int) -> int:
 
 def _list_count(count: int) -> int:
     return max(1, min(_LISTS_MAX, count // _PER_LIST_MIN, int(3 * count**0.5)))
-
-
-def _principal_axes(sample: Floats, count: int) -> Floats:
-    _, axes = np.linalg.eigh(sample.T @ sample)
-    return np.ascontiguousarray(axes[:, ::-1][:, :count].T, dtype=np.float32)
 
 
 def _centroids(heads: Floats, count: int) -> Floats:

@@ -21,12 +21,11 @@ found.
 from __future__ import annotations
 
 import enum
-import functools
 import itertools
 import re
 import threading
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -132,9 +131,12 @@ def analyze(text: str) -> list[str]:
     """Return the terms of a text in order, with repetition, without white space. The first may name its language."""
     words = _words(text)
     language = language_of_text(text)
-    terms_of = functools.partial(_stored, language=language)
-    found = [term for word in words for term in terms_of(word)] + _names_among(words)
-    return found if language is None else [LANGUAGE_MARK + language, *found]
+    bare = [word.strip(_OUTER) for word in words]  # a comma after a word makes no difference
+    if language is None:
+        return [stem for word in bare for _, stem in _terms(word, None)] + _names_among(words)
+    empty = function_words(language)
+    found = [stem for word in bare for term, stem in _terms(word, language) if fold(term) not in empty]
+    return [LANGUAGE_MARK + language, *found, *_names_among(words)]
 
 
 def analyze_query(text: str) -> dict[str, bool]:
@@ -195,21 +197,19 @@ def is_single_word(text: str) -> bool:
     return len(text.split()) == 1 and not _UNSPACED_RUN.search(text)
 
 
-def in_languages(text: str, languages: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-    """Return the other terms by which a chunk in one of these languages may have the terms of `analyze_query`, and the
-    terms that may be function words in one of them."""
-    words = dict.fromkeys(_words(text)) if languages else ()
-    forms: dict[str, dict[str, None]] = {}
-    empty: set[str] = set()
+def in_languages(text: str, languages: Iterable[str]) -> set[str]:
+    """Return the other terms by which a chunk in one of these languages may have the terms of `analyze_query`, without
+    those that may be function words in one of them."""
+    words, others, empty = dict.fromkeys(_words(text)), set[tuple[str, str]](), set[str]()
     for language in languages:
+        without_content = function_words(language)
         for word in words:
-            known = _in_language(word, language) if len(word) <= TERM_CHARACTERS_MAX else _terms_in(word, language)
-            for stem, other, is_empty in known:
+            for (term, stem), (_, other) in zip(_terms(word, None), _terms(word, language), strict=True):
                 if other != stem:
-                    forms.setdefault(stem, {})[other] = None
-                if is_empty:
+                    others.add((stem, other))
+                if fold(term) in without_content:
                     empty.add(stem)
-    return {stem: tuple(others) for stem, others in forms.items()}, empty
+    return {other for stem, other in others if stem not in empty}
 
 
 def _names_among(words: Sequence[str]) -> list[str]:
@@ -226,47 +226,31 @@ def _names_among(words: Sequence[str]) -> list[str]:
 
 @lru_cache(maxsize=8192)
 def _asked(word: str) -> tuple[tuple[str, bool], ...]:
-    """Return the terms of a word in a query, and whether each is exact."""
-    found = [pair for pair in _told(word) if pair[0] not in _STOPWORDS]
-    return tuple((stem, exact) for (_, exact), stem in zip(found, _stemmed([term for term, _ in found]), strict=True))
-
-
-def _stored(word: str, language: str | None) -> Sequence[str]:
-    """Return the terms of a word in a chunk of a language."""
-    bare = word.strip(_OUTER)  # as in `_of_spaced`, so that a comma after a word makes no difference
-    return _of_short(bare, language) if len(bare) <= TERM_CHARACTERS_MAX else _stems_of(bare, language)
-
-
-def _stems_of(word: str, language: str | None) -> Sequence[str]:
-    if language is None:
-        return tuple(_stemmed(list(_of_word(word))))
-    empty = function_words(language)
-    return tuple(_stemmed_as([one for one in _of_word(word) if fold(one) not in empty], language))
-
-
-_of_short = lru_cache(maxsize=8192)(_stems_of)
-
-
-def _terms_in(word: str, language: str) -> list[tuple[str, str, bool]]:
-    """Return each term of a word stemmed in English and in another language, and if it is a function word there."""
-    found, empty = list(_of_word(word)), function_words(language)
-    pairs = zip(found, _stemmed(found), _stemmed_as(found, language), strict=True)
-    return [(stem, other, fold(term) in empty) for term, stem, other in pairs]
-
-
-_in_language = lru_cache(maxsize=8192)(_terms_in)
-
-
-def _told(word: str) -> Iterator[tuple[str, bool]]:
-    """Yield the terms of a word, and whether each is a whole name rather than a part of one or a plain word.
+    """Return the terms of a word in a query, and whether each is exact: a whole name, not a part or a plain word.
 
     A text without spaces is one word with as many terms as characters, so slow steps are done once per word.
     """
-    whole = word.strip(_OUTER)
+    whole, found = word.strip(_OUTER), list[tuple[str, bool]]()
     lower = whole.lower()
     is_name = len(lower) <= TERM_CHARACTERS_MAX and bool(_HUMPS.search(whole) or _JOINED.search(whole))
-    for term in _of_word(word):
-        yield term, (is_name or _is_code(term)) if term == lower else _is_code(term) and not term.isdecimal()
+    for term, stem in _terms(word, None):
+        if term not in _STOPWORDS:
+            is_code = _is_code(term)
+            found.append((stem, is_name or is_code if term == lower else is_code and not term.isdecimal()))
+    return tuple(found)
+
+
+def _terms(word: str, language: str | None) -> Sequence[tuple[str, str]]:
+    """Return each term of a word, and its stem in a language; None is English."""
+    return _known_terms(word, language) if len(word) <= TERM_CHARACTERS_MAX else _terms_anew(word, language)
+
+
+def _terms_anew(word: str, language: str | None) -> Sequence[tuple[str, str]]:
+    found = list(_of_word(word))
+    return tuple(zip(found, _stemmed(found) if language is None else _stemmed_as(found, language), strict=True))
+
+
+_known_terms = lru_cache(maxsize=16_384)(_terms_anew)
 
 
 def _is_code(term: str) -> bool:

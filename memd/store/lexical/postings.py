@@ -87,9 +87,10 @@ class ChunkTerms(NamedTuple):
         return cls(np.fromiter(counts, np.uint32, len(counts)), times, min(len(found), LENGTH_MAX))
 
     @classmethod
-    def decoded(cls, data: bytes) -> ChunkTerms | None:
-        """Decode the terms of a record; None if they have another format."""
-        if len(data) < 3 or data[0] != FORMAT or (len(data) - 3) % 5:
+    def of_record(cls, entry: Entry) -> ChunkTerms | None:
+        """Decode the terms of an entry; None if it has none, or in another format."""
+        data = entry.terms
+        if data is UNSET or len(data) < 3 or data[0] != FORMAT or (len(data) - 3) % 5:
             return None
         count = (len(data) - 3) // 5
         keys = np.frombuffer(data, "<u4", count, 3)
@@ -117,9 +118,7 @@ def query_keys(text: str, languages: frozenset[str]) -> Keys:
     known = _asked(text)
     if not languages:
         return np.fromiter(map(key_of, known), np.uint32, len(known))
-    forms, empty = in_languages(text, sorted(languages))
-    terms = dict.fromkeys([*known, *(form for name, others in forms.items() if name not in empty for form in others)])
-    return np.array(sorted(set(map(key_of, terms))), np.uint32)
+    return np.array(sorted({*map(key_of, (*known, *in_languages(text, languages)))}), np.uint32)
 
 
 @lru_cache(maxsize=64)
@@ -211,8 +210,8 @@ class GrowingColumns:
         self._shown_starts = np.zeros(65, np.uint32)
         self._shown = np.zeros(64, np.uint64)
         self.languages: frozenset[str] = frozenset()
-        self.lacking: list[int] = []
-        """Rows whose record, from an old version, lacks terms or a token count; see `complete`."""
+        self.is_whole = True
+        """Whether every record has its terms; those of an old version have none, or in another format."""
         self._sum: NDArray[np.float64] = np.zeros(1)
         self._summed = 0
         self.mean_sum: NDArray[np.float64] | None = None
@@ -231,11 +230,10 @@ class GrowingColumns:
             if entry is None:
                 self._stream, self._shown_starts[row + 1], self.count = None, self._shown_starts[row], row + 1
                 continue
-            terms = None if entry.terms is UNSET else ChunkTerms.decoded(entry.terms)
-            if entry.content and (terms is None or entry.line_tokens is UNSET):
-                self.lacking.append(row)
-            if terms is not None:
+            if (terms := ChunkTerms.of_record(entry)) is not None:
                 added.append((row, terms))
+            elif entry.content:
+                self.is_whole = False
             self._tokens[row] = 0 if entry.line_tokens is UNSET else min(entry.line_tokens, TOKENS_MAX)
             # A later entry of a chunk (a correction) is not where its text was said, so it has no neighbours.
             stream = stream_of(entry) if entry.content and entry.origin_id == entry.canonical_id else None
@@ -258,12 +256,6 @@ class GrowingColumns:
         """Return whether a row has each of these terms."""
         found = [copied(self._postings.get(key, _NONE)) >> 8 for key in keys.tolist()]
         return np.array([bool((rows == row).any()) for rows in found], np.bool_)
-
-    def complete(self, row: int, entry: Entry) -> None:
-        """Supply what the record of a row lacks. Must not run while another thread adds rows."""
-        if not self._lengths[row] and (terms := ChunkTerms.decoded(entry.terms or b"")) is not None:
-            self._add_terms([(row, terms)])
-        self._tokens[row] = min(entry.line_tokens or 0, TOKENS_MAX)
 
     @property
     def tokens(self) -> NDArray[np.uint16]:

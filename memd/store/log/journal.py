@@ -69,8 +69,8 @@ class JournalRecords(msgspec.Struct, frozen=True):
 class Journal:
     """An open hot.log. Use `Journal.open`."""
 
-    def __init__(self, claim: Claim, findings: list[Finding], extent: LogExtent | None = None) -> None:
-        self.findings = findings
+    def __init__(self, claim: Claim, extent: LogExtent | None = None) -> None:
+        self.findings: list[Finding] = []
         """Findings of the opening."""
         self.extent = extent
         """The extent of the log when the journal was last written; None if the journal has none."""
@@ -98,27 +98,27 @@ class Journal:
             # Before the file is created, so that a crash in between does not skip this: the topic's directory may be
             # new, and a power cut that removes the directory removes the journal.
             files.sync_directory(path.parent.parent)
-            journal = cls(claim, [])
+            journal = cls(claim)
             journal.rewrite([])
             return journal, []
         data = files.read(path)
         found = records_of(data)
-        scanned, payloads, extent = found.scan, found.payloads, found.extent
+        journal, payloads, end = cls(claim, found.extent), found.payloads, found.scan.end
         try:
             check_topic(files, path.parent, decode_header(data, magic=MAGIC_JOURNAL, name=str(path)), path)
-            is_damaged = bool(scanned.gaps)
+            is_damaged = bool(found.scan.gaps)
         except CorruptFile:
             is_damaged = True
         if is_damaged:
             kept = save_torn_copy(files, path, data, is_whole_file=True)
             message = f"is damaged; it was copied to {kept.name} and its {len(payloads)} readable records are used"
-            journal = cls(claim, [Finding("damaged", str(path), message)])
-            journal.rewrite(payloads, extent)
+            journal.findings.append(Finding("damaged", str(path), message))
+            journal.rewrite(payloads)
             return journal, payloads
-        torn = [cut_torn_tail(files, path, data, scanned.end)] if scanned.end < len(data) else []
-        claim.resume("hot", scanned.end)
-        journal = cls(claim, torn, extent)
-        journal._bytes = journal._rewritten_bytes = scanned.end
+        if end < len(data):
+            journal.findings.append(cut_torn_tail(files, path, data, end))
+        claim.resume("hot", end)
+        journal._bytes = journal._rewritten_bytes = end
         journal.mark, journal.unmarked = found.mark, found.unmarked
         return journal, payloads
 

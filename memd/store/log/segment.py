@@ -114,29 +114,23 @@ class LogSegment:
         keys = [(self._number, one) for one in records["canonical_id"].tolist()]
         known = ENTRIES_READ.get_many(keys)
         found: list[Entry | None] = [known.get(key) for key in keys]
-        if len(known) < len(keys):
-            missing = [place for place, one in enumerate(found) if one is None]
-            for place, entry in zip(missing, self._read_anew(records[missing]), strict=True):
-                found[place] = entry
-                if entry is not None:
-                    size = _READ_BYTES + len(entry.vector) + sys.getsizeof(entry.content)
-                    ENTRIES_READ.put(keys[place], entry, size)
-        return found
-
-    def _read_anew(self, records: Records) -> list[Entry | None]:
-        starts, lengths = records["offset"].tolist(), (records["length"] + FRAME_BYTES).tolist()
-        found: list[Entry | None] = []
+        missing = [place for place, one in enumerate(found) if one is None]
+        if not missing:
+            return found
+        places = records["offset"][missing].tolist(), (records["length"][missing] + FRAME_BYTES).tolist()
         try:
-            data = self._files.read_pieces(self._paths[0], list(zip(starts, lengths, strict=True)))
+            data = self._files.read_pieces(self._paths[0], list(zip(*places, strict=True)))
         except StoreError:
-            return [None] * len(records)
-        columns = (records[name].tolist() for name in ("canonical_id", "is_erased"))
-        for record, canonical_id, is_erased in zip(data, *columns, strict=True):
+            return found
+        for place, record, is_erased in zip(missing, data, records["is_erased"][missing].tolist(), strict=True):
             try:
-                entry = _decoded(record, canonical_id, self.header.dimension)
+                entry = _decoded(record, keys[place][1], self.header.dimension)
             except StoreError:
-                entry = None
-            found.append(entry if entry is None or entry.erased is UNSET or is_erased else None)
+                continue
+            if entry is not None and (is_erased or entry.erased is UNSET):
+                found[place] = entry
+                size = _READ_BYTES + len(entry.vector) + sys.getsizeof(entry.content)
+                ENTRIES_READ.put(keys[place], entry, size)
         return found
 
 
@@ -286,14 +280,24 @@ class SealedSegment(LogSegment):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SegmentView:
-    """One segment at one point in time; the arrays are never written to."""
+    """The first rows of one segment at one point in time; the arrays are never written to."""
 
     segment: GrowingSegment | SealedSegment
-    rows: Records
     dead: Bits
     """Superseded or Deprecated, per row."""
-    matrix: Floats | None
-    """Vectors of a growing segment, per row; None if there is an index, or if another model wrote the vectors."""
+
+    @functools.cached_property
+    def rows(self) -> Records:
+        """The columns."""
+        return self.segment.rows[: len(self.dead)]
+
+    @functools.cached_property
+    def matrix(self) -> Floats | None:
+        """Vectors of a growing segment, per row; None if there is an index, or if another model wrote the vectors."""
+        segment = self.segment
+        if isinstance(segment, GrowingSegment) and segment.searchable:
+            return segment.matrix[: len(self.dead)]
+        return None
 
     @property
     def live_count(self) -> int:
@@ -385,38 +389,35 @@ class PendingChunk(msgspec.Struct, frozen=True):
     """The entry shown meanwhile; its ids in time are those of the moment it was cut."""
 
 
-class PendingView(msgspec.Struct, frozen=True):
-    """The pending chunks of a topic, at one moment."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class PendingView(SegmentView):
+    """The pending chunks of a topic, at one moment; dead rows are no longer pending."""
 
-    segment: SegmentView
-    columns: GrowingColumns
+    segment: PendingSegment
     chunks: list[PendingChunk]
-    """By row. Rows beyond the view's were added later; dead rows are no longer pending."""
+    """By row. Rows beyond the view's were added later."""
 
     def __len__(self) -> int:
-        return self.segment.live_count
+        return self.live_count
 
     def __iter__(self) -> Iterator[PendingChunk]:
         return iter(self.by_row().values())
 
     def by_row(self) -> dict[int, PendingChunk]:
         """The pending chunks by row."""
-        return {row: self.chunks[row] for row in np.flatnonzero(~self.segment.dead).tolist()}
+        return {row: self.chunks[row] for row in np.flatnonzero(~self.dead).tolist()}
 
     def find(self, uuid: bytes) -> PendingChunk | None:
         """Return the pending chunk with this uuid; None if there is none."""
-        assert isinstance(self.segment.segment, PendingSegment), "its own"
-        return next(self._waiting(self.segment.segment.rows_of(uuid)), None)
+        return next(self._waiting(self.segment.rows_of(uuid)), None)
 
     def with_text(self, text: str) -> Iterator[PendingChunk]:
         """Yield the pending chunks that have exactly this text."""
-        assert isinstance(self.segment.segment, PendingSegment), "its own"
-        rows = self.segment.segment.rows_of_text(text_hash(text))
-        return (one for one in self._waiting(rows) if one.draft.content == text)
+        found = self._waiting(self.segment.rows_of_text(text_hash(text)))
+        return (one for one in found if one.draft.content == text)
 
     def _waiting(self, rows: Iterable[int]) -> Iterator[PendingChunk]:
-        dead = self.segment.dead
-        return (self.chunks[row] for row in rows if row < len(dead) and not dead[row])
+        return (self.chunks[row] for row in rows if row < len(self.dead) and not self.dead[row])
 
 
 class PendingSegment(GrowingSegment):
@@ -496,7 +497,7 @@ class PendingSegment(GrowingSegment):
     def view(self) -> PendingView:
         """Return the chunks pending now."""
         dead = self._holders[: self.count] == 0
-        return PendingView(SegmentView(self, self.rows, dead, self.matrix), self.columns, self._chunks)
+        return PendingView(self, dead, self._chunks)
 
 
 _NOWHERE = Span(0, 0)

@@ -203,7 +203,7 @@ class SharedTopicLog(TopicLog):
                 self._take_group(group.header, group, row.data)
                 self.noticed(group.entries)
                 self.head = row.last
-        self._seal_whole()
+        self._seal_soon()
 
     def _take_group(self, header: Header, group: LogFile, data: bytes) -> None:
         active = self._active_of(header)
