@@ -178,8 +178,8 @@ async def health(parts: DaemonParts, who: Principal) -> DaemonHealth:
     troubles = _troubles(parts, topics, who)
     backup = parts.backup.health if parts.backup is not None and sees_all else None
     late = [_trouble(backup.trouble, _ago(backup.lag_seconds))] if backup is not None and backup.trouble else []
-    sealing = [topic.log.seal_trouble for topic in topics]
-    late += [_trouble(str(error), 0) for error in [one for one in sealing if one is not None][:TROUBLED_MAX]]
+    sealing = [error for topic in topics if (error := topic.log.troubles.get("seal")) is not None]
+    late += [_trouble(str(error), 0) for error in sealing[:TROUBLED_MAX]]
     changed = await asyncio.to_thread(parts.token_watch.changed_settings) if sees_all else []
     late += [_trouble(outdated(changed), 0)] if changed else []
     upstreams = parts.upstreams()
@@ -335,7 +335,7 @@ def _troubles(parts: DaemonParts, topics: Sequence[Topic], who: Principal) -> li
     disk, kept = parts.topics.disk.trouble, parts.store.kept
     found = [] if disk is None else [Trouble(disk.what, disk.since, disk.remedy)]
     refused = [error for topic_id, error in parts.topics.refused.items() if who.may("read", topic_id)]
-    refused += [error for topic in topics if (error := topic.log.load_trouble) is not None]
+    refused += [error for topic in topics if (error := topic.log.troubles.get("load")) is not None]
     found += [_trouble(str(error), 0) for error in refused[:TROUBLED_MAX]]
     told = [(topic, error) for topic in topics if (error := topic.write_trouble) is not None]
     if disk is not None:  # the topics have the same trouble

@@ -387,26 +387,22 @@ def after_append(
 
     `fresh` are the uuids that the topic did not have before.
     """
-    views = dict(before.views)
-    known = len(views[active.segment_id].dead) if active.segment_id in views else 0
-    dead = np.zeros(known + len(entries), dtype=np.bool_)
-    if known:
-        dead[:known] = views[active.segment_id].dead
-    overridden: dict[int, list[int]] = {}
-    for row, entry in zip(active.extend(entries, spans), entries, strict=True):
-        dead[row] = entry.status is Status.DEPRECATED or row != active.rows_of(entry.uuid)[-1]
-        if entry.uuid not in fresh:
-            dead[list(active.rows_of(entry.uuid)[:-1])] = True
-            for segment_id, older in before.places(entry.uuid):
-                overridden.setdefault(segment_id, []).append(older)
-    overridden.pop(active.segment_id, None)
-    for segment_id, rows in overridden.items():
+    views, known, older = dict(before.views), before.views.get(active.segment_id), dict[int, list[int]]()
+    dead = np.append(known.dead if known is not None else np.empty(0, np.bool_), np.zeros(len(entries), np.bool_))
+    active.extend(entries, spans)
+    for entry in entries:
+        rows = active.rows_of(entry.uuid)
+        dead[list(rows)] = True
+        dead[rows[-1]] = entry.status is Status.DEPRECATED
+        for segment_id, row in () if entry.uuid in fresh else before.places(entry.uuid):
+            older.setdefault(segment_id, []).append(row)
+    for segment_id in older.keys() - {active.segment_id}:
         bits = views[segment_id].dead.copy()
-        bits[rows] = True
+        bits[older[segment_id]] = True
         views[segment_id] = SegmentView(views[segment_id].segment, bits)
     views[active.segment_id] = SegmentView(active, dead)
     indexes = [
-        view if overridden.keys().isdisjoint(view.index.segment_ids) else _view_of(view.index, views)
+        view if older.keys().isdisjoint(view.index.segment_ids) else _view_of(view.index, views)
         for view in before.indexes
     ]
     return Snapshot(before.topic_id, dict(sorted(views.items())), before.uuid_index, indexes)
@@ -530,7 +526,8 @@ def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
     wanted = (chunk.kind, is_sourced and chunk.source, displayed)
     for text in dict.fromkeys((chunk.content, displayed)):  # entries without `speakers` have the shown text
         found = snapshot.live_places_of_text(text_hash(text))
-        for place in sorted(found, key=lambda place: _origin(snapshot, place), reverse=True):
+        origins = [int(snapshot.views[number].rows[row]["origin_id"]) for number, row in found]
+        for _, place in sorted(zip(origins, found, strict=True), reverse=True):
             try:
                 entry = snapshot.read(place)
             except StoreError:
@@ -580,11 +577,6 @@ def alike_since(snapshot: Snapshot, copy: Entry, cosine: float) -> list[Entry] |
     near = [one for one, nearness in snapshot.cosines_at(copy.embedding, places).items() if nearness >= cosine]
     entries = snapshot.read_many(near)
     return [entries[one] for one in places if one in entries]
-
-
-def _origin(snapshot: Snapshot, place: Place) -> int:
-    """Return the origin_id of an entry: the canonical_id of its chunk's first entry."""
-    return int(snapshot.views[place[0]].rows[place[1]]["origin_id"])
 
 
 # Choices

@@ -13,10 +13,11 @@ import threading
 import time
 from bisect import bisect_left
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -159,6 +160,8 @@ class TopicLog:
         """Found while opening and loading, oldest first: torn tails that were moved, damage, lost indexes."""
         self.is_incomplete = bool(opened.missing)
         """Whether a file of the log was missing when the topic was opened, so that a failed lookup proves little."""
+        self.troubles: dict[Literal["seal", "load"], StoreError] = {}
+        """Why full segments could not be sealed, or indexes not be loaded, at the last attempt."""
         self._active = opened.active
         self._snapshot = first_snapshot(self.topic_id, opened.segments, opened.indexes)
         self.forbidden = read_forbidden(self._files, layout)
@@ -285,9 +288,6 @@ class TopicLog:
         active = self._active
         return [segment for segment, _ in self._snapshot.growing if segment is not active]
 
-    seal_trouble: StoreError | None = None
-    """Why a full segment could not be sealed; None if the last attempt sealed them all."""
-
     def seal_full(self) -> None:
         """Seal all full segments, about 50 ms each. Raises StoreError: a file cannot be read or written; unsealed
         segments stay searchable."""
@@ -303,21 +303,26 @@ class TopicLog:
 
     def _seal(self) -> None:
         """From the next snapshot on, read the contents of full segments from disk. Needs `_sealing`."""
-        try:
+        with self._noting("seal"):
             for full in self._full():
                 sealed, indexes = seal(self.claim, full)
-                own = {full.segment_id: sealed}
-                segments = {one: view.segment for one, view in self._snapshot.views.items()} | own
-                uuid_index = uuid_index_of(segments.values())
-                with self._state:
-                    self._snapshot = after_indexing(self._snapshot, indexes, own, uuid_index)
-        except StoreError as error:
-            self.seal_trouble = error
-            raise
-        self.seal_trouble = None
+                self._use(indexes, {full.segment_id: sealed})
 
-    load_trouble: StoreError | None = None
-    """Why the last loading failed; None if it succeeded or was never tried."""
+    def _use(self, indexes: Sequence[SealedIndex], segments: dict[int, GrowingSegment | SealedSegment]) -> None:
+        """From the next snapshot on, use these indexes, and these segments in place of those of the same number."""
+        every = {number: view.segment for number, view in self._snapshot.views.items()} | segments
+        uuid_index = uuid_index_of(every.values())  # slow, so not with the lock
+        with self._state:
+            self._snapshot = after_indexing(self._snapshot, indexes, segments, uuid_index)
+
+    @contextmanager
+    def _noting(self, work: Literal["seal", "load"]) -> Iterator[None]:
+        try:
+            yield
+        except StoreError as error:
+            self.troubles[work] = error
+            raise
+        self.troubles.pop(work, None)
 
     def load(self) -> None:
         """Load all indexes, so that the next search need not wait for that. Slow the first time.
@@ -325,28 +330,21 @@ class TopicLog:
         A damaged merged index is replaced by the indexes of its segments. Raises StoreError: neither an index nor the
         log under it can be read.
         """
-        try:
-            self._load()
-        except StoreError as error:
-            self.load_trouble = error
-            raise
-        self.load_trouble = None
-
-    def _load(self) -> None:
-        while missing := [view for view in self._snapshot.indexes if not view.index.is_loaded]:
-            for view in missing:
-                index = view.index
-                index.columns = self._words_of(index)
-                try:
-                    problems = index.load(view.dead)
-                except StoreError as error:
-                    if len(index.segments) == 1:
-                        raise
-                    self._drop_merged(index, error)
-                    break
-                if problems:
-                    more = f" (and {len(problems) - 1:,} more)" if problems[1:] else ""
-                    self.findings.append(Finding("damaged", str(index.path), f"{problems[0]}{more}"))
+        with self._noting("load"):
+            while missing := [view for view in self._snapshot.indexes if not view.index.is_loaded]:
+                for view in missing:
+                    index = view.index
+                    self._words_of(index)
+                    try:
+                        problems = index.load(view.dead)
+                    except StoreError as error:
+                        if len(index.segments) == 1:
+                            raise
+                        self._drop_merged(index, error)
+                        break
+                    if problems:
+                        more = f" (and {len(problems) - 1:,} more)" if problems[1:] else ""
+                        self.findings.append(Finding("damaged", str(index.path), f"{problems[0]}{more}"))
 
     @property
     def fingerprint(self) -> str:
@@ -363,33 +361,28 @@ class TopicLog:
         meanwhile. Raises StoreError: a file cannot be read or written; everything else still works."""
         for index in [view.index for view in self._snapshot.indexes]:
             if index.columns is None:
-                parts = [self._read_words([one]) or columns_from_log(one, self.counted) for one in index.segments]
-                self._publish(index, parts)
+                self._join_words(index, lambda segment: columns_from_log(segment, self.counted))
 
     def _words_of(self, index: SealedIndex) -> SealedColumns | None:
         """Return the columns of an index: from memory, from its file, or joined from its segments' and written back if
         the file was missing. None if a segment has none."""
-        if index.columns is not None:
-            return index.columns
-        found, ends = self._read_words(index.segments), (index.segment_ids[0], index.segment_ids[-1])
-        if found is None and self._files.size(path := self._layout.words(*ends)) is not None:
-            self.findings.append(Finding("derived", str(path), "it cannot be used, and is made anew"))
-        if found is None and len(index.segments) > 1:
-            parts = [one for one in (self._read_words([segment]) for segment in index.segments) if one is not None]
-            if len(parts) == len(index.segments):
+        if index.columns is None:
+            index.columns = read_words(self._files, self._layout, index.segments)
+            path = self._layout.words(index.segment_ids[0], index.segment_ids[-1])
+            if index.columns is None and self._files.size(path) is not None:
+                self.findings.append(Finding("derived", str(path), "it cannot be used, and is made anew"))
+            if index.columns is None and len(index.segments) > 1:
                 with suppress(StoreWriteFailed):
-                    self._publish(index, parts)
-                found = index.columns or SealedColumns.joined(parts)
-        return found
+                    self._join_words(index, lambda segment: None)
+        return index.columns
 
-    def _publish(self, index: SealedIndex, parts: Sequence[SealedColumns]) -> None:
+    def _join_words(self, index: SealedIndex, made: Callable[[SealedSegment], SealedColumns | None]) -> None:
+        """Set the columns of an index, and write them: those in its segments' files, or `made` where one has none."""
+        parts = [read_words(self._files, self._layout, [one]) or made(one) for one in index.segments]
+        whole = [one for one in parts if one is not None]
         with self._sealing:  # an erasure may have replaced the segments and made these words obsolete
-            if any(view.index is index for view in self._snapshot.indexes):
-                publish_words(self.claim, index, parts)
-
-    def _read_words(self, segments: Sequence[SealedSegment]) -> SealedColumns | None:
-        path = self._layout.words(segments[0].segment_id, segments[-1].segment_id)
-        return read_words(self._files, path, segments)
+            if len(whole) == len(parts) and any(view.index is index for view in self._snapshot.indexes):
+                publish_words(self.claim, index, whole)
 
     def counted(self, entry: Entry) -> Entry:
         """Return an Active entry with its words and tokens, as far as it lacks them."""
@@ -435,9 +428,9 @@ class TopicLog:
                 built_at=self._shared.clock.now_us(),
                 give_way=give_way,
             )
-            columns = [self._words_of(one) for one in replaced]
-            if all(columns):
-                publish_words(self.claim, index, [one for one in columns if one is not None])
+            words = [one for one in map(self._words_of, replaced) if one is not None]
+            if len(words) == len(replaced):
+                publish_words(self.claim, index, words)
             with self._state:
                 if any(self._snapshot.views[part.segment_id].segment is not part for part in sealed):
                     return  # an index was dropped meanwhile
@@ -472,9 +465,11 @@ class TopicLog:
         with self._merging, self._sealing:
             self._wipe_leftovers(wiper)
             for _ in range(_PASSES):
-                full = self._having(uuids, naming, calls)
-                self._rotate_of(full)
-                count += self._erase_in_full(full, without, wiper) if full else 0
+                places = [place for uuid in naming for place in self._snapshot.places(uuid)]
+                found = self._snapshot.read_many(places).items()
+                named = {number for (number, _), entry in found if named_in(entry, calls)}
+                if numbers := sorted(named.union(self.holding(uuids))):
+                    count += self._rewrite(numbers, without, wiper)
         ENTRIES_READ.clear()
         self._seal_soon()
         return count
@@ -502,9 +497,16 @@ class TopicLog:
     def _erase_elsewhere(self, uuids: Collection[bytes], without: WithoutText) -> None:
         """Erase in the rows that other daemons share, which contain these chunks."""
 
-    def _erase_in_full(self, numbers: list[int], without: WithoutText, wiper: Wiper) -> int:
-        merged = [v.index for v in self._snapshot.indexes if len(v.index.segments) > 1]
-        with self._state:  # they are mapped: a search of one that is overwritten finds nothing
+    def _rewrite(self, numbers: Collection[int], without: WithoutText, wiper: Wiper) -> int:
+        """Erase in the files of these segments, and make their indexes anew; return the number of new stubs."""
+        with self._state:
+            active = self._active
+            if active is not None and active.segment_id in numbers:  # appends go to another file
+                self._rotate(active)
+                if self._active is active:
+                    raise StoreWriteFailed(f"{self._layout.active}: cannot be renamed; erase again, and it goes on")
+            merged = [one.index for one in self._snapshot.indexes if len(one.index.segments) > 1]
+            # They are mapped: a search of one that is overwritten finds nothing.
             self._search_singly([one for one in merged if not set(numbers).isdisjoint(one.segment_ids)])
         self.claim.remove(self._layout.indexes_over(self._files, numbers), wiper)
         count, now = 0, OpenedTopic(self.claim, self._shared.model)
@@ -518,34 +520,15 @@ class TopicLog:
         for index in now.indexes:
             if index.columns is None:
                 publish_words(self.claim, index, [columns_from_log(index.segments[0], self.counted)])
-        segments = {number: view.segment for number, view in self._snapshot.views.items()} | now.segments
-        uuid_index = uuid_index_of(segments.values())
-        with self._state:
-            self._snapshot = after_indexing(self._snapshot, now.indexes, now.segments, uuid_index)
+        self._use(now.indexes, now.segments)
         return count
 
     def _search_singly(self, merged: Sequence[SealedIndex]) -> None:
         """Search the segments of merged indexes separately."""
         own = [SealedIndex(self._files, self._layout, [one]) for index in merged for one in index.segments]
         for index in own:
-            index.columns = self._read_words(index.segments)
+            index.columns = read_words(self._files, self._layout, index.segments)
         self._snapshot = after_indexing(self._snapshot, own, {})
-
-    def _having(self, uuids: Collection[bytes], naming: Collection[bytes], calls: Collection[bytes]) -> list[int]:
-        """Return the segments with something to erase; for the parameters see `erase`."""
-        snapshot = self._snapshot
-        places = [place for uuid in naming for place in snapshot.places(uuid)]
-        named = {number for (number, _), one in snapshot.read_many(places).items() if named_in(one, calls)}
-        return sorted(named.union(self.holding(uuids)))
-
-    def _rotate_of(self, numbers: Collection[int]) -> None:
-        """Rotate the active file if it is one of these segments, so that appends go to another one."""
-        with self._state:
-            active = self._active
-            if active is not None and active.segment_id in numbers:
-                self._rotate(active)
-                if self._active is active:
-                    raise StoreWriteFailed(f"{self._layout.active}: cannot be renamed; erase again, and it goes on")
 
     def stats(self) -> TopicStats:
         """Return the topic's current figures; reads nothing from disk."""
@@ -558,7 +541,7 @@ class TopicLog:
             damage=tuple(str(finding) for finding in self.findings if finding.kind == "damaged"),
             segments=len(segments),
             unsealed=len(self.unsealed()),
-            seal_trouble=str(self.seal_trouble or ""),
+            seal_trouble=str(self.troubles.get("seal", "")),
             indexes=len(indexes),
             unindexed=self.wordless,
             indexes_loaded=sum(index.is_loaded for index in indexes),
@@ -737,6 +720,7 @@ class OpenedTopic:
         if log_file.has_tail and header is not None:
             torn = [recovery.cut_torn_tail(files, path, data, log_file.whole_end)]
         is_old = any(entry.content and ChunkTerms.of_record(entry) is None for entry in log_file.entries)
+        is_old = is_old and files.may_write(layout.segments)  # on a read-only disk it is searched by meaning alone
         if header is None or is_old or (log_file.whole_count and not model.wrote(header)):
             # Nothing is appended after a damaged header, one of another model, or entries of a memd that had no words.
             self._claim.rotate(segment_id)

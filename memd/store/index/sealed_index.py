@@ -238,8 +238,9 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
     mean_count: int
 
 
-def read_words(files: LocalDisk, path: Path, segments: Sequence[SealedSegment]) -> SealedColumns | None:
+def read_words(files: LocalDisk, layout: TopicLayout, segments: Sequence[SealedSegment]) -> SealedColumns | None:
     """Read the `.words` of these segments; None unless it is intact and matches them."""
+    path = layout.words(segments[0].segment_id, segments[-1].segment_id)
     if files.size(path) is None:
         return None
     try:

@@ -239,7 +239,11 @@ class GrowingColumns:
             stream = stream_of(entry) if entry.content and entry.origin_id == entry.canonical_id else None
             self._follows[row] = stream is not None and stream == self._stream
             self._stream = stream
-            self._add_shown(row, () if entry.shown is UNSET else entry.shown)
+            shown = () if entry.shown is UNSET else [int.from_bytes(uuid[:8], "big") for uuid in entry.shown]
+            start, end = int(self._shown_starts[row]), int(self._shown_starts[row]) + len(shown)
+            while end > len(self._shown):
+                self._shown = grown(self._shown)
+            self._shown[start:end], self._shown_starts[row + 1] = shown, end
             if entry.vector:
                 self._sum = self._sum + entry.embedding
                 self._summed += 1
@@ -333,14 +337,6 @@ class GrowingColumns:
                 if key in LANGUAGE_KEYS:
                     self.languages |= {LANGUAGE_KEYS[key]}
             found += packed[start:end]
-
-    def _add_shown(self, row: int, uuids: Sequence[bytes]) -> None:
-        start = int(self._shown_starts[row])
-        while start + len(uuids) > len(self._shown):
-            self._shown = grown(self._shown)
-        if uuids:
-            self._shown[start : start + len(uuids)] = [int.from_bytes(uuid[:8], "big") for uuid in uuids]
-        self._shown_starts[row + 1] = start + len(uuids)
 
 
 FEW_ROWS = 20

@@ -177,7 +177,8 @@ def save_torn_copy(files: LocalDisk, path: Path, data: bytes, *, is_whole_file: 
     The last `TORN_KEPT` of one file stay. `is_whole_file`: the file holds exactly this and is about to be replaced. It
     is renamed if possible, because `data` of an encrypted file has zeros at undecryptable places.
     """
-    earlier = _torn_copies(files, path)
+    ends = {torn: _TORN.search(torn.name) for torn in torn_files(files, [path.parent])}
+    earlier = {int(end[1] or 1): torn for torn, end in ends.items() if end and torn.name[: end.start()] == path.name}
     for torn in earlier.values():
         if files.size(torn) == len(data) and files.read(torn) == data:
             return torn
@@ -195,12 +196,6 @@ def save_torn_copy(files: LocalDisk, path: Path, data: bytes, *, is_whole_file: 
 def torn_files(files: LocalDisk, directories: Iterable[Path]) -> list[Path]:
     """Return the `.torn` files in some directories: bytes that memd moved aside when it repaired a file."""
     return [directory / name for directory in directories for name in files.names(directory) if _TORN.search(name)]
-
-
-def _torn_copies(files: LocalDisk, path: Path) -> dict[int, Path]:
-    """Return the `.torn` files beside `path` by number."""
-    found = {torn: _TORN.search(torn.name) for torn in torn_files(files, [path.parent])}
-    return {int(end[1] or 1): torn for torn, end in found.items() if end and torn.name[: end.start()] == path.name}
 
 
 def remove_temporaries(files: LocalDisk, directory: Path) -> None:

@@ -157,8 +157,8 @@ class GrowingSegment(LogSegment):
         self.columns = GrowingColumns()
         """Words, tokens and neighbours of its rows."""
 
-    def extend(self, entries: Sequence[Entry], spans: Sequence[Span]) -> range:
-        """Append a row for each entry and return their numbers."""
+    def extend(self, entries: Sequence[Entry], spans: Sequence[Span]) -> None:
+        """Append a row for each entry."""
         added = range(self.count, self.count + len(entries))
         while added.stop > len(self._rows):  # readers keep the old arrays
             self._rows, self._matrix = grown(self._rows), grown(self._matrix)
@@ -178,7 +178,6 @@ class GrowingSegment(LogSegment):
             self._completed.update(dict.fromkeys(map(digest_word, entry.completed)))
         self.columns.extend(entries)
         self.count = added.stop
-        return added
 
     @property
     def memory_bytes(self) -> int:
