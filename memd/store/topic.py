@@ -719,7 +719,8 @@ class OpenedTopic:
         torn = []
         if log_file.has_tail and header is not None:
             torn = [recovery.cut_torn_tail(files, path, data, log_file.whole_end)]
-        is_old = any(entry.content and ChunkTerms.of_record(entry) is None for entry in log_file.entries)
+        oldest = next((entry for entry in log_file.entries if entry.content), None)
+        is_old = oldest is not None and ChunkTerms.of_record(oldest) is None
         is_old = is_old and files.may_write(layout.segments)  # on a read-only disk it is searched by meaning alone
         if header is None or is_old or (log_file.whole_count and not model.wrote(header)):
             # Nothing is appended after a damaged header, one of another model, or entries of a memd that had no words.
