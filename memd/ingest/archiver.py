@@ -282,7 +282,13 @@ class Archiver:
 
     def compact_later(self, topic: Topic, conversation: Conversation) -> None:
         """Compact in the background, unless a compaction of this conversation is already queued or running."""
-        work = partial(self._compact_in_background, topic, conversation)
+
+        async def work() -> None:
+            before = compaction.left_of(conversation)
+            await self.compact(topic, conversation)
+            if (left := compaction.left_of(conversation).since(before)).tokens:
+                log.info("left the prompt", extra={"topic": topic.id, **msgspec.structs.asdict(left)})
+
         self._jobs.begin(f"compaction {conversation.id}", topic, work)
 
     # -- periodically -------------------------------------------------------------------------------------------
@@ -381,12 +387,6 @@ class Archiver:
             text = compaction.line_text(item.tokens, topic.ids_of(item.identity))
             lines[position] = Line(text, self._counter.count(text) + MESSAGE_OVERHEAD)
         return lines
-
-    async def _compact_in_background(self, topic: Topic, conversation: Conversation) -> None:
-        before = compaction.left_of(conversation)
-        await self.compact(topic, conversation)
-        if (left := compaction.left_of(conversation).since(before)).tokens:
-            log.info("left the prompt", extra={"topic": topic.id, **msgspec.structs.asdict(left)})
 
     async def _store_some(
         self, topic: Topic, ends: Sequence[tuple[Conversation, int]]

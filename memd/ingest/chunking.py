@@ -28,6 +28,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import chain, pairwise
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -283,29 +284,16 @@ def candidate_pieces(text: _Text, *, opening: int, whole_tokens: int, max_tokens
             pieces.append((start, end))
             opening = 0
             continue
-        for begin, until in [(start, end)] if is_whole else _between(start, _sentences(text.text, start, end)):
+        ends = [end] if is_whole else _ends(_SENTENCE_END, text.text, start, end)
+        for begin, until in pairwise(chain([start], ends)):
             pieces += fitted(text, begin, until, max(1, max_tokens - opening))
             opening = 0
     return pieces
 
 
-def _between(start: int, ends: Iterable[int]) -> Iterator[Span]:
-    for end in ends:
-        yield start, end
-        start = end
-
-
-def _lines(text: str, start: int, end: int) -> Iterator[int]:
-    """Yield the ends of the lines in a span, like the other two for their units."""
-    return (match.end() for match in _LINE.finditer(text, start, end))  # not all at once: other threads wait as long
-
-
-def _words(text: str, start: int, end: int) -> Iterator[int]:
-    return (match.end() for match in _WORD.finditer(text, start, end))
-
-
-def _sentences(text: str, start: int, end: int) -> Iterator[int]:
-    for match in _SENTENCE_END.finditer(text, start, end):
+def _ends(unit: re.Pattern[str], text: str, start: int, end: int) -> Iterator[int]:
+    """Yield the ends of the lines, sentences or words in a span."""
+    for match in unit.finditer(text, start, end):  # not all at once: other threads wait as long
         yield (start := match.end())
     if start < end:
         yield end
@@ -316,7 +304,7 @@ def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
     prose)."""
     begin = start = 0
     fence, whole, ended = "", False, False  # ended: a blank line or a closing fence, only blank lines may follow
-    for number, end in enumerate(_lines(text, 0, len(text))):
+    for number, end in enumerate(_ends(_LINE, text, 0, len(text))):
         line = text[start:end]
         opened = _FENCE.match(line)
         if fence:
@@ -342,26 +330,23 @@ def _closes(line: str, fence: str) -> bool:
     return len(bare) >= len(fence) and bare == fence[0] * len(bare)
 
 
-Ends = Callable[[str, int, int], Iterator[int]]
-
-
 def fitted(
-    text: _Text, start: int, end: int, limit: int, cutters: tuple[Ends, ...] = (_lines, _sentences, _words)
+    text: _Text, start: int, end: int, limit: int, units: Sequence[re.Pattern[str]] = (_LINE, _SENTENCE_END, _WORD)
 ) -> Iterator[Span]:
     """Yield the span if it has at most `limit` tokens, else its parts, cut at the largest possible units."""
     if text.tokens(start, end) <= limit:
         yield start, end
         return
-    if not cutters:
+    if not units:
         yield from _characters(text, start, end, limit)
         return
     begin, at = start, start  # begin and end of the present part
-    for until in cutters[0](text.text, start, end):
+    for until in _ends(units[0], text.text, start, end):
         if begin < at and text.tokens(begin, until) > limit:
             yield begin, at
             begin = at
         if text.tokens(at, until) > limit:
-            yield from fitted(text, at, until, limit, cutters[1:])
+            yield from fitted(text, at, until, limit, units[1:])
             begin = until
         at = until
     if begin < at:

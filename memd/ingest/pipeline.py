@@ -80,7 +80,6 @@ class Cutter:
         topic_id: str,
         runs: Sequence[Sequence[Utterance]],
         *,
-        kind: str = "turn",
         source: str | None = None,
         title: str = "",
     ) -> list[Draft]:
@@ -89,7 +88,7 @@ class Cutter:
         part, drafts = Section(b"", heading=(title,)) if title else UNSET, []
         for run in runs:
             places: Counter[bytes] = Counter()
-            for draft in self._split(run, kind=kind, source=source, part=part):
+            for draft in self._split(run, source=source, part=part):
                 if draft.digests:
                     first = draft.digests[0]
                     place, places[first] = places[first], places[first] + 1
@@ -158,18 +157,17 @@ class Drafter:
         topic: TopicLog,
         runs: Sequence[Sequence[Utterance]],
         *,
-        kind: str = "turn",
         source: str | None = None,
         title: str = "",
         is_apart: bool = False,
     ) -> list[Draft]:
         """Cut, redact and embed one batch, of messages or of text without a speaker; a chunk never crosses runs.
 
-        Only chunks of the same kind and source are duplicates. `is_apart`: none are. Raises EmbeddingError: the model
+        Only chunks of the same source are duplicates. `is_apart`: none are. Raises EmbeddingError: the model
         failed on a text.
         """
         digests = [message.digest for run in runs for message in run if message.digest is not None]
-        cut = self.cutter.cut(topic.topic_id, runs, kind=kind, source=source, title=title)
+        cut = self.cutter.cut(topic.topic_id, runs, source=source, title=title)
         new = [under_new_uuid(topic, draft) for draft in cut]
         return self.embedded(topic, new, digests, is_shown=lambda uuid: is_apart)
 

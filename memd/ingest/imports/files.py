@@ -238,7 +238,9 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, ca
             item, members = _members(item)
             export = _export_of(members, only)
             if not (export or sessions):
-                raise BadImport(_no_conversation(members, only))
+                has = ", ".join(name[:40] for name in list(members)[:6]) or "none at all"
+                kind = "a conversation" if only is None else f"of {TITLES[only]}"
+                raise BadImport(f"it is not {kind}; its members are {has}")
         except (*UNREADABLE, BadImport) as error:
             found = Found(item.place, problem=str(error), is_broken=bool(item.problem))
             strange += [] if is_known else [found]
@@ -299,11 +301,6 @@ def _members(item: Item) -> tuple[Item, dict[str, Raw]]:
         raise BadImport("it is nested too deep to be read; export it flat (LibreChat: not recursive)") from None
     except UNREADABLE as error:
         raise BadImport(f"it is no JSON object: {error}") from None
-
-
-def _no_conversation(members: Mapping[str, Raw], only: str | None) -> str:
-    has = ", ".join(name[:40] for name in list(members)[:6]) or "none at all"
-    return f"it is not {'a conversation' if only is None else f'of {TITLES[only]}'}; its members are {has}"
 
 
 def _conversation_of(messages: Sequence[Item], dating: Dating, export: Export, called: str) -> Iterator[Found]:
