@@ -7,6 +7,7 @@ import random
 import resource
 import shutil
 import signal
+import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -146,6 +147,22 @@ def test_a_draft_beyond_the_limit_is_refused_and_nothing_is_stored(monkeypatch: 
         topic.append([draft("fine"), huge])
     assert topic.snapshot().live_count == 1
     assert topic.append([draft("fine")])[0].public_id == uuid_of("fine").hex()[:4]
+
+
+def test_a_segment_that_two_threads_seal_is_sealed_once_and_not_before_it_is_full(tmp_path: Path) -> None:
+    topic, interval = open_store(None, tmp_path, segment_entries_max=2).topic("talk"), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            appending = threads.submit(lambda: [topic.append([draft(number)]) for number in range(301)])
+            while not appending.done():
+                topic.seal_full()
+            appending.result()
+    finally:
+        sys.setswitchinterval(interval)
+    topic.seal_full()
+    assert topic.unsealed() == [] and topic.findings == [] and topic.stats().segments == 151
+    assert len(list(tmp_path.rglob("*.meta"))) == 150 and verify(tmp_path, LocalDisk()).ok
 
 
 # Finding records among unreadable bytes: the right ones, and with an effort that grows with the bytes alone

@@ -285,8 +285,8 @@ class TopicLog:
         return [segment.segment_id for segment in self._full()]
 
     def _full(self) -> list[GrowingSegment]:
-        active = self._active
-        return [segment for segment, _ in self._snapshot.growing if segment is not active]
+        growing, active = self._snapshot.growing, self._active  # in this order: an append may begin another one
+        return [segment for segment, _ in growing if segment is not active]
 
     def seal_full(self) -> None:
         """Seal all full segments, about 50 ms each. Raises StoreError: a file cannot be read or written; unsealed
