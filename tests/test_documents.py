@@ -8,6 +8,7 @@ import hashlib
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from daemon_process import DaemonProcess, ask
 from recording_upstream import RecordingUpstream
 
 from memd.conversation.matching import aligned, total
+from memd.entries import Entry
 from memd.errors import BadDocument, EmbeddingError, StoreError
 from memd.ingest.readers.text import GivenDocument, GivenSection, sections_of
 from memd.ingest.sources.documents import CHUNKS_MAX, chunks_of, known_documents
 from memd.ingest.sources.look import Chosen, Walk
 from memd.ingest.topics import Topic
+from memd.store.snapshot import Place, Snapshot
 
 GUIDE = """Everybody here.
 
@@ -188,6 +191,21 @@ async def test_a_file_that_goes_back_to_what_it_was_is_whole_again_for_no_vector
     assert len(contents(topic)) == 3
 
 
+async def test_a_change_reads_as_much_however_often_the_file_was_changed_before(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = Snapshot.read, Counter[int]()
+
+    def noted(self: Snapshot, place: Place) -> Entry:
+        reads[number] += 1
+        return read(self, place)
+
+    monkeypatch.setattr(Snapshot, "read", noted)
+    for number in range(12):
+        await taken(stage, topic, ["The first row.", *(f"Row {row} of version {number}." for row in range(5))])
+    assert reads[11] == reads[2] > 0
+
+
 async def test_a_document_whose_vectors_fail_is_left_as_it_was(stage: Stage, topic: Topic) -> None:
     await taken(stage, topic, ["One.", "Two."])
     stage.embedder.fails = True
@@ -305,7 +323,7 @@ def test_a_folder_is_added_found_added_again_renamed_and_taken_out(
     assert missing.returncode == 2 and "2 documents, 5 chunks" in said(daemon, "sources")
     assert "1 document taken out" in said(daemon, "sources", "--remove", "handbook")
     assert "1 document, 1 chunk" in said(daemon, "sources")
-    assert json.loads(said(daemon, "sources", "--json", "--remove", "second")) == {"documents": []}
+    assert json.loads(said(daemon, "sources", "--json", "--remove", "second"))["documents"] == []
     missing = daemon.run("sources", "--remove", "handbook")
     assert missing.returncode == 1 and "there is no document 'handbook'" in missing.stderr
     assert said(daemon, "verify")

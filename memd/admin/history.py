@@ -20,7 +20,7 @@ from msgspec import UNSET
 from memd.entries import Entry, Erased, Status, digits_of_id, multiplier_of
 from memd.errors import BadQuestion, ErasedMeanwhile, NotFound, StoreError
 from memd.principals import Principal
-from memd.recall.corrections import STEPS, replacement_of
+from memd.recall.corrections import STEPS
 from memd.recall.days import day_of
 from memd.recall.explained import origin_fields
 from memd.recall.instructions import instructing_chunk
@@ -28,7 +28,7 @@ from memd.selection import EVERYTHING, Selection
 from memd.store.lexical.postings import stream_of
 from memd.store.log.columns import may_be_wanted, uuid_bytes
 from memd.store.log.segment import NOTHING_PENDING, PendingView, UnstoredText
-from memd.store.snapshot import Place, chosen, id_before, with_sources
+from memd.store.snapshot import Place, chosen, id_before, replacement_of, with_sources
 from memd.store.store import Snapshot, TopicLog
 from memd.wording import day_and_time
 

@@ -20,7 +20,7 @@ from memd.embedding.encoder import Encoder
 from memd.entries import Correction, Draft, Entry, Status, clamped_steps
 from memd.errors import BadQuestion, NotFound
 from memd.messages import BlockChunk
-from memd.store.snapshot import Place, answered_anew, beside, live_copies, next_active
+from memd.store.snapshot import Place, answered_anew, beside, is_made_at, live_copies, replacement_of
 from memd.store.store import Snapshot
 
 STEPS = {"Helpful": 1, "Unhelpful": -1}
@@ -215,7 +215,7 @@ def plan_undo(snapshot: Snapshot, canonical_id: int, reason: str, encoder: Encod
     if newest is not entry:
         raise BadQuestion(f"entry {newest.canonical_id} has changed the chunk since; undo that one first")
     if entry.action == "Update":
-        is_made = entry.status is Status.ACTIVE and _is_made_at(snapshot, place, entry)
+        is_made = entry.status is Status.ACTIVE and is_made_at(snapshot, place, entry)
         made = entry.uuid if is_made else replacement_of(snapshot, place, entry.uuid)
         if made is not None and (last := _acts(snapshot, made)[-1]).status is not Status.ACTIVE:
             raise _changed_since(last)
@@ -245,44 +245,6 @@ def _is_same(before: Entry, entry: Entry) -> bool:
     """Return True if an entry has the chunk as an earlier one had it, perhaps at another place."""
     there = msgspec.structs.replace(before.as_draft(), source=entry.source, part=entry.part, vector=entry.vector)
     return there == entry.as_draft()
-
-
-def is_first(snapshot: Snapshot, entry: Entry) -> bool:
-    """Return True if the topic has no earlier entry of the chunk.
-
-    `origin_id` cannot tell: an imported chunk, or one adopted from another topic, keeps that of its source.
-    """
-    ids = (int(snapshot.views[number].rows[row]["canonical_id"]) for number, row in snapshot.places(entry.uuid))
-    return min(ids) == entry.canonical_id
-
-
-def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes | None:
-    """Return the chunk that replaced this one in the Update whose entry is at `place`.
-
-    Its entry follows those of all chunks that the Update replaced. An import keeps this order, but not the groups.
-
-    Raises:
-        StoreError: an entry cannot be read.
-    """
-    entry = snapshot.read(place)
-    if entry.action != "Update" or entry.status is Status.ACTIVE:
-        return None
-    behind = next_active(snapshot, place)
-    if behind is None:
-        return None
-    other = snapshot.read(behind)
-    return other.uuid if chunk_uuid in other.supersedes and _is_made_at(snapshot, behind, other) else None
-
-
-def _is_made_at(snapshot: Snapshot, place: Place, entry: Entry) -> bool:
-    """Return True if this entry created its chunk: the first one or, after an import, the one after replaced chunks."""
-    if is_first(snapshot, entry):
-        return True
-    before = beside(snapshot, place, -1)
-    if entry.action != "Update" or before is None:
-        return False
-    other = snapshot.read(before)
-    return other.status is not Status.ACTIVE and other.uuid in entry.supersedes
 
 
 def _replacement_of_undone(snapshot: Snapshot, place: Place, entry: Entry) -> bytes | None:

@@ -324,20 +324,35 @@ class Snapshot:
         found += ((segment.segment_id, row) for segment, _ in self.growing for row in segment.rows_of(uuid))
         return list(filter(self._has, found))
 
-    def live_places_of_text(self, key: int) -> list[Place]:
-        """Return the places of the live entries whose content has this `text_hash`."""
-        found = self.uuid_index.places_of_text(key)
+    def places_of_text(self, text: str) -> list[Place]:
+        """Return the places of the entries with exactly this content, live or not, and perhaps of others, the latest
+        chunk's first."""
+        found = self.uuid_index.places_of_text(key := text_hash(text))
         found += ((segment.segment_id, row) for segment, _ in self.growing for row in segment.rows_of_text(key))
-        return [place for place in found if self._has(place) and self.is_live(place)]
+        origins = [(int(self.views[one[0]].rows[one[1]]["origin_id"]), one) for one in filter(self._has, found)]
+        return [place for _, place in sorted(origins, reverse=True)]
 
-    def entries_from(self, source: str, status: Status) -> Iterator[Entry]:
-        """Yield the live entries of the chunks from `source`, or all entries that deprecated one, oldest first. Raises
-        StoreError: an entry cannot be read."""
+    def entries_from(self, source: str) -> Iterator[Entry]:
+        """Yield the live entries of the chunks from `source`, oldest first. Raises StoreError: an entry cannot be
+        read."""
         for segment_id, view in self.views.items():
-            bits = ~view.dead if status is Status.ACTIVE else view.rows["status"] == Status.DEPRECATED
-            rows = np.flatnonzero(bits & may_be_wanted(view.rows, Selection(sources=(source,))))
+            rows = np.flatnonzero(~view.dead & may_be_wanted(view.rows, Selection(sources=(source,))))
             entries = (self.read((segment_id, row)) for row in rows.tolist())
             yield from (entry for entry in entries if entry.source == source)
+
+    def taken_out_of(self, source: str) -> frozenset[bytes]:
+        """Return the chunks with a Deprecated entry from `source`, and perhaps from others with the same hash."""
+        found = set[bytes]()
+        for view in self.views.values():
+            gone = view.rows["status"] == Status.DEPRECATED
+            rows = view.rows[gone & may_be_wanted(view.rows, Selection(sources=(source,)))]
+            found.update(map(uuid_bytes, rows["uuid_high"].tolist(), rows["uuid_low"].tolist()))
+        return frozenset(found)
+
+    def uuid_at(self, place: Place) -> bytes:
+        """Return the chunk of the entry at a place."""
+        row = self.views[place[0]].rows[place[1]]
+        return uuid_bytes(row["uuid_high"], row["uuid_low"])
 
     def has_digest(self, word: int) -> bool:
         """Return whether a message with this `digest_word` is stored; may include the append after the snapshot."""
@@ -478,6 +493,44 @@ def next_active(snapshot: Snapshot, place: Place) -> Place | None:
     return None
 
 
+def _is_first(snapshot: Snapshot, entry: Entry) -> bool:
+    """Return True if the topic has no earlier entry of the chunk.
+
+    `origin_id` cannot tell: an imported chunk, or one adopted from another topic, keeps that of its source.
+    """
+    ids = (int(snapshot.views[number].rows[row]["canonical_id"]) for number, row in snapshot.places(entry.uuid))
+    return min(ids) == entry.canonical_id
+
+
+def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes | None:
+    """Return the chunk that replaced this one in the Update whose entry is at `place`.
+
+    Its entry follows those of all chunks that the Update replaced. An import keeps this order, but not the groups.
+
+    Raises:
+        StoreError: an entry cannot be read.
+    """
+    entry = snapshot.read(place)
+    if entry.action != "Update" or entry.status is Status.ACTIVE:
+        return None
+    behind = next_active(snapshot, place)
+    if behind is None:
+        return None
+    other = snapshot.read(behind)
+    return other.uuid if chunk_uuid in other.supersedes and is_made_at(snapshot, behind, other) else None
+
+
+def is_made_at(snapshot: Snapshot, place: Place, entry: Entry) -> bool:
+    """Return True if this entry created its chunk: the first one or, after an import, the one after replaced chunks."""
+    if _is_first(snapshot, entry):
+        return True
+    before = beside(snapshot, place, -1)
+    if entry.action != "Update" or before is None:
+        return False
+    other = snapshot.read(before)
+    return other.status is not Status.ACTIVE and other.uuid in entry.supersedes
+
+
 def asked_by(snapshot: Snapshot, uuids: Iterable[bytes], mark: bytes) -> list[Entry]:
     """Return the group of entries appended by the request with this mark (`ChunkState.asked_by`); empty if the request
     changed none of these chunks. Raises StoreError: an entry cannot be read."""
@@ -525,9 +578,7 @@ def live_copies(snapshot: Snapshot, chunk: ChunkState) -> Iterator[Entry]:
     displayed = chunk.without_calls().displayed
     wanted = (chunk.kind, is_sourced and chunk.source, displayed)
     for text in dict.fromkeys((chunk.content, displayed)):  # entries without `speakers` have the shown text
-        found = snapshot.live_places_of_text(text_hash(text))
-        origins = [int(snapshot.views[number].rows[row]["origin_id"]) for number, row in found]
-        for _, place in sorted(zip(origins, found, strict=True), reverse=True):
+        for place in filter(snapshot.is_live, snapshot.places_of_text(text)):
             try:
                 entry = snapshot.read(place)
             except StoreError:

@@ -28,7 +28,7 @@ from memd.ingest.indexer import background_thread
 from memd.ingest.pipeline import Cutter
 from memd.ingest.readers.text import GivenDocument
 from memd.ingest.topics import Topic
-from memd.store.snapshot import newest_by_source
+from memd.store.snapshot import Place, newest_by_source, replacement_of
 from memd.store.store import Snapshot, TopicLog
 
 KIND = "document"
@@ -79,13 +79,8 @@ def known_documents(snapshot: Snapshot, author: str | None = None) -> list[Known
 
 def chunks_of(snapshot: Snapshot, source: str, author: str | None = None) -> list[Entry]:
     """Return the chunks of a document in order; only an author's unless None."""
-    found = _entries_of(snapshot, source, Status.ACTIVE, author)
+    found = (entry for entry in snapshot.entries_from(source) if _is_of(entry, source, author))
     return sorted(found, key=lambda entry: (_number(entry), entry.origin_id))
-
-
-def _entries_of(snapshot: Snapshot, source: str, status: Status, author: str | None) -> list[Entry]:
-    entries = snapshot.entries_from(source, status)
-    return [entry for entry in entries if entry.kind == KIND and author in (None, entry.author or "")]
 
 
 def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> list[Draft]:
@@ -99,13 +94,15 @@ def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> li
     back = [] if live else _removed(snapshot, document.source, of_author)
     known = live or back
     former = chunks_of(snapshot, renamed_from, of_author) if renamed_from is not None else []
-    corrected = {} if renamed_from is None else _corrected(snapshot, renamed_from, of_author)
-    moved: list[Entry] = [*corrected.values()]
-    corrected |= _corrected(snapshot, document.source, of_author, {entry.uuid for entry in back})
     said = {draft.content for draft in document.drafts}
-    standing = {entry.uuid for entry in (*known, *former) if _stands(snapshot, entry, corrected, said)}
+    away, replacing = _corrected(snapshot, document.source, said, of_author, {entry.uuid for entry in back})
+    moved: list[Entry] = []
+    if renamed_from is not None:
+        away_before, replacing_before = _corrected(snapshot, renamed_from, said, of_author)
+        moved += {one.uuid: one for chain in away_before.values() for one in chain}.values()
+        away, replacing = away | away_before, replacing | replacing_before
+    standing = {entry.uuid for entry in (*known, *former) if _stands(snapshot, entry, replacing, said)}
     moved += (entry for entry in former if entry.uuid in standing)
-    away = {one.content for one in corrected.values()}
     cut = [draft for draft in document.drafts if draft.content not in away]
     kept, new = _arranged([entry for entry in known if entry.uuid not in standing], cut, by)
     kept |= standing
@@ -126,52 +123,61 @@ def drafts_of(snapshot: Snapshot, document: CutDocument, fingerprint: str) -> li
 
 def _removed(snapshot: Snapshot, source: str, author: str | None) -> list[Entry]:
     """Return the chunks of a removed document in order, as they were before."""
-    gone = (entry for entry in _entries_of(snapshot, source, Status.DEPRECATED, author) if entry.reason == REMOVED)
-    histories = [snapshot.history(uuid) for uuid in dict.fromkeys(entry.uuid for entry in gone)]
-    found = [one[-2] for one in histories if one[-1].reason == REMOVED and len(one) > 1]
-    return sorted(found, key=lambda entry: (_number(entry), entry.origin_id))
+    histories = [snapshot.history(uuid) for uuid in snapshot.taken_out_of(source)]
+    gone = [one for one in histories if one[-1].reason == REMOVED and _is_of(one[-1], source, author)]
+    return sorted((one[-2] for one in gone if len(one) > 1), key=lambda entry: (_number(entry), entry.origin_id))
 
 
-def _corrected(snapshot: Snapshot, source: str, author: str | None, back: Collection[bytes] = ()) -> dict[bytes, Entry]:
-    """Return a document's corrected chunks by uuid: their present entries with their former text. Chunks whose
-    replacement was removed with the file or by a change of it are left out, unless it is one of `back`."""
-    found: dict[bytes, Entry] = {}
-    ended: list[Entry] = []
-    for entry in _entries_of(snapshot, source, Status.DEPRECATED, author):
-        *before, newest = [entry] if entry.reason in (CHANGED, RENAMED) else snapshot.history(entry.uuid)
-        if newest.status is Status.ACTIVE or newest.uuid in back:
-            continue
-        if newest.reason in REASONS:
-            ended.append(newest)
-        elif entry.action == "Update":
-            said = next((one.content for one in reversed(before) if one.status is Status.ACTIVE), "")
-            found[entry.uuid] = msgspec.structs.replace(newest, content=said)
-    over = {one.uuid for entry in ended for one in _replaced(entry, found)}
-    return {uuid: entry for uuid, entry in found.items() if uuid not in over}
+def _is_of(entry: Entry, source: str, author: str | None) -> bool:
+    return (entry.kind, entry.source) == (KIND, source) and author in (None, entry.author or "")
 
 
-def _replaced(entry: Entry, corrected: Mapping[bytes, Entry]) -> list[Entry]:
-    """Return the corrected chunks that an entry replaces, directly or through a replacement corrected in turn."""
-    found = [corrected[uuid] for uuid in entry.supersedes if uuid in corrected]
-    for one in found:
-        found += (corrected[uuid] for uuid in one.supersedes if uuid in corrected)
-    return found
+def _corrected(
+    snapshot: Snapshot, source: str, texts: Collection[str], author: str | None, back: Collection[bytes] = ()
+) -> tuple[dict[str, list[Entry]], set[bytes]]:
+    """Return those of a document's texts that a correction took out, each with the present entries of its chunk and of
+    corrections that were corrected in turn, and the chunks that replace them, live or in `back`. A text whose
+    replacement was removed with the file or by a change of it is left out."""
+    found, replacing, gone = dict[str, list[Entry]](), set[bytes](), snapshot.taken_out_of(source)
+    for text in texts if gone else ():
+        uuids = dict.fromkeys(map(snapshot.uuid_at, snapshot.places_of_text(text)))
+        states = (snapshot.find(uuid) for uuid in uuids if uuid in gone)
+        for chunk in [one for one in states if one is not None and _is_of(one, source, author)][:1]:
+            replacement: Entry | None = chunk
+            while replacement is not None and (updates := _updates(snapshot, replacement)):
+                found.setdefault(text, []).append(replacement)
+                replaced = [replacement_of(snapshot, place, replacement.uuid) for place in updates]
+                replacement = next((snapshot.find(one) for one in replaced if one is not None), None)
+            if replacement is not None and replacement.reason in REASONS and replacement.uuid not in back:
+                found.pop(text, None)
+            elif replacement is not None:
+                replacing.add(replacement.uuid)
+    return found, replacing
 
 
-def _stands(snapshot: Snapshot, entry: Entry, corrected: Mapping[bytes, Entry], said: Collection[str]) -> bool:
+def _updates(snapshot: Snapshot, newest: Entry) -> list[Place]:
+    """Return the places of the Updates that took out a chunk, latest first; none if it is live, or if a change of its
+    file took it out."""
+    is_gone = newest.status is not Status.ACTIVE and newest.reason not in REASONS
+    history = reversed(snapshot.history(newest.uuid)) if is_gone else ()
+    acts = (one for one in history if (one.status, one.action) == (Status.DEPRECATED, "Update"))
+    places = (snapshot.place(one.canonical_id) for one in acts if one.reason not in REASONS)
+    return [place for place in places if place is not None]
+
+
+def _stands(snapshot: Snapshot, entry: Entry, replacing: Collection[bytes], said: Collection[str]) -> bool:
     """Return True if this chunk is a correction of text that the file has, or of text that was erased since."""
     if entry.content in said:
         return False
     if any(map(snapshot.was_erased, entry.supersedes)) and snapshot.history(entry.uuid)[0].reason not in REASONS:
         return True
-    return any(one.content in said for one in _replaced(entry, corrected))
+    return entry.uuid in replacing
 
 
 def _moved(entry: Entry, document: CutDocument) -> Draft:
     """Return the draft of a correction under the document's new name."""
     part = entry.part and msgspec.structs.replace(entry.part, hash=document.hash)
-    content = entry.content if entry.status is Status.ACTIVE else ""
-    return msgspec.structs.replace(entry.as_draft(), source=document.source, part=part, content=content, vector=b"")
+    return msgspec.structs.replace(entry.as_draft(), source=document.source, part=part, vector=b"")
 
 
 def without_vectors(drafts: Iterable[Draft]) -> list[str]:
@@ -265,11 +271,11 @@ CHUNKS_MAX = 20_000
 
 
 class TakenDocument(msgspec.Struct, frozen=True):
-    """The entries that were appended for a document."""
+    """The entries that were appended for a document; None for a principal who may not read there."""
 
-    written: int
+    written: int | None
     """Number of chunks that are new or were rewritten."""
-    taken_out: int
+    taken_out: int | None
     source: str = ""
     """The document's source as stored, redacted if that is enabled."""
 
@@ -300,7 +306,7 @@ class DocumentTaker:
         Args:
             author: the principal that sent it (`Principal.author`).
             check: called with the entries before they are appended; may refuse them.
-            is_apart: the author must not learn of others' documents, and replaces none of them.
+            is_apart: the author must not learn of others' documents or erasures, and replaces none of them.
         """
         redactor, forbidden = self._cutter.redactor, topic.log.forbidden
         own, source = redactor.identifier(author), redactor.text(document.source)
@@ -322,10 +328,11 @@ class DocumentTaker:
             return drafts
 
         drafts = await _in(self._cutting, allowed_drafts)
-        if not drafts:
-            return TakenDocument(0, 0, source)
+        kept_out = [one for one in cut if forbidden.has_text(one.content)] if is_apart else []
+        if not (drafts or kept_out):
+            return _outcome((), source, is_apart=is_apart)
         vectors: dict[str, bytes] = {}
-        texts = without_vectors(drafts)
+        texts = without_vectors([*drafts, *kept_out])  # the time does not tell either that a text is forbidden
         for start in range(0, len(texts), EMBEDDED_AT_ONCE):
             self._turn.go_on()
             some = texts[start : start + EMBEDDED_AT_ONCE]
@@ -335,7 +342,8 @@ class DocumentTaker:
             drafts = with_vectors(allowed_drafts(), vectors)
             return with_vectors(drafts, self._embedded(without_vectors(drafts)))  # texts that changed here meanwhile
 
-        return _outcome(await self._archiver.append_drafts(topic, lambda _: made()), source)
+        entries = await self._archiver.append_drafts(topic, lambda _: made())
+        return _outcome(entries, source, is_apart=is_apart)
 
     async def remove(
         self,
@@ -358,7 +366,7 @@ class DocumentTaker:
             return drafts
 
         entries = await self._archiver.append_drafts(topic, lambda _: made())
-        return _outcome(entries, sources[0] if sources else "")
+        return _outcome(entries, sources[0] if sources else "", is_apart=is_apart)
 
     def stop(self) -> None:
         """Take no more documents, and abandon one that is being embedded."""
@@ -373,7 +381,9 @@ class DocumentTaker:
         return {text: vector.astype("<f4").tobytes() for text, vector in zip(texts, vectors, strict=True)}
 
 
-def _outcome(entries: Sequence[Entry], source: str) -> TakenDocument:
+def _outcome(entries: Sequence[Entry], source: str, *, is_apart: bool) -> TakenDocument:
+    if is_apart:
+        return TakenDocument(None, None, source)
     gone = sum(entry.status is Status.DEPRECATED for entry in entries)
     return TakenDocument(len(entries) - gone, gone, source)
 
