@@ -85,6 +85,8 @@ def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web
 class TooManyBodies(MemdError):
     """The request bodies held at the same time exceed their bound."""
 
+    kind = "overloaded_error"
+
 
 class BodyRoom:
     """Memory shared by the bodies of all requests. Belongs to the event loop.
@@ -123,7 +125,7 @@ class BodyRoom:
 
 def too_many_bodies(error: TooManyBodies, api: Api = CHAT) -> web.Response:
     """Return the answer to a request whose body has no room now."""
-    response = error_response(503, f"memd: {error}", "overloaded_error", api)
+    response = error_response(error.status, f"memd: {error}", error.kind, api)
     response.headers["Retry-After"] = str(RETRY_SECONDS)
     return response
 

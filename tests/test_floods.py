@@ -209,12 +209,16 @@ def test_a_body_that_came_fast_and_then_trickles_ends_its_connection(memd: Daemo
         feeding.join()
 
 
-def test_bodies_of_one_token_leave_room_for_others(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> None:
+@pytest.mark.parametrize("path", [CHAT, b"/memd/documents", b"/mcp"])
+def test_bodies_of_one_token_leave_room_for_others(
+    memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
+) -> None:
     raw.script = answering(answer(b'{"choices":[{"index":0,"message":{"role":"assistant","content":"ok"}}]}'))
     shown = f"X-Memory-Token: {FLOODER}".encode()
-    flooding = [connect(memd.base_url) for _ in range(4)]
+    flooding = [connect(memd.base_url if path == CHAT else memd.own_url) for _ in range(4)]
+    headers = shown, b"Content-Type: application/json", b"Content-Length: %d" % (2 * MEGABYTE)
     for client in flooding:
-        send_all(client, request(b"POST", CHAT, shown, b"Content-Length: %d" % (2 * MEGABYTE)), 1)
+        send_all(client, request(b"POST", path, *headers), 1)
         send_all(client, b" " * (MEGABYTE // 16), 15)
     body = {"messages": [{"role": "user", "content": "a"}], "padding": "x" * (MEGABYTE // 4)}
     url, others = memd.base_url + CHAT.decode(), {"X-Memory-Token": ANN}

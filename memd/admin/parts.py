@@ -23,6 +23,7 @@ from memd.principals import Principal, Right
 from memd.wording import no_topic
 
 if TYPE_CHECKING:  # a command reads the declarations of operations and needs none of these
+    from memd.access import BodyRoom
     from memd.admin.auditing import Auditor
     from memd.admin.oauth.ledger import Ledger
     from memd.admin.status import UpstreamHealth
@@ -76,6 +77,7 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
     speech: Speech
     events: Events
     tasks: Tasks
+    bodies: BodyRoom
     backup: BucketTender | None
     cache_bytes: Callable[[], int]
     """Returns the bytes in the caches of parsed messages, their token counts, and read entries."""

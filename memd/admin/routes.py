@@ -24,7 +24,7 @@ from aiohttp import web
 from multidict import CIMultiDict, MultiMapping
 
 from memd import access
-from memd.access import WrongTokens
+from memd.access import Take, TooManyBodies, WrongTokens
 from memd.admin import auditing, documents, page, reads, status, tokens, turns, writes
 from memd.admin.auditing import ENDLESS, Streamed, audited
 from memd.admin.oauth import endpoint
@@ -103,6 +103,8 @@ class OwnRoutes:
         """Answer any request at memd's own address."""
         try:
             return await (self._oauth.answer(request) if self._oauth.serves(request) else self._answer(request))
+        except TooManyBodies as error:
+            return access.too_many_bodies(error)
         except TimeoutError:
             if request.transport is None or request.transport.is_closing():  # its body did not arrive
                 return web.Response(status=CLIENT_GONE)  # the client has left
@@ -129,9 +131,10 @@ class OwnRoutes:
         if request.path != MCP and not request.path.startswith(page.PREFIX):
             message = f"memd: there is no {request.path} at memd's own address; models are at {self._parts.base_url}/v1"
             return access.error_response(404, message, "not_found")
-        if request.path != MCP:
-            return await self._answer_route(request, inquiry)
-        answer = await self._answer_mcp(request)
+        with self._parts.bodies.holding("" if is_open else access.principal_of(request).author) as take:
+            if request.path != MCP:
+                return await self._answer_route(request, inquiry, take)
+            answer = await self._answer_mcp(request, take)
         if answer.status == FORBIDDEN:
             self._parts.auditor.note_refused(request, f"{request.method} {request.path}")
         return answer
@@ -162,12 +165,12 @@ class OwnRoutes:
             return None
         return access.error_response(403, f"memd: {message}", "forbidden")
 
-    async def _answer_mcp(self, request: web.Request) -> web.Response:
+    async def _answer_mcp(self, request: web.Request, take: Take) -> web.Response:
         if request.method != "POST":
             response = access.error_response(405, ONLY_POST, "method_not_allowed")
             response.headers["Allow"] = "POST"
             return response
-        body = await access.read_body(request, MCP_BODY_BYTES_MAX, self._parts.config.limits.idle_seconds)
+        body = await access.read_body(request, MCP_BODY_BYTES_MAX, self._parts.config.limits.idle_seconds, take)
         if body is None:
             return access.error_response(413, TOO_LARGE, "invalid_request_error")
         async with self._loading_mcp:
@@ -189,7 +192,7 @@ class OwnRoutes:
             _ANSWERED.reset(token)
         return web.Response(status=status, headers=CIMultiDict(headers), body=answered)
 
-    async def _answer_route(self, request: web.Request, inquiry: Inquiry | None) -> web.StreamResponse:
+    async def _answer_route(self, request: web.Request, inquiry: Inquiry | None, take: Take) -> web.StreamResponse:
         matched = await self._router.resolve(request)
         if isinstance(matched.http_exception, web.HTTPMethodNotAllowed):
             allowed = ", ".join(sorted(matched.http_exception.allowed_methods))
@@ -204,12 +207,15 @@ class OwnRoutes:
         try:
             route, body = self._routes[matched.route], b""
             if route.body is not None:
-                read = await access.read_body(request, route.body_bytes_max, self._parts.config.limits.idle_seconds)
+                idle_seconds = self._parts.config.limits.idle_seconds
+                read = await access.read_body(request, route.body_bytes_max, idle_seconds, take)
                 if read is None:
                     raise BadQuestion(f"the body is larger than {route.body_bytes_max:,} bytes")
                 body = read
             parts = msgspec.structs.replace(self._parts, inquiry=inquiry)
             answer = await call(parts, request, route, tuple(matched.values()), request.query, body)
+        except TooManyBodies:
+            raise
         except MemdError as error:
             return access.error_response(error.status, f"memd: {error}", error.kind)
         if isinstance(answer, Streamed):

@@ -308,6 +308,7 @@ async def running(
             events=events,
             metrics=metrics,
             tasks=tasks,
+            bodies=BodyRoom(max(config.limits.bodies_bytes_max, config.limits.body_bytes_max)),
             writer=writer,
             backup=backup,
             cache_bytes=partial(_cache_bytes, reader, counter),
@@ -579,8 +580,7 @@ def _router(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) ->
         daemon.encoder.priority,
         tasks,
     )
-    bodies = BodyRoom(max(config.limits.bodies_bytes_max, config.limits.body_bytes_max))
-    return Router(daemon, own_routes.answer_at_model, wrong_tokens, daemon.upstream, daemon.reader, turns, bodies)
+    return Router(daemon, own_routes.answer_at_model, wrong_tokens, daemon.upstream, daemon.reader, turns)
 
 
 def _gauges(daemon: Daemon) -> Iterator[Any]:

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from memd import access
-from memd.access import BodyRoom, Take, TooManyBodies, WrongTokens
+from memd.access import Take, TooManyBodies, WrongTokens
 from memd.admin import page
 from memd.admin.parts import DaemonParts
 from memd.entries import DEFAULT_TOPIC_ID, TOPIC_ID_PATTERN, TOPIC_ID_RULE
@@ -77,7 +77,6 @@ class Router(msgspec.Struct, frozen=True):
     pool: UpstreamPool
     reader: RequestReader
     turns: TurnRunner
-    bodies: BodyRoom
 
     async def route(self, request: web.Request) -> web.StreamResponse:
         """Answer any request."""
@@ -122,7 +121,7 @@ class Router(msgspec.Struct, frozen=True):
         call = Call(request, api, target, path_topic)
         with recorded(self.pool.metrics, request, "" if api is None else api.name) as record:
             try:
-                with self.bodies.holding(access.principal_of(request).author) as take:
+                with self.parts.bodies.holding(access.principal_of(request).author) as take:
                     response = await self._answer_model(call, take)
             except TooManyBodies as error:
                 log.warning("a request was refused", extra={"error": error})
