@@ -45,7 +45,7 @@ def unread_topics(refused: Mapping[str, Exception]) -> str | None:
         return None
     [first, *others] = refused
     more = f"; nor can {', '.join(others[:NAMED_MAX])}{', …' if others[NAMED_MAX:] else ''}" if others else ""
-    return f"Topic {first} is not searched: {refused[first]}{more}."
+    return f"Topic {first} cannot be read: {refused[first]}{more}."
 
 
 def unsearched(chunks: int) -> str:

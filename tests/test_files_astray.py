@@ -99,6 +99,9 @@ def test_a_missing_segment_is_not_passed_over_in_silence(serving: Serving) -> No
     assert daemon.run("verify").returncode == 0
 
 
+LISTS = "log", "chunks", "days", "documents", "digest", "transcript", "entities", "conversations", "figures", "sources"
+
+
 def forbids_something_else(topic: Path) -> None:
     (topic / "forbidden").write_bytes(
         encode_forbidden(ForbiddenText(texts=frozenset({"0" * 16}))).replace(b"0", b"1", 1)
@@ -139,9 +142,13 @@ def test_a_topic_that_cannot_be_read_hides_no_other_and_is_named(
             daemon.start()
         found = daemon.run("search", "the password of the boathouse")
         assert found.returncode == 0 and "heliotrope" in found.stdout
-        assert "Topic work is not searched: " in " ".join(found.stdout.split())
+        assert "Topic work cannot be read: " in " ".join(found.stdout.split())
         assert daemon.run("search", "the boathouse", "--topic", "work").returncode == 1
-    assert "heliotrope" in daemon.run("log").stdout
+        logged, stats = daemon.run("log"), daemon.run("stats").stdout
+        assert "heliotrope" in logged.stdout and "Topic work cannot be read: " in logged.stderr
+        assert (damage is forbids_something_else) or ("work ? ?" in " ".join(stats.split()) and "work: " in stats)
+    for path in LISTS:
+        assert ask(f"{daemon.own_url}/memd/{path}").json["note"].startswith("Topic work cannot be read: "), path
     question = [user("What is the password for the boathouse door?")]
     answer = daemon.chat(question, memory_in={"topic_id": "home"})
     assert answer.headers["X-Memory-Injected"] and answer.headers["X-Memory-Status"] == "degraded:store"
@@ -161,7 +168,7 @@ def test_a_memory_of_which_nothing_can_be_read_does_not_look_empty(serving: Serv
         for command in ("log", "sources", "digest", "search boathouse"):
             ended = daemon.run(*command.split())
             assert ended.returncode == 1 and "does not match its checksum" in ended.stderr, command
-    for path in ("log", "chunks", "days", "documents", "digest", "transcript", "entities", "conversations", "figures"):
+    for path in LISTS:
         answer = ask(f"{daemon.own_url}/memd/{path}")
         assert answer.status == 503 and b"does not match its checksum" in answer.body, path
 

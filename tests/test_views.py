@@ -79,7 +79,7 @@ def test_a_view_shows_periods_names_and_what_belongs_together_and_stores_nothing
         ("2024-05-20", "2024-05-26"),
     ]
     assert [one["first"] for one in got(told, "digest?from=2024-05-02&to=2024-05-02")["periods"]] == ["2024-05-02"]
-    assert got(told, "digest?to=1999-01-01") == {"by": "day", "periods": []}
+    assert got(told, "digest?to=1999-01-01") == {"by": "day", "periods": [], "note": None}
     assert ask(f"{told.own_url}/memd/digest?by=month").status == 400
 
     names = got(told, "entities")
@@ -90,7 +90,7 @@ def test_a_view_shows_periods_names_and_what_belongs_together_and_stores_nothing
     assert [one["name"] for one in got(told, "entities?kind=path")["entities"]] == ["src/import/night"]
     [anna] = got(told, "entities?name=anna%20KOWALSKA&limit=2")["entities"]
     assert anna["count"] == 3 and len(anna["chunks"]) == 2
-    assert got(told, "entities?name=Nobody") == {"entities": [], "total": 0}
+    assert got(told, "entities?name=Nobody") == {"entities": [], "total": 0, "note": None}
 
     house = next(entry["id"] for entry in before if entry["content"].startswith("Anna Kowalska rents"))
     found = got(told, f"chunks/{house}/related")

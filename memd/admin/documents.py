@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from memd.admin.parts import DaemonParts, check_changes
-from memd.admin.routing import PAGE, Body, Extent, Limit, TheTopic, TopicBody, TopicsQuery, get, post
+from memd.admin.routing import PAGE, Body, Extent, Limit, Listed, TheTopic, TopicBody, TopicsQuery, get, post
 from memd.entries import Draft, Section
 from memd.errors import BadDocument, BadQuestion, NotFound
 from memd.ingest.imports.exports import ITEM_BYTES_MAX
@@ -64,7 +64,7 @@ class RemovalBody(TopicBody, frozen=True, kw_only=True):
     """Also remove all documents below these folders."""
 
 
-class DocumentList(msgspec.Struct, frozen=True):
+class DocumentList(Listed, frozen=True):
     """The documents of some topics."""
 
     documents: tuple[KnownDocument, ...]
@@ -92,14 +92,15 @@ class DocumentChunks(msgspec.Struct, frozen=True):
 
 
 def _written(done: TakenDocument) -> Extent:
-    return Extent(count=done.written + done.taken_out)
+    return Extent(count=None if done.written is None else done.written + (done.taken_out or 0))
 
 
 @get("/memd/documents", "read")
 async def documents(parts: DaemonParts, query: TopicsQuery, who: Principal) -> DocumentList:
     """The documents that have live chunks."""
-    found = await parts.read(query.topic, who, lambda found: [one for each in found for one in known_documents(each)])
-    return DocumentList(tuple(found))
+    return await parts.read(
+        query.topic, who, lambda found: DocumentList(tuple(one for each in found for one in known_documents(each)))
+    )
 
 
 @get(
@@ -166,7 +167,9 @@ async def remove_documents(parts: DaemonParts, body: RemovalBody, who: Principal
         for start in range(0, len(sources), REMOVED_AT_ONCE):
             some = sources[start : start + REMOVED_AT_ONCE]
             check = partial(check_changes, who)
-            gone += (await parts.taker.remove(topic, some, who.author, check, is_apart=is_apart)).taken_out
+            gone += (await parts.taker.remove(topic, some, who.author, check, is_apart=is_apart)).taken_out or 0
+    if is_apart:
+        return TakenDocument(None, None)
     if not gone:
         raise NotFound(_no_document(body.topic_id, ", ".join(sorted(wanted))))
     return TakenDocument(0, gone, sources[0])
@@ -186,7 +189,7 @@ def _dropped(topic: Topic, file: GivenFile, author: str | None) -> GivenDocument
     digest = hashlib.sha256(file.content).hexdigest()
     with FileReader() as reader:
         sections = reader.sections_of(file.name, file.content)
-    if not sections and not known:
+    if not sections and not known and author is None:
         raise BadDocument(NOTHING_READ)
     return GivenDocument(source=name, hash=digest, sections=sections, root=DROPPED)
 
@@ -197,7 +200,7 @@ class IndexBody(Body, frozen=True, kw_only=True):
     force: Annotated[bool, Meta(description="Read every file again, also those that have not changed.")] = False
 
 
-class SourceStates(msgspec.Struct, frozen=True):
+class SourceStates(Listed, frozen=True):
     """The sources of the settings."""
 
     sources: tuple[SourceState, ...]
@@ -223,16 +226,16 @@ class SourceList(SourceStates, frozen=True):
 @get("/memd/sources", "read")
 async def sources(parts: DaemonParts, query: TopicsQuery, who: Principal) -> SourceList:
     """The sources of the settings with their state, and all folders and files that documents are kept of."""
-    found = (await documents(parts, query, who)).documents
+    found = await documents(parts, query, who)
     states = tuple(one for one in _states(parts, who) if not query.topic or one.topic_id in query.topic)
     grouped: dict[tuple[str, str], list[KnownDocument]] = {}
-    for one in found:
+    for one in found.documents:
         grouped.setdefault((one.topic_id, one.source.partition("/")[0]), []).append(one)
     known = []
     for (topic_id, name), group in grouped.items():
         chunks, at = sum(one.chunks for one in group), max(one.at for one in group)
         known.append(KnownSource(topic_id=topic_id, name=name, documents=len(group), chunks=chunks, at=at))
-    return SourceList(states, tuple(known))
+    return SourceList(states, tuple(known), note=found.note)
 
 
 @get("/memd/index", "read")
@@ -338,7 +341,10 @@ async def take_entries(parts: DaemonParts, body: EntriesBody, who: Principal) ->
         check_changes(who, log, made, own)
         for origin_id in ids:
             parts.store.clock.observe(origin_id)
-        return made, taken
+        made = [draft for draft in made if not log.forbidden.has_text(draft.content)]
+        if is_apart:
+            return made, LinesTaken(None, None, (0,) * len(body.lines), {})
+        return made, msgspec.structs.replace(taken, appended=len(made), known=len(body.lines) - len(made))
 
     return await _appended(parts, body.topic_id, who, drafts, body.lines)
 

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET
 
+from memd.admin.routing import Listed
 from memd.entries import Entry, Erased, Status, digits_of_id, multiplier_of
 from memd.errors import BadQuestion, ErasedMeanwhile, NotFound, StoreError
 from memd.principals import Principal
@@ -82,7 +83,7 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Signs that a document or tool result in it tries to instruct a model."""
 
 
-class Transcript(msgspec.Struct, frozen=True):
+class Transcript(Listed, frozen=True):
     """Some live chunks, oldest first."""
 
     chunks: tuple[LogEvent, ...]
@@ -106,7 +107,7 @@ class Named(NamedTuple):
     """The pending chunks, if it is one of them."""
 
 
-class LogPage(msgspec.Struct, frozen=True, kw_only=True):
+class LogPage(Listed, frozen=True, kw_only=True):
     """Some events, newest first."""
 
     events: tuple[LogEvent, ...]

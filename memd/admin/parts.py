@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from memd.admin.history import Named, named
+from memd.admin.routing import Listed
 from memd.entries import Draft, checked_topic_id
 from memd.errors import BadQuestion, NotFound, Refused, StoreError, UnknownTopic
 from memd.principals import Principal, Right
-from memd.wording import no_topic
+from memd.wording import no_topic, unread_topics
 
 if TYPE_CHECKING:  # a command reads the declarations of operations and needs none of these
     from memd.access import BodyRoom
@@ -47,7 +48,7 @@ if TYPE_CHECKING:  # a command reads the declarations of operations and needs no
     from memd.telemetry.events import Events
     from memd.telemetry.tasks import Tasks
 
-Result = TypeVar("Result")
+Found = TypeVar("Found", bound=Listed)
 
 
 class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,11 +129,13 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
                 raise next(iter(refused.values()))
             yield found
 
-    async def read(self, names: Sequence[str], who: Principal, work: Callable[[list[Snapshot]], Result]) -> Result:
-        """Run `work` in a thread on snapshots of the topics of these names, or without names of all readable ones;
-        raises as `held`."""
-        async with self.held(names, who, refused=None if names else {}) as found:
-            return await asyncio.to_thread(work, [topic.log.snapshot() for topic in found])
+    async def read(self, names: Sequence[str], who: Principal, work: Callable[[list[Snapshot]], Found]) -> Found:
+        """Run `work` in a thread on snapshots of the topics of these names, or without names of all readable ones, and
+        note the others in its answer; raises as `held`."""
+        refused: Refused = {}
+        async with self.held(names, who, refused=None if names else refused) as found:
+            answer = await asyncio.to_thread(work, [topic.log.snapshot() for topic in found])
+        return msgspec.structs.replace(answer, note=unread_topics(refused)) if refused else answer
 
     def held_if_there(
         self, names: Sequence[str], who: Principal, refused: Refused

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from memd.admin import history, routing
 from memd.admin.parts import DaemonParts
-from memd.admin.routing import Before, Extent, Limit, chunks_in, get
+from memd.admin.routing import Before, Extent, Limit, Listed, chunks_in, get
 from memd.entries import Moment
 from memd.errors import BadQuestion, Refused
 from memd.principals import Principal
@@ -40,7 +40,7 @@ KindName = Literal["e-mail", "link", "path", "version", "ticket", "identifier", 
 """`entities.Kind`, as a parameter."""
 
 
-class ChunksPage(msgspec.Struct, frozen=True):
+class ChunksPage(Listed, frozen=True):
     """Present states of chunks, latest first."""
 
     chunks: tuple[history.LogEvent, ...]
@@ -48,7 +48,7 @@ class ChunksPage(msgspec.Struct, frozen=True):
     """The value of `before` for the next page; None: this is the last one."""
 
 
-class SaidDays(msgspec.Struct, frozen=True):
+class SaidDays(Listed, frozen=True):
     """The days on which something was said, earliest first."""
 
     days: tuple[history.SaidDay, ...]
@@ -109,13 +109,13 @@ async def chunks(
     states: Literal["last", "live"] = "last" if all else "live"
     chosen = before, limit, states, query.wanted
     page = await parts.read(query.topic, who, lambda found: history.log_page(found, who, *chosen))
-    return ChunksPage(page.events, page.next)
+    return ChunksPage(page.events, page.next, note=page.note)
 
 
 @get("/memd/days", "read")
 async def days(parts: DaemonParts, query: routing.FilterQuery, who: Principal) -> SaidDays:
     """How many chunks were said on which day, of this machine's time zone."""
-    return SaidDays(await parts.read(query.topic, who, lambda found: history.said_days(found, query.wanted)))
+    return await parts.read(query.topic, who, lambda found: SaidDays(history.said_days(found, query.wanted)))
 
 
 @get("/memd/chunks/{id}", "read", act="read", touches=lambda story: chunks_in(story.versions), tool="read_memory")
@@ -163,7 +163,7 @@ LATEST = 5
 """Chunks per name in the list of names."""
 
 
-class Digest(msgspec.Struct, frozen=True):
+class Digest(Listed, frozen=True):
     """A digest: periods of one length."""
 
     by: Literal["day", "week"]
@@ -197,7 +197,7 @@ class Entity(msgspec.Struct, frozen=True, kw_only=True):
     """The latest of them; all, up to `limit`, if the name was asked for."""
 
 
-class Entities(msgspec.Struct, frozen=True):
+class Entities(Listed, frozen=True):
     """Names, those in most chunks first."""
 
     entities: tuple[Entity, ...]

@@ -211,6 +211,13 @@ _DECLARED = "memd_route"
 """Attribute of a handler that holds its declaration."""
 
 
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of answers out of several topics."""
+
+    note: str | None = None
+    """The topics that cannot be read and so are left out, with a reason, in a sentence for people."""
+
+
 class WholeAnswer(NamedTuple):
     """A complete answer that is not JSON."""
 

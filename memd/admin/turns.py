@@ -24,7 +24,7 @@ from msgspec import Meta
 from memd.admin import history, routing
 from memd.admin.history import QUARTER_US
 from memd.admin.parts import DaemonParts
-from memd.admin.routing import Extent, Limit, Skip, chunks_in, get
+from memd.admin.routing import Extent, Limit, Listed, Skip, chunks_in, get
 from memd.entries import WallTime
 from memd.errors import BadQuestion, NotFound, Refused
 from memd.principals import Principal
@@ -171,7 +171,7 @@ class ConversationBrief(msgspec.Struct, frozen=True, kw_only=True):
     """Number of chunks in the log; None if it is read from receipts."""
 
 
-class ConversationsPage(msgspec.Struct, frozen=True):
+class ConversationsPage(Listed, frozen=True):
     """Conversations, the one used last first."""
 
     conversations: tuple[ConversationBrief, ...]
@@ -551,7 +551,7 @@ class FiguresPeriod(Spent, frozen=True, kw_only=True):
     """Bytes of all entries so far, including their columns."""
 
 
-class FiguresOverTime(msgspec.Struct, frozen=True, kw_only=True):
+class FiguresOverTime(Listed, frozen=True, kw_only=True):
     """Contiguous periods, earliest first."""
 
     by: Length
@@ -568,8 +568,8 @@ Grown = Mapping[int, tuple[int, int]]
 @get("/memd/figures", "read")
 async def figures(parts: DaemonParts, query: FiguresQuery, who: Principal) -> FiguresOverTime:
     """Tokens, the time that memory took, what it found, and the size of the log, by hour, day or week."""
-    grown = await parts.read(query.topic, who, _grown)
-    return await asyncio.to_thread(lambda: figures_of(parts.receipts.lines(who), grown, query))
+    lines = parts.receipts.lines
+    return await parts.read(query.topic, who, lambda found: figures_of(lines(who), _grown(found), query))
 
 
 def _grown(snapshots: Sequence[Snapshot]) -> Grown:

@@ -91,7 +91,8 @@ class BackupBody(Body, frozen=True, kw_only=True):
 
 
 class Corrected(msgspec.Struct, frozen=True):
-    """The canonical_ids of the appended entries, and the ids that could not be corrected."""
+    """The canonical_ids of the appended entries, and the ids that could not be corrected. Who may not read there is
+    told only the entries of the chunks that the request names."""
 
     applied: tuple[int, ...]
     failed: tuple[str, ...] = ()
@@ -147,8 +148,9 @@ async def take_notes(
     return NotesTaken(body.topic_id, tuple(taken))
 
 
-def _corrected(applied: Applied) -> Corrected:
-    return Corrected(tuple(entry.canonical_id for entry in applied.entries), applied.failed)
+def _corrected(applied: Applied, named: Collection[bytes], *, is_apart: bool) -> Corrected:
+    told = (one for one in applied.entries if one.uuid in named or not is_apart)
+    return Corrected(tuple(entry.canonical_id for entry in told), applied.failed)
 
 
 @post(
@@ -168,8 +170,11 @@ async def correct(parts: DaemonParts, body: CorrectionBody, key: str, who: Princ
     if body.steps != 1 and body.action == "Update":
         raise BadQuestion("steps belong to Helpful and Unhelpful: an Update is done once")
     correction = Correction(tuple(body.chunk_ids), body.action, body.reason, body.content, body.steps)
-    mark = mark_of(key, body, who)
+    mark, is_apart = mark_of(key, body, who), not who.may("read", body.topic_id)
     async with parts.held_one(body.topic_id, who, "correct") as topic:
+        if is_apart and body.content and topic.log.forbidden.has_text(parts.redactor.text(body.content)):
+            await asyncio.to_thread(parts.encoder.embed_text, body.content)  # as long as if it were stored
+            correction = msgspec.structs.replace(correction, content=None)
         meant = await asyncio.to_thread(history.uuids_of, [(topic.log, topic.unstored())], body.chunk_ids)
         await parts.archiver.store_named(topic, meant.values())
 
@@ -183,13 +188,14 @@ async def correct(parts: DaemonParts, body: CorrectionBody, key: str, who: Princ
             changed = {entry.uuid for entry in done}
             return Applied(tuple(done), tuple(one for one in body.chunk_ids if meant.get(one) not in changed))
 
-        return _corrected(await parts.archiver.change_once(topic, mark, meant.values(), work, was_done))
+        done = await parts.archiver.change_once(topic, mark, meant.values(), work, was_done)
+        return _corrected(done, meant.values(), is_apart=is_apart)
 
 
 @post("/memd/undo", "correct", act="correct", touches=lambda done: Extent(count=len(done.applied)))
 async def undo(parts: DaemonParts, body: UndoBody, key: str, who: Principal) -> Corrected:
     """Append the state before an entry; for an `Idempotency-Key` see `/memd/corrections`."""
-    mark = mark_of(key, body, who)
+    mark, is_apart = mark_of(key, body, who), not who.may("read", body.topic_id)
     async with parts.held_one(body.topic_id, who, "correct") as topic:
         snapshot = topic.log.snapshot()
         place = snapshot.place(body.canonical_id)
@@ -207,7 +213,7 @@ async def undo(parts: DaemonParts, body: UndoBody, key: str, who: Principal) -> 
             )
 
         done = await parts.archiver.change_once(topic, mark, named, work, lambda done: Applied(tuple(done)))
-        return _corrected(done)
+        return _corrected(done, named, is_apart=is_apart)
 
 
 @post(
@@ -381,6 +387,9 @@ async def _chunks(parts: DaemonParts, body: ErasureBody, who: Principal) -> _Ask
             digests = await asyncio.to_thread(erasing.digests_of, topic.log.snapshot(), uuids)
             remains += _live_prompts(topic, digests, forbid=body.forbid)
         remains += await asyncio.to_thread(_elsewhere, topics, mine, uuids, who)
+        if is_chosen and not names and not who.may_everywhere("admin"):
+            others = [*(topic.id for topic in topics if topic not in administered), "others that you may not read"]
+            remains.append(f"what topics have where you may not erase; not looked at: {', '.join(others)}")
     return _Asked(plans, plans, uuids, remains)
 
 
@@ -395,13 +404,17 @@ def _plans(snapshots: list[Snapshot], uuids: set[bytes]) -> list[PlannedErasure]
 
 async def _written(parts: DaemonParts, topics: Sequence[Topic], body: ErasureBody) -> list[history.Named]:
     """Return all chunks of an author or a source, including pending ones. Open turns are stored first, because they
-    would be stored after the erasure otherwise."""
+    would be stored after the erasure otherwise. Raises StoreError: one cannot be stored."""
     authors = ("" if body.author == OWNER_NAME else body.author,) if body.author else ()
     for topic in topics:
         for one in topic.buffer.conversations():
             waiting = (item.message for item in one.messages[one.stored :] if item.message is not None)
-            if any((message.author or "") in authors for message in waiting):
-                await parts.archiver.store(topic, one, len(one))
+            is_theirs = any((message.author or "") in authors for message in waiting)
+            if is_theirs and not await parts.archiver.store(topic, one, len(one)):
+                raise StoreError(
+                    f"nothing was erased: what was said last in topic {topic.id} cannot be stored now, and would be "
+                    "stored after the erasure; see the log of memd, and erase again when that works"
+                )
     wanted = Selection(authors=authors, sources=(body.source,) if body.source else ())
 
     def found(topic: Topic, unstored: UnstoredText) -> list[history.Named]:

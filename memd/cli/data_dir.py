@@ -669,13 +669,14 @@ def _lines(figures: StoredFigures) -> Lines:
     shown = table("topic", *numbers, right=numbers, whole=numbers, title=figures.data_dir)
     in_memory = {} if figures.daemon is None else figures.daemon.topics
     for topic in figures.topics:
-        cells = [f"{topic.chunks:,}", f"{topic.entries:,}", sized(topic.log_bytes + topic.derived_bytes)]
+        counts = ["?", "?"] if topic.trouble else [f"{topic.chunks:,}", f"{topic.entries:,}"]
+        cells = [*counts, sized(topic.log_bytes + topic.derived_bytes)]
         loaded = ["-"] * 3
         if (known := in_memory.get(topic.topic_id)) is not None:
             fan_out = "-" if known.fan_out_ms is None else f"{known.fan_out_ms:.2f} ms"
             loaded = [sized(known.memory_bytes), f"{known.indexes_loaded}/{known.indexes}", fan_out]
         shown.add_row(topic.topic_id, *cells, *loaded)
-    lines: Lines = [shown]
+    lines: Lines = [shown, *(f"{one.topic_id}: {for_terminal(one.trouble)}" for one in figures.topics if one.trouble)]
     for trouble in figures.troubles:
         since = f" since {day_and_time(trouble.since)}" if trouble.since else ""
         lines.append(f"In trouble{since}: {trouble}.")

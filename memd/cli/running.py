@@ -27,7 +27,7 @@ import click
 import msgspec
 
 from memd import errors
-from memd.admin.routing import ALL_TOPICS, Answer, as_given, encoded, route_of
+from memd.admin.routing import ALL_TOPICS, Answer, Listed, as_given, encoded, route_of
 from memd.admin.tokens import PROOF, Proof, command_token, new_secret, proof_of, user_name
 from memd.cli.flags import name_of, note_memory, say
 from memd.errors import BadQuestion, DaemonError, StoreError, StoreLocked
@@ -76,6 +76,8 @@ class RunningDaemon:
         if given := list(as_given(query).items()):
             path += f"?{urllib.parse.urlencode(given, errors='surrogateescape')}"  # bytes as the terminal gave them
         answer: Answer = msgspec.json.decode(self.answer(path, body, seconds), type=route.answer)
+        if isinstance(answer, Listed) and answer.note:
+            say(answer.note)
         return answer
 
     def answer(self, path: str, body: object = None, seconds: float = ANSWER_SECONDS_MAX) -> bytes:

@@ -405,7 +405,8 @@ def _imported(
         chunks, known = counted(counts.chunks, "chunk"), counted(counts.messages_known, "message")
         conversations = f"{counted(total, 'conversation')} ({titled})"
         where = f"{len(counts.topics):,} topics" if len(counts.topics) > 1 else f"topic {next(iter(counts.topics))}"
-        said.append(f"{conversations} imported as {chunks}, {known} there already or empty; they are in {where}")
+        numbers = f" as {chunks}, {known} there already or empty" if counts.is_told else ""
+        said.append(f"{conversations} imported{numbers}; they are in {where}")
     if counts.branches:
         said.append(f"with {counted(counts.branches, 'other branch')} of them")
     if counts.empty:

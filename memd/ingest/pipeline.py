@@ -202,6 +202,7 @@ class Drafter:
                 batch[index].draft, vector=vectors[index].astype("<f4").tobytes(), digests=tuple(known[index])
             )
             for index in known
+            if not topic.forbidden.has_text(batch[index].draft.content)  # last: the time does not tell it
         ]
         return _completing(made, digests)
 
@@ -218,8 +219,6 @@ class Drafter:
         for draft, may in zip(drafts, may_return(drafts), strict=True):
             if is_shown(draft.uuid):
                 batch.append(BatchDraft(draft, is_kept=True))
-                continue
-            if topic.forbidden.has_text(draft.content):
                 continue
             if (copy := live_copy(snapshot, draft)) is None:
                 batch.append(BatchDraft(draft, may_return=may))

@@ -89,23 +89,23 @@ class GivenLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PartTaken(msgspec.Struct, frozen=True):
-    """The answer to a part of a conversation."""
+    """The answer to a part of a conversation. The numbers are None for a principal who may not read there."""
 
     digests: tuple[str, ...]
     """One for each message."""
-    chunks: int
-    known: int
+    chunks: int | None
+    known: int | None
     """Number of messages already stored, or never stored."""
     redacted: dict[str, int]
 
 
 class LinesTaken(msgspec.Struct, frozen=True):
-    """The answer to lines of an export."""
+    """The answer to lines of an export. The numbers are None for a principal who may not read there."""
 
-    appended: int
-    known: int
+    appended: int | None
+    known: int | None
     places: tuple[int, ...]
-    """See `GivenLine.place`."""
+    """See `GivenLine.place`; 0 for such a principal."""
     redacted: dict[str, int]
 
 
@@ -113,8 +113,8 @@ def part_drafts(
     topic: TopicLog, part: GivenPart, drafter: Drafter, speech: Speech, author: str = "", *, is_apart: bool = False
 ) -> tuple[list[Draft], PartTaken]:
     """Return the new chunks of a part, authored by the principal that imports it, and the answer. `is_apart`: the
-    principal must not learn of others' messages: only their own imports count as known, and digests are keyed by
-    author. Raises EmbeddingError: the model failed on a text."""
+    principal must not learn of others' messages or erasures: only their own imports count as known, and digests are
+    keyed by author. Raises EmbeddingError: the model failed on a text."""
     messages = [speech.heard(one.message(author)) for one in part.messages]
     previous = ROOT_DIGEST if part.after is None else bytes.fromhex(part.after)
     leading = leading_count(messages) if part.after is None else 0
@@ -128,9 +128,13 @@ def part_drafts(
     redactor = drafter.cutter.redactor
     runs = unstored_runs(topic, stretch, redactor)
     drafts = drafter.drafts(topic, runs, source=part.source, title=part.title, is_apart=is_apart)
+    answered = tuple(digest.hex() for digest in (*[previous] * leading, *digests))
+    if is_apart:
+        has = topic.forbidden.has_message  # embedded too, so that the time does not tell what is forbidden
+        drafter.embed_many([said.text for digest, said in stretch if said and has(digest, said)])
+        return drafts, PartTaken(answered, None, None, {})
     known = len(messages) - len({one.digest for run in runs for one in run} - {previous})
     redacted = redactor.marks([draft.content for draft in drafts])
-    answered = tuple(digest.hex() for digest in (*[previous] * leading, *digests))
     return drafts, PartTaken(answered, len(drafts), known, dict(redacted))
 
 
@@ -245,6 +249,8 @@ class ImportCounts(msgspec.Struct):
     """Chunks of conversations appended."""
     messages_known: int = 0
     """Messages of conversations already stored, or never stored."""
+    is_told: bool = True
+    """Whether the daemon told these two numbers, as it does to principals who may read."""
     redacted: Counter[str] = msgspec.field(default_factory=Counter)
     """Secrets replaced in the appended entries, by the name of the pattern."""
 
@@ -297,8 +303,8 @@ class Sending:
             self.problems.append((name, Found(place, problem=problem)))
             return
         self._places.update(zip(((topic, uuid) for _, uuid in lines), taken.places, strict=True))
-        self.counts.entries += taken.appended
-        self.counts.entries_known += taken.known
+        self.counts.entries += len(lines) if taken.appended is None else taken.appended
+        self.counts.entries_known += taken.known or 0
         self.counts.redacted.update(taken.redacted)
 
     def _entry(self, name: str, found: Found) -> None:
@@ -328,8 +334,9 @@ class Sending:
             answer = self._post("/memd/import/messages", {"topic_id": topic, "part": given})
             taken = msgspec.json.decode(answer, type=PartTaken)
             digests += taken.digests
-            self.counts.chunks += taken.chunks
-            self.counts.messages_known += taken.known
+            self.counts.is_told = taken.chunks is not None
+            self.counts.chunks += taken.chunks or 0
+            self.counts.messages_known += taken.known or 0
             self.counts.redacted.update(taken.redacted)
         self.counts.conversations[thread.program] += 1
         self.counts.topics[topic] += 1

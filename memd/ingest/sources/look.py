@@ -375,8 +375,8 @@ class Look(msgspec.Struct):
 
     def count(self, taken: TakenDocument) -> None:
         """Count the entries of a document."""
-        self.written += taken.written
-        self.taken_out += taken.taken_out
+        self.written += taken.written or 0
+        self.taken_out += taken.taken_out or 0
 
 
 def root_digits(path: Path | str) -> str:

@@ -7,7 +7,6 @@ Only the rest of the log is read, and only again if a file has changed: the page
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -36,6 +35,8 @@ class TopicDiskUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Indexes and columns, which can be rebuilt."""
     chunks_by_model: dict[str, int]
     """Live chunks by the fingerprint of the embedding model, without files whose header is damaged."""
+    trouble: str = ""
+    """Why the log cannot be read, so that nothing of it is counted; empty if it can."""
 
     def chunks_of_others(self, fingerprint: str) -> int:
         """Return the number of live chunks that a model with another fingerprint embedded."""
@@ -74,10 +75,11 @@ def _topic(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
 
 
 def _counted(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
-    """Count a topic. An unreadable one has no chunks; `memd verify` and the daemon's health report it."""
-    found = []
-    with suppress(StoreError):
+    found, trouble = [], ""
+    try:
         found = list(log_columns(files, layout))
+    except StoreError as error:
+        trouble = str(error)
     records: Records = np.concatenate([np.empty(0, ROW), *(rows for *_, rows in found)])
     live, by_model, end = ~superseded(records), Counter[str](), 0
     for _, header, rows in found:
@@ -92,4 +94,5 @@ def _counted(files: LocalDisk, layout: TopicLayout) -> TopicDiskUsage:
         log_bytes=0,
         derived_bytes=0,
         chunks_by_model=dict(by_model),
+        trouble=trouble,
     )
