@@ -1,6 +1,6 @@
 """Every call of a daemon's life on its files fails once, with each error, and for good: `make faults`.
 
-    python tests/faults/matrix.py [--kind write] [--every N] [--old] [--json FILE]
+    python tests/faults/matrix.py [--kind write] [--first N] [--every N] [--old] [--json FILE]
 
 First a life without a fault counts the calls of each kind; then each n-th of them fails in a life of its own, some
 seconds each. With `--old` each begins on a log of which all indexes and words are missing, as an earlier version left
@@ -41,10 +41,10 @@ def one_life(library: Path, fault: Fault, old: OldLog | None = None, keep: Path 
             daemon.discard()
 
 
-def faults(counts: dict[str, int], kinds: list[str], every: int) -> Iterator[Fault]:
+def faults(counts: dict[str, int], kinds: list[str], first: int, every: int) -> Iterator[Fault]:
     """The plan: each `every`-th call of each kind with each error, and lasting ones."""
     for kind in kinds:
-        for nth in range(1, counts[kind] + 1, every):
+        for nth in range(first, counts[kind] + 1, every):
             yield from (Fault(kind, nth, error) for error in ERRORS if error != ENDS or kind != "read")
             if kind in LASTING:
                 yield Fault(kind, nth, lasts=True)
@@ -54,6 +54,7 @@ def main() -> None:
     """Count, then fail."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kind", action="append", choices=KINDS)
+    parser.add_argument("--first", type=int, default=1, help="begin with this call")
     parser.add_argument("--every", type=int, default=1, help="leave out all but each n-th call")
     parser.add_argument("--old", action="store_true", help="begin on a log whose indexes and words are missing")
     parser.add_argument("--json", type=Path)
@@ -69,7 +70,7 @@ def main() -> None:
         assert not healthy.refused_start, "the daemon does not start on a disk without faults"
         print(f"no fault: {healthy.counts}", *healthy.complaints, sep="\n  ", flush=True)
         told, bad = [], len(healthy.complaints)
-        for fault in faults(healthy.counts, asked.kind or list(KINDS), asked.every):
+        for fault in faults(healthy.counts, asked.kind or list(KINDS), asked.first, asked.every):
             life = one_life(library, fault, old)
             bad += len(life.complaints)
             start = ", did not start" if life.refused_start else ""
