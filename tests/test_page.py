@@ -91,29 +91,10 @@ def injected_block(daemon: DaemonProcess, turn_id: str) -> str:
     return str(daemon.receipt(turn_id)["block"])
 
 
-def test_a_chunk_is_marked_helpful_unhelpful_and_taken_out(told: DaemonProcess, open_page: OpenPage) -> None:
-    page = open_page(told)
-    open_chunk(page, told, "inodes")
-    outcome, history = page.locator(".outcome"), page.locator("ol.log > li")
-    for entries, (name, words) in enumerate(
-        [("Helpful", "Marked as helpful."), ("Unhelpful", "Marked as unhelpful."), ("Take out", "Taken out.")], 2
-    ):
-        page.get_by_label("Reason").fill(f"why {name}")
-        page.get_by_role("button", name=name, exact=True).click()
-        expect(outcome).to_contain_text(words)
-        expect(history).to_have_count(entries)
-        expect(history.first).to_contain_text(f"why {name}")
-    expect(page.get_by_role("button", name="Helpful", exact=True)).to_have_count(0)  # what is out cannot be rated
-    assert "inodes" not in " ".join(live(told))
-    page.get_by_role("button", name="Undo the last change").click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("live")
-    assert "inodes" in " ".join(live(told))
-
-
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_turn_tells_its_scores_what_was_left_out_its_timings_and_what_it_would_get_today(
+def test_a_turn_tells_its_scores_and_what_it_would_get_today_and_its_chunks_are_marked_and_taken_out(
     told: DaemonProcess, open_page: OpenPage
 ) -> None:
     turn_id = question(told, WHY)
@@ -132,6 +113,22 @@ def test_a_turn_tells_its_scores_what_was_left_out_its_timings_and_what_it_would
     assert taken_out.status == 200
     again.click()
     expect(page.get_by_text(re.compile(r", [1-9]\d* fewer"))).to_be_visible()
+
+    open_chunk(page, told, "inodes")
+    outcome, history = page.locator(".outcome"), page.locator("ol.log > li")
+    for entries, (name, words) in enumerate(
+        [("Helpful", "Marked as helpful."), ("Unhelpful", "Marked as unhelpful."), ("Take out", "Taken out.")], 2
+    ):
+        page.get_by_label("Reason").fill(f"why {name}")
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(outcome).to_contain_text(words)
+        expect(history).to_have_count(entries)
+        expect(history.first).to_contain_text(f"why {name}")
+    expect(page.get_by_role("button", name="Helpful", exact=True)).to_have_count(0)  # what is out cannot be rated
+    assert "inodes" not in " ".join(live(told))
+    page.get_by_role("button", name="Undo the last change").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("live")
+    assert "inodes" in " ".join(live(told))
 
 
 def test_the_steps_of_a_tool_loop_are_a_number_beside_their_turn_until_they_are_asked_for(
@@ -196,10 +193,10 @@ def test_the_timeline_has_the_live_conversations_and_the_log_and_says_when_there
     expect(entries).to_have_count(5)
 
 
-def test_the_first_look_says_how_much_was_remembered_today_and_lets_one_ask(
+def test_the_first_look_lets_one_ask_and_the_search_explains_its_scores_and_answers_from_the_past(
     told: DaemonProcess, open_page: OpenPage
 ) -> None:
-    page = open_page(told)
+    page = open_page(told, expected=("404",))
     is_today = datetime.now().date() == datetime.now(ZoneInfo("Europe/Berlin")).date()  # the daemon's and the browser's
     words = r"\d pieces? of today, \d+ in all" if is_today else r"nothing of today yet, \d+ in all"
     expect(page.get_by_text("memd remembers")).to_contain_text(re.compile(words))
@@ -208,13 +205,10 @@ def test_the_first_look_says_how_much_was_remembered_today_and_lets_one_ask(
     expect(page.get_by_role("heading", level=1)).to_have_text("Search")
     expect(injected(page).filter(has_text="hazelnuts")).to_have_count(1)
 
-
-def test_the_search_explains_its_scores_and_answers_from_the_past(told: DaemonProcess, open_page: OpenPage) -> None:
     time.sleep(1.1)  # the form takes whole seconds
     before = datetime.now(ZoneInfo("Europe/Berlin")).strftime("%Y-%m-%dT%H:%M:%S")
     time.sleep(1.1)
     told.tell("Ingrid's cake comes from the bakery in Nygårdsgaten.", topic="bikes")
-    page = open_page(told, "#/search")
     page.get_by_label("Question").fill("Where does Ingrid's cake come from?")
     page.get_by_role("button", name="Search", exact=True).click()
     expect(injected(page).filter(has_text="Nygårdsgaten")).to_contain_text("neighbours")
@@ -225,6 +219,14 @@ def test_the_search_explains_its_scores_and_answers_from_the_past(told: DaemonPr
     expect(page.get_by_text("Nygårdsgaten")).to_have_count(0)
     page.reload()  # the address has the question
     expect(injected(page).filter(has_text="hazelnuts")).to_have_count(1)
+
+    go(page, "chunk/bikes/ffffffffffff")
+    expect(page.get_by_role("alert")).to_contain_text("no chunk has the id")
+    expect(page.get_by_role("button", name="Try again")).to_be_visible()
+    go(page, "turns/00000000000000000000")
+    expect(page.get_by_role("alert")).to_contain_text("there is no receipt of turn")
+    go(page, "no such view")
+    expect(rows(page)).to_have_count(4)
 
 
 def test_what_was_said_on_a_day_is_chosen_from_the_timeline_and_by_the_filters_of_the_search(
@@ -294,16 +296,6 @@ def test_the_page_goes_on_by_itself_after_a_restart_and_shows_a_model_server_tha
         expect(page.get_by_text("Events live")).to_be_visible()
 
 
-def test_what_cannot_be_shown_is_said_where_it_was_to_be(told: DaemonProcess, open_page: OpenPage) -> None:
-    page = open_page(told, "#/chunk/bikes/ffffffffffff", expected=("404",))
-    expect(page.get_by_role("alert")).to_contain_text("no chunk has the id")
-    expect(page.get_by_role("button", name="Try again")).to_be_visible()
-    go(page, "turns/00000000000000000000")
-    expect(page.get_by_role("alert")).to_contain_text("there is no receipt of turn")
-    go(page, "no such view")
-    expect(rows(page)).to_have_count(3)
-
-
 # -- who may see it, and what it may do -------------------------------------------------------------------------------
 
 
@@ -354,7 +346,7 @@ def test_nothing_that_is_remembered_is_executed_and_what_is_hidden_is_made_visib
     assert "\u202e" not in page.inner_text("main")
 
 
-def test_should_the_page_ever_put_text_in_as_markup_the_browser_refuses_to_run_it(
+def test_should_the_page_ever_put_text_in_as_markup_the_browser_refuses_to_run_it_as_all_from_elsewhere(
     daemon: DaemonProcess, open_page: OpenPage
 ) -> None:
     page = open_page(daemon, expected=("Content Security Policy", "404"))
@@ -371,13 +363,11 @@ def test_should_the_page_ever_put_text_in_as_markup_the_browser_refuses_to_run_i
     assert blocked.startswith(("script-src", "img-src"))
     assert page.title() == "Turns · memd"
 
-
-def test_the_page_and_its_files_forbid_everything_from_elsewhere(daemon: DaemonProcess) -> None:
-    answer = ask(f"{daemon.own_url}/memd/")
-    assert answer.status == 200 and answer.headers["Content-Type"] == "text/html; charset=utf-8"
-    policy = answer.headers["Content-Security-Policy"]
+    served = ask(f"{daemon.own_url}/memd/")
+    assert served.status == 200 and served.headers["Content-Type"] == "text/html; charset=utf-8"
+    policy = served.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
-    files = re.findall(r'(?:src|href)="([^"#]+)"', answer.body.decode())
+    files = re.findall(r'(?:src|href)="([^"#]+)"', served.body.decode())
     assert set(files) == {"data:,", "page.css", "page.js"}
     script = ask(f"{daemon.own_url}/memd/page.js")
     assert script.headers["Content-Type"].startswith("text/javascript") and script.headers["ETag"]
