@@ -67,15 +67,16 @@ def chunk_of(admin: Admin, word: str) -> dict[str, Any]:
 # -- receipts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_turn_s_receipt_has_what_was_asked_the_block_and_what_it_cost(
+def test_a_turn_has_a_receipt_a_place_in_the_story_of_its_chunks_and_a_replay(
     told: DaemonProcess, admin: Admin, upstream: RecordingUpstream
 ) -> None:
     answer = told.chat([user(QUESTION)], memory_in={"topic_id": "work"})
-    receipt = told.receipt(answer.headers["X-Memory-Turn"])
+    turn_id = answer.headers["X-Memory-Turn"]
+    receipt = told.receipt(turn_id)
     assert receipt["question"] == QUESTION and receipt["topic_id"] == "work" and receipt["status"] == "injected"
     [prompt] = json.loads(upstream.prompts[-1])
     assert prompt["content"] == f"{receipt['block']}\n\n{QUESTION}"
-    assert receipt["http_status"] == 200 and receipt["api"] == "/chat/completions"
+    assert receipt["http_status"] == 200 and receipt["api"] == "/chat/completions" and receipt["filter"] == {}
     injected = {one["id"] for one in receipt["candidates"] if one["verdict"] == "injected"}
     assert injected == set(receipt["shown"]) == set(answer.headers["X-Memory-Injected"].split(","))
     assert 0 < receipt["block_tokens"] <= receipt["memory_tokens"] <= receipt["forwarded_tokens"]
@@ -84,6 +85,26 @@ def test_a_turn_s_receipt_has_what_was_asked_the_block_and_what_it_cost(
     for one in receipt["candidates"]:
         parts = one["meaning"] + one["words"] + one["feedback"] + one["neighbours"]
         assert one["score"] == pytest.approx(parts * one["multiplier"], abs=1e-5)
+
+    chunk = chunk_of(admin, "exclusion constraints")
+    story = admin.get(f"chunks/{chunk['id']}")
+    assert turn_id in story["turns"] and story["before"] is None and "ERR_7421" in story["after"]["content"]
+
+    narrow = {"topic_id": "work", "filter": {"to": "2000-01-01", "sources": ["a.md"]}}
+    narrowed = told.chat([user(QUESTION)], memory_in=narrow).headers["X-Memory-Turn"]
+    assert told.receipt(narrowed)["filter"]["sources"] == ["a.md"]
+    assert admin.get(f"turns/{narrowed}/replay")["now"]["chunks"] == [], "it asks with the filter of its turn"
+    assert admin.get(f"turns/{turn_id}/replay")["now"]["chunks"]
+    admin.post(
+        "corrections", topic_id="work", chunk_ids=[chunk["id"]], action="Update", content="SQLite now.", reason="x"
+    )
+    assert admin.get(f"turns/{turn_id}/replay")["lost"] == [chunk["id"]]
+    then = admin.get(f"turns/{turn_id}/replay", then="true")
+    assert chunk["id"] in then["kept"] and then["now"]["as_of"] == then["turn"]["at"]
+    shown = told.run("turn", turn_id, "--then").stdout
+    assert "The same question out of what was stored then" in shown and f"- {chunk['id']}" not in shown
+    assert admin.answer(f"turns/{turn_id}/replay", then="perhaps").status == 400
+    assert admin.answer(f"turns/{turn_id}/replay", as_of="1").status == 400
 
 
 def test_a_step_of_a_tool_loop_has_its_turn_s_block_and_asked_nothing(told: DaemonProcess, admin: Admin) -> None:
@@ -137,30 +158,6 @@ def test_without_receipts_nothing_is_kept(serving: Serving) -> None:
     assert not (daemon.data_dir / "memd.receipts").exists()
 
 
-def test_a_replay_asks_with_the_filter_and_at_the_time_of_its_turn(told: DaemonProcess, admin: Admin) -> None:
-    def replayed(memory_in: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-        turn_id = told.chat([user(QUESTION)], memory_in={"topic_id": "work"} | memory_in).headers["X-Memory-Turn"]
-        assert turn_id is not None and told.receipt(turn_id)
-        return turn_id, admin.get(f"turns/{turn_id}/replay")["now"]["chunks"]
-
-    sources = {"filter": {"to": "2000-01-01", "sources": ["a.md"]}}
-    turn_id, chunks = replayed(sources)
-    assert chunks == [] and admin.get(f"turns/{turn_id}")["filter"]["sources"] == ["a.md"]
-    turn_id, chunks = replayed({})
-    assert chunks and admin.get(f"turns/{turn_id}")["filter"] == {}
-    chunk = chunk_of(admin, "exclusion constraints")
-    admin.post(
-        "corrections", topic_id="work", chunk_ids=[chunk["id"]], action="Update", content="SQLite now.", reason="x"
-    )
-    assert admin.get(f"turns/{turn_id}/replay")["lost"] == [chunk["id"]]
-    then = admin.get(f"turns/{turn_id}/replay", then="true")
-    assert chunk["id"] in then["kept"] and then["now"]["as_of"] == then["turn"]["at"]
-    shown = told.run("turn", turn_id, "--then").stdout
-    assert "The same question out of what was stored then" in shown and f"- {chunk['id']}" not in shown
-    assert admin.answer(f"turns/{turn_id}/replay", then="perhaps").status == 400
-    assert admin.answer(f"turns/{turn_id}/replay", as_of="1").status == 400
-
-
 def test_turns_are_told_as_they_happen(told: DaemonProcess, admin: Admin) -> None:
     lines: list[str] = []
 
@@ -184,7 +181,9 @@ def test_turns_are_told_as_they_happen(told: DaemonProcess, admin: Admin) -> Non
 # -- the log, its correction and undo ---------------------------------------------------------------------------------
 
 
-def test_an_undo_goes_back_one_step_and_can_be_undone(told: DaemonProcess, admin: Admin) -> None:
+def test_an_undo_goes_back_one_step_can_be_undone_and_takes_out_what_was_told(
+    told: DaemonProcess, admin: Admin, tmp_path: Path
+) -> None:
     chunk = chunk_of(admin, "PostgreSQL")
     for _ in range(2):
         last = admin.post("corrections", topic_id="work", chunk_ids=[chunk["id"]], action="Unhelpful")["applied"][0]
@@ -196,36 +195,14 @@ def test_an_undo_goes_back_one_step_and_can_be_undone(told: DaemonProcess, admin
     admin.post("undo", topic_id="work", canonical_id=undone[0])
     assert chunk_of(admin, "PostgreSQL")["multiplier"] == pytest.approx(1.5**-2)
 
-
-def test_what_was_told_can_be_taken_out_and_brought_back(told: DaemonProcess, admin: Admin) -> None:
-    chunk = chunk_of(admin, "PostgreSQL")
+    chunk = chunk_of(admin, "hazelnuts")
     out = admin.post("undo", topic_id="work", canonical_id=chunk["canonical_id"])["applied"][0]
-    assert admin.get("chunks", contains="PostgreSQL")["chunks"] == []
-    [gone] = admin.get("chunks", contains="PostgreSQL", all=1)["chunks"]
+    assert admin.get("chunks", contains="hazelnuts")["chunks"] == []
+    [gone] = admin.get("chunks", contains="hazelnuts", all=1)["chunks"]
     assert gone["id"] == chunk["id"] and not gone["live"]
     admin.post("undo", topic_id="work", canonical_id=out)
-    assert chunk_of(admin, "PostgreSQL")["live"]
+    assert chunk_of(admin, "hazelnuts")["live"]
 
-
-def test_a_chunk_s_story_has_its_neighbours_and_the_turns_it_was_in(told: DaemonProcess, admin: Admin) -> None:
-    turn_id = told.chat([user(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]
-    told.receipt(turn_id)
-    story = admin.get(f"chunks/{chunk_of(admin, 'exclusion constraints')['id']}")
-    assert turn_id in story["turns"] and story["before"] is None and "ERR_7421" in story["after"]["content"]
-
-
-@pytest.mark.parametrize("path", [b"/memd/export", b"/memd/events"])
-def test_head_of_what_is_streamed_is_answered_by_its_head_alone(
-    told: DaemonProcess, connect: Connect, path: bytes
-) -> None:
-    both = request(b"HEAD", path) + request(b"GET", b"/memd/health")
-    client = connect(told.own_url, both.replace(b"Host: memd", b"Host: localhost"))
-    assert client.read_head().split(b" ")[1] == b"200" and client.header(b"Content-Type")
-    assert client.read(8) == b"HTTP/1.1", "of the next answer"
-    assert client.read_head().startswith(b" 200") and b'"status"' in client.read_body()
-
-
-def test_topics_buffer_export_and_backup(told: DaemonProcess, admin: Admin, tmp_path: Path) -> None:
     [topic] = admin.get("topics")["topics"]
     assert topic["topic_id"] == "work" and topic["chunks"] == 3 and topic["is_open"]
     told.chat([user("A live talk about nothing.")], memory_in={"topic_id": "work"})
@@ -280,34 +257,29 @@ REFUSED: tuple[tuple[str, Any, int, str], ...] = (
 )
 
 
-def test_what_is_asked_wrongly_is_refused_by_name_and_changes_nothing(told: DaemonProcess) -> None:
+def test_what_is_asked_wrongly_is_refused_by_name_and_changes_nothing(told: DaemonProcess, connect: Connect) -> None:
     before = told.export()
     for path, body, status, message in REFUSED:
         answer = ask(f"{told.own_url}/memd/{path}", body)
         assert answer.status == status, (path, body, answer.body)
         assert answer.json["error"]["message"].startswith(f"memd: {message}"), (path, answer.body)
-    assert told.export() == before
-
-
-def test_another_method_than_a_route_s_is_refused_with_those_it_takes(told: DaemonProcess) -> None:
     refused = ask(f"{told.own_url}/memd/log", method="DELETE")
     assert refused.status == 405 and refused.headers["Allow"] == "GET, HEAD"
     assert ask(f"{told.own_url}/memd/log", method="HEAD").status == 200
     assert ask(f"{told.own_url}/memd/undo").headers["Allow"] == "POST"
+    for streamed in (b"/memd/export", b"/memd/events"):
+        both = request(b"HEAD", streamed) + request(b"GET", b"/memd/health")
+        client = connect(told.own_url, both.replace(b"Host: memd", b"Host: localhost"))
+        assert client.read_head().split(b" ")[1] == b"200" and client.header(b"Content-Type")
+        assert client.read(8) == b"HTTP/1.1", "of the next answer: the head alone came"
+        assert client.read_head().startswith(b" 200") and b'"status"' in client.read_body()
+    assert told.export() == before
 
 
 # The description of the routes
 
 FILE = Path(__file__).parent.parent / "docs" / "openapi.json"
 DOCUMENT = json.loads(FILE.read_text())
-
-
-def test_it_is_a_valid_document_and_that_of_the_code() -> None:
-    """`make openapi` brings the file up to date."""
-    validate(DOCUMENT)
-    assert json.loads(json.dumps(document(ROUTES))) == DOCUMENT
-    described = {(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods}
-    assert described == {(route.method, route.path) for route in ROUTES}
 
 
 def checked(method: str, path: str, status: int, value: Any) -> None:
@@ -317,7 +289,14 @@ def checked(method: str, path: str, status: int, value: Any) -> None:
     Draft202012Validator(schema | {"components": DOCUMENT["components"]}).validate(value)
 
 
-def test_what_the_routes_answer_fits_it(served: DaemonProcess, tmp_path: Path) -> None:
+def test_the_description_is_valid_that_of_the_code_and_what_the_routes_answer_fits_it(
+    served: DaemonProcess, tmp_path: Path
+) -> None:
+    validate(DOCUMENT)
+    assert json.loads(json.dumps(document(ROUTES))) == DOCUMENT
+    described = {(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods}
+    assert described == {(route.method, route.path) for route in ROUTES}
+
     base = served.own_url
     served.tell(POSTGRES, topic="work")
     turn = served.chat([user(QUESTION)], memory_in={"topic_id": "work"}).headers["X-Memory-Turn"]

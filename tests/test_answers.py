@@ -318,10 +318,16 @@ def test_a_stream_streams_and_is_remembered_however_its_type_is_spelt(
 @pytest.mark.parametrize(
     "media_type", [b"application/json", b"Application/JSON; charset=utf-8", b"application/problem+json"]
 )
-def test_json_is_an_answer_and_no_stream_even_where_a_stream_was_asked_for(asked: Asked, media_type: bytes) -> None:
-    client = asked(chat("hi", stream=True, memory_in={}), answer(REPLY, b"Content-Type: " + media_type))
+def test_json_is_an_answer_and_headers_about_memory_are_memd_s_and_not_the_upstream_s(
+    asked: Asked, media_type: bytes
+) -> None:
+    forged = [b"X-Memory-Status: injected", b"x-memory-injected: a3f9", b"X-MEMORY-TURN: 1"]
+    said = answer(REPLY, *forged, b"Server-Timing: its;dur=1", b"Content-Type: " + media_type)
+    client = asked(chat("hi", path=b"/t/forged%d" % len(media_type) + CHAT, stream=True, memory_in={}), said)
     client.read_head()
-    assert b'"memory_out"' in client.read_body()
+    assert client.headers(b"X-Memory-Status") == [b"none"] and client.headers(b"X-Memory-Injected") == [b""]
+    assert len(client.headers(b"X-Memory-Turn")) == 1 and b"its;dur=1" in client.headers(b"Server-Timing")
+    assert b'"memory_out"' in client.read_body(), "though a stream was asked for"
 
 
 # -- 15: sent once -----------------------------------------------------------------------------------------------
@@ -508,7 +514,9 @@ def test_a_client_of_http_1_0_that_would_keep_its_connection_sees_the_end_of_a_s
 
 
 @pytest.mark.parametrize("path", [CHAT, PLAIN])
-def test_header_bytes_that_are_no_utf_8_pass_both_ways(raw: RawUpstream, asked: Asked, path: bytes) -> None:
+def test_header_bytes_that_are_no_utf_8_pass_both_ways_and_control_characters_become_spaces(
+    memd: DaemonProcess, raw: RawUpstream, asked: Asked, path: bytes
+) -> None:
     said = answer(REPLY, b"X-Back: caf\xe9 \xff\xfe", b"X-Both: h\xc3\xa9", status=b"200 D\xe9j\xe0")
     client = asked(chat("hi", b"X-There: na\xefve \x80", b"X-Name: \xc3\xa9", path=path), said)
     head = client.read_head()
@@ -516,36 +524,10 @@ def test_header_bytes_that_are_no_utf_8_pass_both_ways(raw: RawUpstream, asked: 
     assert head.startswith(b"HTTP/1.1 200 D\xe9j\xe0\r\n")
     assert b"\r\nX-Back: caf\xe9 \xff\xfe" in head and b"\r\nX-Both: h\xc3\xa9" in head
 
-
-# -- 23: smaller -------------------------------------------------------------------------------------------------
-
-
-def test_headers_about_memory_are_memd_s_and_not_the_upstream_s(asked: Asked) -> None:
-    forged = [
-        b"X-Memory-Status: injected",
-        b"x-memory-injected: a3f9",
-        b"X-MEMORY-TURN: 1",
-        b"Server-Timing: its;dur=1",
-    ]
-    client = asked(chat("hi", path=b"/t/forged" + CHAT), answer(REPLY, *forged))
-    client.read_head()
-    assert client.headers(b"X-Memory-Status") == [b"none"] and client.headers(b"X-Memory-Injected") == [b""]
-    assert len(client.headers(b"X-Memory-Turn")) == 1 and b"its;dur=1" in client.headers(b"Server-Timing")
-
-
-@pytest.mark.parametrize("path", [CHAT, PLAIN])
-def test_what_an_upstream_says_before_its_answer_passes(asked: Asked, path: bytes) -> None:
     early = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n"
-    client = asked(chat("hi", path=path), b"HTTP/1.1 100 Continue\r\n\r\n" + early + early + answer(REPLY))
-    for _ in range(2):
-        assert client.read_head() + b"\r\n\r\n" == early
-    assert client.read_head().startswith(b"HTTP/1.1 200 OK")
-
-
-@pytest.mark.parametrize("path", [CHAT, PLAIN])
-def test_control_characters_of_an_answer_s_head_become_spaces(memd: DaemonProcess, asked: Asked, path: bytes) -> None:
     said = answer(REPLY, b"X-A: a\x1b[31mb\x07", status=b"200 \x1b]0;owned\x07OK")
-    client = asked(chat("hi", path=path), said)
+    client = asked(chat("hi", path=path), b"HTTP/1.1 100 Continue\r\n\r\n" + early + early + said)
+    assert [client.read_head() + b"\r\n\r\n" for _ in range(2)] == [early, early], "what comes before it passes"
     assert client.read_head().startswith(b"HTTP/1.1 200  ]0;owned OK\r\n")
     assert client.header(b"X-A") == b"a [31mb"
     assert "Traceback" not in memd.log.read_text() and "\x1b" not in memd.log.read_text()
@@ -585,18 +567,16 @@ def test_a_deep_answer_passes_as_it_is(
     assert "Traceback" not in memd.log.read_text()
 
 
-@pytest.mark.parametrize("nested", [(b"[", b"]"), (b'{"default_generation_settings":', b"}"), (b'{"data":[', b"]}")])
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_a_server_whose_own_facts_are_deep_tells_nothing(nested: tuple[bytes, bytes], depth: int) -> None:
-    said = deep(nested[0], depth, nested[1])
+FACTS = [
+    deep(opening, depth, closing)
+    for opening, closing in ((b"[", b"]"), (b'{"default_generation_settings":', b"}"), (b'{"data":[', b"]}"))
+    for depth in DEPTHS
+]
+
+
+@pytest.mark.parametrize("said", [*FACTS, b"[" + b" " * (20 << 20) + b"]"], ids=len)
+def test_a_server_whose_own_facts_are_deep_or_have_no_end_tells_nothing(said: bytes) -> None:
     with raw_upstream(props=said) as upstream:
-        upstream.script = lambda peer: peer.send(answer(said))
-        server = asyncio.run(asked_server(Config(upstream=UpstreamSettings(url=upstream.url))))
-    assert (server.model, server.window) == ("", None) and "does not answer" not in str(server.told)
-
-
-def test_a_server_whose_own_facts_have_no_end_tells_nothing() -> None:
-    with raw_upstream(props=b"[" + b" " * (20 << 20) + b"]") as upstream:
-        upstream.script = lambda peer: peer.send(answer(b"{}"))
+        upstream.script = lambda peer: peer.send(answer(said[: 1 << 20]))
         server = asyncio.run(asked_server(Config(upstream=UpstreamSettings(url=upstream.url))))
     assert (server.model, server.window) == ("", None) and "does not answer" not in str(server.told)

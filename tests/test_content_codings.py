@@ -100,29 +100,6 @@ def test_a_packed_request_is_remembered_and_forwarded_as_it_came_or_plain_where_
     assert FACT.encode() in upstream.chats[-1].body
 
 
-@pytest.mark.parametrize(
-    ("packed", "coding", "why"),
-    [
-        (b"packed by nobody", "compress", "content coding is 'compress'"),
-        (chat_of(FACT), "gzip", "cannot be unpacked"),
-        (zstd.compress(chat_of(FACT))[:-3], "zstd", "its end is missing"),
-        (b"", "br", "its end is missing"),
-        (gzip.compress(b"no json"), "gzip", "not a readable JSON object"),
-        (b"four", "gzip, gzip, gzip, gzip", "4 content codings"),
-    ],
-    ids=["unknown", "unpacked", "half", "empty", "no-json", "four"],
-)
-def test_what_cannot_be_unpacked_passes_and_says_so(
-    daemon: DaemonProcess, upstream: RecordingUpstream, packed: bytes, coding: str, why: str
-) -> None:
-    answer = post(daemon, packed, coding)
-    assert answer.headers["X-Memory-Status"] == "degraded:unreadable"
-    assert (upstream.chats[-1].body, upstream.chats[-1].header("Content-Encoding")) == (packed, coding)
-    turn, said = f"turn={answer.headers['X-Memory-Turn']} ", daemon.log.read_text().splitlines()
-    [line] = [line for line in said if "memd cannot read its body" in line and turn in line]
-    assert why in line
-
-
 @each_coding
 def test_a_bomb_is_refused_before_it_goes_off(daemon: DaemonProcess, coding: str, pack: Pack) -> None:
     answer = post(daemon, pack(b" " * (BODY_MAX + 1)), coding)
@@ -382,27 +359,36 @@ def test_what_may_be_odd_in_json_costs_no_memory(told: DaemonProcess, upstream: 
 
 
 @pytest.mark.parametrize(
-    ("body", "where"),
+    ("body", "coding", "where"),
     [
-        (chat_with(ASKED)[:-1] + b', "tools": %b%b}' % (b"[" * 5000, b"]" * 5000), "around byte"),
-        (chat_with(ASKED)[:-1] + b', "temperature": NaN}', f"byte {len(chat_with(ASKED)) + 16}"),
-        (chat_with(b"A line\nbreak"), f"byte {chat_with(b'A line').index(b'A line') + 6}"),
-        (chat_with(ASKED)[:-1], "truncated"),
-        (chat_with(ASKED).decode().encode("utf-16"), "byte 0"),
-        (b'{"messages": ["no object"]}', "messages[0]"),
-        (b'{"model": "tiny"}', "`messages`"),
-        (b"[1,2,3]", "object"),
-        (b"", "truncated"),
-        (chat_with(rb"\ud83d \udbff\udfff"), "hex escape"),
+        (b"packed by nobody", "compress", "content coding is 'compress'"),
+        (chat_of(FACT), "gzip", "cannot be unpacked"),
+        (zstd.compress(chat_of(FACT))[:-3], "zstd", "its end is missing"),
+        (b"", "br", "its end is missing"),
+        (gzip.compress(b"no json"), "gzip", "not a readable JSON object"),
+        (b"four", "gzip, gzip, gzip, gzip", "4 content codings"),
+        (chat_with(ASKED)[:-1] + b', "tools": %b%b}' % (b"[" * 5000, b"]" * 5000), None, "around byte"),
+        (chat_with(ASKED)[:-1] + b', "temperature": NaN}', None, f"byte {len(chat_with(ASKED)) + 16}"),
+        (chat_with(b"A line\nbreak"), None, f"byte {chat_with(b'A line').index(b'A line') + 6}"),
+        (chat_with(ASKED)[:-1], None, "truncated"),
+        (chat_with(ASKED).decode().encode("utf-16"), None, "byte 0"),
+        (b'{"messages": ["no object"]}', None, "messages[0]"),
+        (b'{"model": "tiny"}', None, "`messages`"),
+        (b"[1,2,3]", None, "object"),
+        (b"", None, "truncated"),
+        (chat_with(rb"\ud83d \udbff\udfff"), None, "hex escape"),
     ],
-    ids=["deep", "nan", "control", "half", "utf-16", "strings", "none", "list", "empty", "taken"],
+    ids=[
+        *("unknown coding", "unpacked", "half a packing", "empty packing", "packed text", "four codings"),
+        *("deep", "nan", "control", "half", "utf-16", "strings", "none", "list", "empty", "taken"),
+    ],
 )
 def test_what_cannot_be_read_passes_and_says_so(
-    told: DaemonProcess, upstream: RecordingUpstream, body: bytes, where: str
+    told: DaemonProcess, upstream: RecordingUpstream, body: bytes, coding: str | None, where: str
 ) -> None:
-    answer = sent(told, body)
+    answer = sent(told, body) if coding is None else post(told, body, coding)
     assert answer.headers["X-Memory-Status"] == "degraded:unreadable"
-    assert upstream.chats[-1].body == body
+    assert (upstream.chats[-1].body, upstream.chats[-1].header("Content-Encoding")) == (body, coding)
     turn, said = f"turn={answer.headers['X-Memory-Turn']} ", told.log.read_text().splitlines()
     [line] = [line for line in said if "memd cannot read its body" in line and turn in line]
     assert where in line

@@ -183,10 +183,12 @@ def test_a_connection_at_work_is_not_closed_for_another(
 
 def test_a_body_that_trickles_ends_its_connection(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> None:
     raw.script = lambda peer: peer.send(peer.read_body())
-    clients, sent = [connect(memd.base_url) for _ in range(2)], threading.Event()
+    begun = [(path, 100_000, b"{") for path in (CHAT, b"/v1/embeddings")]
+    begun.append((CHAT, 2 * MEGABYTE, b" " * MEGABYTE))  # it came fast, and then trickles
+    clients, sent = [connect(memd.base_url) for _ in begun], threading.Event()
     feeding = [threading.Thread(target=feed, args=(client, sent)) for client in clients]
-    for client, path, thread in zip(clients, (CHAT, b"/v1/embeddings"), feeding, strict=True):
-        client.send(request(b"POST", path, SHOWN, b"Content-Length: 100000") + b"{")
+    for client, (path, length, first), thread in zip(clients, begun, feeding, strict=True):
+        client.send(request(b"POST", path, SHOWN, b"Content-Length: %d" % length) + first)
         thread.start()
     try:
         assert all(client.wait_until_closed() < 10 * IDLE_SECONDS for client in clients)

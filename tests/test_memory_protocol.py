@@ -49,29 +49,19 @@ def key_id(daemon: DaemonProcess) -> str:
     return chunk_id
 
 
-def test_helpful_and_unhelpful_move_the_multiplier_and_cancel_exactly(daemon: DaemonProcess, key_id: str) -> None:
-    def multiplier() -> float:
-        [live] = [entry for entry in daemon.export() if entry["id"] == key_id and entry["live"]]
-        return float(live["utility_multiplier"])
-
-    asked(daemon, "One.", corrections=[correction("Helpful", key_id, key_id)])
-    assert multiplier() == 1.5  # named twice in one correction: once
-    asked(daemon, "Two.", corrections=[correction("Helpful", key_id), correction("Helpful", key_id)])
-    assert multiplier() == 1.5**3  # separate corrections: each
-    asked(daemon, "Three.", corrections=[correction("Unhelpful", key_id)] * 3)
-    assert multiplier() == 1.0
-
-
-def test_what_is_unhelpful_often_enough_is_not_shown_any_more(daemon: DaemonProcess, key_id: str) -> None:
-    asked(daemon, "Well.", corrections=[correction("Unhelpful", key_id)] * 4)
-    assert key_id not in ids(asked(daemon, WHERE + " Please."))
-
-
-def test_one_correction_of_several_steps_pins_a_chunk_and_its_opposite_lets_it_go(
+def test_helpful_and_unhelpful_move_the_multiplier_and_cancel_exactly_in_one_correction_of_several_steps_too(
     daemon: DaemonProcess, key_id: str
 ) -> None:
     def live() -> dict[str, Any]:
-        return next(entry for entry in daemon.export() if entry["id"] == key_id and entry["live"])
+        [now] = [entry for entry in daemon.export() if entry["id"] == key_id and entry["live"]]
+        return dict(now)
+
+    asked(daemon, "One.", corrections=[correction("Helpful", key_id, key_id)])
+    assert live()["utility_multiplier"] == 1.5  # named twice in one correction: once
+    asked(daemon, "Two.", corrections=[correction("Helpful", key_id), correction("Helpful", key_id)])
+    assert live()["utility_multiplier"] == 1.5**3  # separate corrections: each
+    asked(daemon, "Three.", corrections=[correction("Unhelpful", key_id)] * 3)
+    assert live()["utility_multiplier"] == 1.0
 
     asked(daemon, "Important.", corrections=[correction("Helpful", key_id, steps=10)])
     assert live()["utility_multiplier"] == 1.5**10 and live()["action_steps"] == 10
@@ -79,25 +69,23 @@ def test_one_correction_of_several_steps_pins_a_chunk_and_its_opposite_lets_it_g
     assert live()["utility_multiplier"] == 1.5**10 and live()["action_steps"] == 0
     asked(daemon, "Not any more.", corrections=[correction("Unhelpful", key_id, steps=10)])
     assert live()["utility_multiplier"] == 1.0
+    asked(daemon, "Well.", corrections=[correction("Unhelpful", key_id)] * 4)
+    assert key_id not in ids(asked(daemon, WHERE + " Please.")), "it is not shown any more"
 
 
-def test_the_settings_say_from_which_fill_on_pressure_is_signalled(make_daemon: MakeDaemon, llama: str) -> None:
+def test_pressure_is_signalled_from_the_fill_of_the_settings_and_ids_survive_a_restart(
+    make_daemon: MakeDaemon, llama: str
+) -> None:
     daemon = make_daemon(llama, {"injection": {"pressure_ratio": 0.01}}).start()
     daemon.chat([user(KEY)])
     daemon.wait_stored(KEY)
-    [signal] = asked(daemon, WHERE)["signals"]
+    out = asked(daemon, WHERE)
+    [signal], [key_id] = out["signals"], ids(out)
     assert signal["type"] == "context_pressure" and 0.01 < signal["fill_ratio"] < 0.8
-
-
-def test_a_full_uuid_names_a_shown_chunk_and_ids_survive_a_restart(make_daemon: MakeDaemon, llama: str) -> None:
-    daemon = make_daemon(llama).start()
-    daemon.chat([user(KEY)])
-    daemon.wait_stored(KEY)
-    [key_id] = ids(asked(daemon, WHERE))
     [uuid] = [entry["uuid"] for entry in daemon.export() if entry["id"] == key_id]
     daemon.restart()
     out = asked(daemon, "After.", corrections=[correction("Helpful", uuid), correction("Helpful", key_id)])
-    assert "signals" not in out
+    assert [one["type"] for one in out.get("signals", [])] == []
     assert [entry["utility_multiplier"] for entry in daemon.export() if entry["id"] == key_id] == [1.0, 1.5, 2.25]
 
 

@@ -50,42 +50,20 @@ def exchange(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> Exchang
     return lambda asked, answered: Exchanged(connect(memd.base_url), raw, asked, answered)
 
 
-def lines(*wanted: bytes) -> bytes:
-    return b"\r\n".join(wanted)
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        b"/v1/models",
-        b"/v1/x?a=1&a=2&b=%20%2F&c",
-        b"/slots//0/%2e%2e?x=/../y",
-        b"/t/notes",
-        b"/a:b@c;d=e,f'(g)*!~$&+",
-        b"/x??",
-        b"/x?a#b",
-        b"/x%2",
-    ],
-)
 @pytest.mark.parametrize("method", [b"GET", b"DELETE", b"OPTIONS", b"PURGE"])
-def test_the_request_line_is_the_client_s(exchange: Exchange, method: bytes, target: bytes) -> None:
-    seen = exchange(request(method, target), answer(b"{}")).request
-    target = b"/" if target == b"/t/notes" else target  # a topic in the path is memd's
-    assert seen.startswith(method + b" " + target + b" HTTP/1.1\r\n")
-
-
-@pytest.mark.parametrize(
-    ("target", "meant"),
-    [
-        (b"http://memd", b"/"),
-        (b"http://memd?a=1", b"/?a=1"),
-        (b"HTTPS://u:p@memd:80/v1/models?", b"/v1/models?"),
-        (b"http://[::1]//x/%2e", b"//x/%2e"),
-        (b"http://memd/t/notes", b"/"),
-    ],
-)
-def test_a_target_in_the_absolute_form_is_its_path(exchange: Exchange, target: bytes, meant: bytes) -> None:
-    assert exchange(request(b"GET", target), answer(b"{}")).request.startswith(b"GET " + meant + b" HTTP/1.1\r\n")
+def test_the_request_line_is_the_client_s(exchange: Exchange, method: bytes) -> None:
+    same = (b"/v1/models", b"/v1/x?a=1&a=2&b=%20%2F&c", b"/slots//0/%2e%2e?x=/../y", b"/x??", b"/x?a#b", b"/x%2")
+    absolute = {
+        b"http://memd": b"/",
+        b"http://memd?a=1": b"/?a=1",
+        b"HTTPS://u:p@memd:80/v1/models?": b"/v1/models?",
+        b"http://[::1]//x/%2e": b"//x/%2e",
+    }
+    in_topic = dict.fromkeys((b"/t/notes", b"http://memd/t/notes"), b"/")  # a topic in the path is memd's
+    targets = {target: target for target in (*same, b"/a:b@c;d=e,f'(g)*!~$&+")} | absolute | in_topic
+    for target, meant in targets.items():
+        seen = exchange(request(method, target), answer(b"{}")).request
+        assert seen.startswith(method + b" " + meant + b" HTTP/1.1\r\n"), target
 
 
 def test_targets_that_are_no_paths_are_answered_by_memd_itself(memd: DaemonProcess, connect: Connect) -> None:
@@ -108,35 +86,36 @@ def test_targets_that_are_no_paths_are_answered_by_memd_itself(memd: DaemonProce
 def test_headers_keep_their_names_order_and_number_but_for_those_of_the_connection(exchange: Exchange) -> None:
     headers = [b"x-MiXed: 1", b"Accept: */*", b"x-MiXed: 2", b"Cookie: a=b; c=d", b"X-Conversation-Id: 7"]
     dropped = [b"Connection: keep-alive, X-Hop", b"X-Hop: 1", b"Keep-Alive: timeout=5", b"X-Memory-Session: s"]
-    seen = exchange(request(b"GET", b"/v1/models", *headers, *dropped), answer(b"{}")).request
-    assert seen.split(b"\r\n")[1:] == [seen.split(b"\r\n")[1], *headers]
-    assert seen.split(b"\r\n")[1].startswith(b"Host: 127.0.0.1:")
-
-
-def test_headers_of_one_name_in_two_spellings_are_both_there(exchange: Exchange) -> None:
-    exchanged = exchange(request(b"GET", b"/v1/models", b"X-one: 1", b"x-One: 2"), answer(b"{}"))
-    assert [line.partition(b": ")[2] for line in exchanged.sent(b"X-One")] == [b"1", b"2"]
-
-
-def test_the_answer_has_the_upstream_s_headers_and_no_others(exchange: Exchange) -> None:
-    headers = [b"sErVer: llama.cpp", b"ETag: x", b"Set-Cookie: a=1", b"Set-Cookie: b=2", b"Access-Control-Max-Age: 9"]
-    exchanged = exchange(request(b"GET", b"/v1/models"), answer(b"ok", *headers, status=b"299 Odd Reason"))
-    assert exchanged.answer == lines(b"HTTP/1.1 299 Odd Reason", *headers, b"Content-Length: 2")
-    assert exchanged.client.read_body() == b"ok"
+    twice = [b"X-one: 1", b"x-One: 2"]
+    seen = exchange(request(b"GET", b"/v1/models", *headers, *dropped, *twice), answer(b"{}")).request
+    _, host, *passed = seen.split(b"\r\n")
+    assert host.startswith(b"Host: 127.0.0.1:") and passed[:-2] == headers
+    assert [line.lower() for line in passed[-2:]] == [line.lower() for line in twice]
 
 
 @pytest.mark.parametrize(
-    ("asked", "answered"),
+    ("asked", "answered", "body"),
     [
-        (request(b"HEAD", b"/v1/models"), b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\nETag: x"),
-        (request(b"GET", b"/v1/models", b"If-None-Match: x"), b"HTTP/1.1 304 Not Modified\r\nETag: x"),
-        (request(b"DELETE", b"/v1/models/x"), b"HTTP/1.1 204 No Content\r\nX-A: b"),
-        (request(b"GET", b"/x"), b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /elsewhere\r\nContent-Length: 0"),
-        (request(b"OPTIONS", b"/v1/chat/completions"), b"HTTP/1.1 200 OK\r\nAllow: *\r\nContent-Length: 0"),
+        (request(b"HEAD", b"/v1/models"), b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\nETag: x", b""),
+        (request(b"GET", b"/v1/models", b"If-None-Match: x"), b"HTTP/1.1 304 Not Modified\r\nETag: x", b""),
+        (request(b"DELETE", b"/v1/models/x"), b"HTTP/1.1 204 No Content\r\nX-A: b", b""),
+        (request(b"GET", b"/x"), b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /elsewhere\r\nContent-Length: 0", b""),
+        (request(b"OPTIONS", b"/v1/chat/completions"), b"HTTP/1.1 200 OK\r\nAllow: *\r\nContent-Length: 0", b""),
+        (
+            request(b"GET", b"/v1/models"),
+            b"HTTP/1.1 299 Odd Reason\r\nsErVer: llama.cpp\r\nETag: x\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\n"
+            b"Access-Control-Max-Age: 9\r\nContent-Length: 2",
+            b"ok",
+        ),
     ],
 )
-def test_answers_without_a_body_pass_as_they_are(exchange: Exchange, asked: bytes, answered: bytes) -> None:
-    assert exchange(asked, answered + b"\r\n\r\n").answer == answered
+def test_an_answer_has_the_upstream_s_headers_and_no_others(
+    exchange: Exchange, asked: bytes, answered: bytes, body: bytes
+) -> None:
+    exchanged = exchange(asked, answered + b"\r\n\r\n" + body)
+    assert exchanged.answer == answered and exchanged.client.read(len(body)) == body
+    ended = exchange(request(b"GET", b"/v1/models", b"Connection: close"), b"HTTP/1.0 200 OK\r\n\r\nabc")
+    assert ended.answer.startswith(b"HTTP/1.1 200 OK"), "with its connection"
 
 
 def test_a_compressed_answer_and_a_compressed_request_are_not_unpacked(exchange: Exchange) -> None:
@@ -166,11 +145,6 @@ def test_a_client_that_waits_to_be_told_to_go_on_is_told(
     client.send(BODY)
     assert client.read_head().startswith(b"HTTP/1.1 200 ")
     assert b"\r\nExpect:" not in raw.heads[0]
-
-
-def test_an_answer_that_ends_with_its_connection_is_whole(exchange: Exchange) -> None:
-    exchanged = exchange(request(b"GET", b"/v1/models", b"Connection: close"), b"HTTP/1.0 200 OK\r\n\r\nabc")
-    assert exchanged.answer.startswith(b"HTTP/1.1 200 OK")
 
 
 def test_a_large_body_is_never_held_as_a_whole(memd: DaemonProcess, raw: RawUpstream, connect: Connect) -> None:
@@ -235,23 +209,18 @@ def test_a_client_that_knows_nothing_of_memd_gets_the_upstream_s_bytes(
     assert answer.body == odd
 
 
-def test_mode_off_is_pure_pass_through(in_topic: DaemonProcess, kept_upstream: RecordingUpstream) -> None:
+def test_where_the_mode_is_off_or_mistyped_all_passes_through_and_nothing_is_stored(
+    in_topic: DaemonProcess, kept_upstream: RecordingUpstream
+) -> None:
     in_topic.chat([user(FACT)])
-    answer = ask(f"{in_topic.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": "off"})
-    assert kept_upstream.chats[-1].body == ODD_JSON
-    assert answer.headers["X-Memory-Mode"] == "off"
-    assert answer.headers["X-Memory-Status"] == "off"
-    in_topic.chat([user(QUESTION)])
-    assert "h\u00e9llo" not in json.dumps(in_topic.export(), ensure_ascii=False)
-
-
-def test_a_mistyped_mode_stores_nothing_and_says_so(in_topic: DaemonProcess, kept_upstream: RecordingUpstream) -> None:
-    for mode in ("of", "read-only", "none", "full, off", "0"):
+    for mode in ("off", "of", "read-only", "none", "full, off", "0"):
         answer = ask(f"{in_topic.base_url}/v1/chat/completions", ODD_JSON, headers={"X-Memory-Mode": mode})
         assert kept_upstream.chats[-1].body == ODD_JSON
-        assert (answer.headers["X-Memory-Mode"], answer.headers["X-Memory-Status"]) == ("off", "bad-mode"), mode
-        assert f"turn={answer.headers['X-Memory-Turn']} problem=" in in_topic.log.read_text()
-    assert in_topic.chat([user(FACT)], {"X-Memory-Mode": ""}).headers["X-Memory-Mode"] == "full"
+        status = "off" if mode == "off" else "bad-mode"
+        assert (answer.headers["X-Memory-Mode"], answer.headers["X-Memory-Status"]) == ("off", status), mode
+        told = f"turn={answer.headers['X-Memory-Turn']} problem=" in in_topic.log.read_text()
+        assert told == (mode != "off")
+    assert in_topic.chat([user(QUESTION)], {"X-Memory-Mode": ""}).headers["X-Memory-Mode"] == "full"
     assert "h\u00e9llo" not in json.dumps(in_topic.export(), ensure_ascii=False)
 
 
@@ -274,17 +243,7 @@ def test_mode_readonly_shows_memories_and_leaves_no_trace(served: DaemonProcess,
     assert {"type": "correction_failed", "chunk_id": before[0]["id"]} in refused.json["memory_out"]["signals"]
 
 
-def test_a_hostile_topic_id_never_leaves_the_data_directory(served: DaemonProcess) -> None:
-    receipts = {"memory/memd.receipts"}
-    before = when_started(served) | receipts
-    for topic_id in HOSTILE_TOPICS:
-        answer = served.chat([user(FACT)], memory_in={"topic_id": topic_id})
-        assert answer.reply == "Noted."
-        assert answer.headers["X-Memory-Status"] == "bad-memory-in", topic_id
-        assert everything_in(served.folder) | receipts == before
-
-
-def test_a_hostile_topic_in_the_path_is_answered_400(served: DaemonProcess, upstream: RecordingUpstream) -> None:
+def test_a_hostile_topic_never_leaves_the_data_directory(served: DaemonProcess, upstream: RecordingUpstream) -> None:
     before = when_started(served)
     for written in HOSTILE_PATH_TOPICS:
         connection = http.client.HTTPConnection(urlsplit(served.base_url).netloc, timeout=120)
@@ -293,8 +252,13 @@ def test_a_hostile_topic_in_the_path_is_answered_400(served: DaemonProcess, upst
         assert answer.status == 400, written
         assert "topic" in json.loads(answer.read())["error"]["message"]
         connection.close()
-    assert everything_in(served.folder) == before
-    assert upstream.chats == []
+    assert everything_in(served.folder) == before and upstream.chats == []
+    receipts = {"memory/memd.receipts"}
+    for topic_id in HOSTILE_TOPICS:
+        answered = served.chat([user(FACT)], memory_in={"topic_id": topic_id})
+        assert answered.reply == "Noted."
+        assert answered.headers["X-Memory-Status"] == "bad-memory-in", topic_id
+        assert everything_in(served.folder) | receipts == before | receipts
 
 
 def test_a_topic_in_the_path_is_the_default_and_memory_in_outranks_it(

@@ -74,12 +74,6 @@ def test_frames_pass_both_ways_as_bytes(opened: Opened) -> None:
         sender.join()
 
 
-def test_what_the_upstream_says_with_its_agreement_is_not_lost(opened: Opened) -> None:
-    client = opened(lambda peer: peer.send(AGREED + b"\x82\x02hi"))
-    client.read_head()
-    assert client.read(4) == b"\x82\x02hi"
-
-
 def test_a_silent_tunnel_stays_open(opened: Opened) -> None:
     go = threading.Event()
 
@@ -162,12 +156,10 @@ def test_an_upstream_that_does_not_agree_is_heard_and_the_connection_goes_on(ope
         client.send(request(b"GET", b"/v1/models", b"X-Memory-Token: " + TOKEN.encode()))
 
 
-def test_without_the_token_there_is_no_tunnel(memd: DaemonProcess, connect: Connect) -> None:
-    client = connect(memd.base_url, request(b"GET", PATH, *UPGRADE))
-    assert client.read_head().startswith(b"HTTP/1.1 401")
-
-
-def test_nothing_is_left_of_a_tunnel_and_memd_ends_with_one_open(memd: DaemonProcess, opened: Opened) -> None:
+def test_without_the_token_there_is_no_tunnel_and_memd_ends_with_one_open(
+    memd: DaemonProcess, opened: Opened, connect: Connect
+) -> None:
+    assert connect(memd.base_url, request(b"GET", PATH, *UPGRADE)).read_head().startswith(b"HTTP/1.1 401")
     client = opened(echo)
     client.read_head()
     assert memd.terminate() == 0
