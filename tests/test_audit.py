@@ -166,19 +166,19 @@ def test_a_restored_audit_says_that_it_was_restored_and_that_its_backup_came_to_
     assert CliRunner().invoke(main, ["verify", str(folder)]).exit_code == 0
 
 
-def test_a_correction_that_failed_is_not_told_as_one_that_was_made(team: Team) -> None:
+def test_an_act_is_told_as_what_became_of_it_and_without_a_daemon_as_that_of_whoever_ran_the_command(
+    team: Team,
+) -> None:
     [note] = team.ask("ann", "/memd/notes", {"notes": [{"content": "The crane needs oil."}]}).json["notes"]
     [chunk] = note["chunk_ids"]
     wrong = {"chunk_ids": [chunk, "ffff"], "action": "Unhelpful", "reason": "no"}
     for who in ("bob", "ann"):
         assert chunk in team.say(who, "What does the crane need?").headers["X-Memory-Injected"]
         team.say(who, f"Is it so, {who}?", {"memory_in": json.dumps({"corrections": [wrong]})})
-    told = [(one["who"], one["ids"], one.get("detail", "")) for one in team.acts("--act", "correct")]
+    corrected = [(one["who"], one["ids"], one.get("detail", "")) for one in team.acts("--act", "correct")]
     failed = "not corrected"
-    assert told == [("bob", [chunk, "ffff"], failed), ("ann", [chunk], ""), ("ann", ["ffff"], failed)]
+    assert corrected == [("bob", [chunk, "ffff"], failed), ("ann", [chunk], ""), ("ann", ["ffff"], failed)]
 
-
-def test_an_erasure_counts_the_chunks_of_all_its_topics(team: Team) -> None:
     told = [
         team.ask("ann", "/memd/notes", {"topic_id": topic, "notes": [{"content": f"{topic} {n}"}]}).json["notes"]
         for topic, n in (("cranes", 1), ("cranes", 2), ("boats", 3))
@@ -186,7 +186,19 @@ def test_an_erasure_counts_the_chunks_of_all_its_topics(team: Team) -> None:
     chunks = [chunk for [note] in told for chunk in note["chunk_ids"]]
     assert team.ask("owner", "/memd/erase", {"chunk_ids": chunks}).status == 200
     [act] = team.acts("--act", "erase")
-    assert act["count"] == 3 and set(act["topics"]) == {"cranes", "boats"}
+    assert act["count"] == 3 and set(act["topics"]) == {"cranes", "boats"}, "of all its topics"
+
+    team.daemon.terminate()
+    conversations = team.run("export", "--as", "openai").stdout.splitlines()
+    team.run("search", "crane")
+    team.run("export")
+    commands = [one for one in team.acts() if one["act"] in ("search", "export")]
+    assert {one["who"] for one in commands} == {getpass.getuser()}
+    assert [one["from"] for one in commands] == ["memd export", "memd search", "memd export"]
+    assert commands[0]["count"] == len(conversations) > 0
+    said, *rows = team.run("audit").stdout.splitlines()
+    shown = {int(number) for row in rows for number in re.findall(r"\d+", row[:8].partition("  20")[0])}
+    assert f"is whole: {len(shown)} lines" in said and shown == set(range(1, len(shown) + 1)), "each line is somewhere"
 
 
 def noted(data_dir: Path) -> Head | None:
@@ -224,29 +236,6 @@ def test_after_a_kill_the_audit_goes_on_and_settings_that_changed_in_between_are
     acts = team.acts()
     assert [one["act"] for one in acts if one["who"] == "memd"] == ["file", "recovered"]
     assert [one["detail"] for one in acts if one["act"] in ("token", "settings")] == ["changed: retrieval", "gone: bob"]
-
-
-def test_a_command_without_a_daemon_is_the_act_of_whoever_ran_it(team: Team) -> None:
-    team.ask("ann", "/memd/notes", {"notes": [{"content": "The crane needs oil."}]})
-    team.daemon.terminate()
-    team.run("search", "crane")
-    team.run("export")
-    acts = team.acts()
-    assert [(one["who"], one["from"]) for one in acts if one["act"] in ("search", "export")] == [
-        (getpass.getuser(), "memd search"),
-        (getpass.getuser(), "memd export"),
-    ]
-    said, *rows = team.run("audit").stdout.splitlines()
-    shown = {int(number) for row in rows for number in re.findall(r"\d+", row[:8].partition("  20")[0])}
-    assert f"is whole: {len(shown)} lines" in said and shown == set(range(1, len(shown) + 1)), "each line is somewhere"
-
-
-def test_an_export_of_conversations_has_their_number(team: Team) -> None:
-    team.say("ann", "The lighthouse keeper is called Ada.")
-    team.daemon.wait_stored("is called Ada")
-    exported = team.run("export", "--as", "openai").stdout.splitlines()
-    [act] = team.acts("--act", "export")
-    assert act["count"] == len(exported) == 1
 
 
 def test_where_nobody_else_has_a_token_nothing_is_recorded(served: DaemonProcess) -> None:
@@ -298,7 +287,7 @@ def act(number: int, kind: str = "search") -> Act:
 
 
 async def test_on_a_full_disk_acts_wait_and_what_must_be_recorded_first_is_not_done(
-    auditor: Auditor, disk: FullDisk, tmp_path: Path
+    auditor: Auditor, disk: FullDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auditor.note(act(1))
     assert await auditor.flush()
@@ -309,21 +298,16 @@ async def test_on_a_full_disk_acts_wait_and_what_must_be_recorded_first_is_not_d
         await auditor.begin(act(3, "export"))
     disk.full = False
     assert await auditor.begin(act(4, "export")) == 4
-    assert [one.count for one in read(tmp_path)] == [1, 2, 4]
-
-
-async def test_of_more_acts_than_may_wait_the_number_is_recorded(
-    auditor: Auditor, disk: FullDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(auditing, "WAITING_MAX", 3)
     disk.full = True
-    for number in range(5):
+    for number in range(5, 10):
         auditor.note(act(number))
     assert not await auditor.flush()
     disk.full = False
     assert await auditor.flush()
     kept = [(one.act, one.count) for one in read(tmp_path)]
-    assert kept == [("search", 0), ("search", 1), ("search", 2), ("lost", 2)]
+    assert kept[:3] == [("search", 1), ("search", 2), ("export", 4)]
+    assert kept[3:] == [("search", 5), ("search", 6), ("search", 7), ("lost", 2)], "of more than may wait the number"
 
 
 async def test_attempts_that_were_refused_in_quick_succession_are_one_line(auditor: Auditor, tmp_path: Path) -> None:
@@ -450,7 +434,7 @@ def test_a_tampered_line_is_named(month: Path, name: str) -> None:
     assert checked(month.parent.parent).findings == (f"2026-11.jsonl:{says}",), "one deed is one finding"
 
 
-def test_the_end_is_missed_by_whoever_kept_the_head(month: Path) -> None:
+def test_the_end_is_missed_by_whoever_kept_the_head_and_so_is_what_was_written_anew(month: Path) -> None:
     data_dir = month.parent.parent
     head = AuditBook(LocalDisk(), data_dir).append([line_of(8)])
     whole = month.read_bytes()
@@ -461,20 +445,17 @@ def test_the_end_is_missed_by_whoever_kept_the_head(month: Path) -> None:
     month.write_bytes(whole)
     assert checked(data_dir, kept).findings == ()
 
-
-def test_what_was_written_anew_is_not_what_the_kept_head_says(month: Path) -> None:
-    data_dir = month.parent.parent
     kept = KnownHead(checked(data_dir).head, "the backup")
     lines = month.read_bytes().splitlines(keepends=True)
     head = Head(3, _hash(lines[2]))
     forged = []
-    for number in range(40, 44):
+    for number in range(40, 45):
         line, head = encoded(line_of(number), head)
         forged.append(line)
     month.write_bytes(b"".join([*lines[:3], *forged]))
     assert checked(data_dir).findings == ()
     [said] = checked(data_dir, kept).findings
-    assert said == "line 7 is not the one that the backup has: what stands before it was written anew"
+    assert said == "line 8 is not the one that the backup has: what stands before it was written anew"
 
 
 def test_the_kept_head_of_the_folder_shows_a_cut_end_and_the_gap_stays(month: Path) -> None:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon, Serving
-from daemon_process import DaemonProcess, ask, clean_environment, wait_until
+from daemon_process import ask, clean_environment, wait_until
 from full_disk import FullDisk
 from llama_server import running_llama
 from raw_wire import answer, raw_upstream
@@ -101,28 +101,58 @@ def fill(data_dir: Path, fingerprint: str = FINGERPRINT, segment_entries_max: in
     store.close()
 
 
+def told(place: Place, disk: FullDisk | None = None) -> Iterator[CheckResult]:
+    """The same within this process, where a fault can be injected."""
+    return outcomes(place.config, {}, {}, live=False, files=disk)
+
+
 # In order
 
 
 def test_where_all_is_well_every_check_says_so_and_nothing_is_made(place: Place, tmp_path: Path) -> None:
     before = contents(tmp_path)
-    code, found = place.check()
-    assert code == 0 and tuple(found) == CHECKS
+    code, found = place.check("--live")
+    assert code == 0 and len(found.pop("live")) == 2 and tuple(found) == CHECKS
     assert {outcome["mark"] for told in found.values() for outcome in told} == {"ok"}
     assert found["model"][0]["said"] == f"tiny, window {WINDOW:,} tokens"
     assert re.fullmatch(r"memd \S+, Python \S+", found["installation"][0]["said"])
     assert contents(tmp_path) == before
 
 
-def test_beside_a_running_daemon_its_address_and_process_are_named(make_daemon: MakeDaemon, llama: str) -> None:
+def test_a_running_daemon_is_found_and_remembers_and_keeps_no_trace_of_it(
+    make_daemon: MakeDaemon, llama: str, tmp_path: Path
+) -> None:
     daemon = make_daemon(None, {"upstream": {"url": llama}}).start()
-    daemon.chat([{"role": "user", "content": "The spare key hangs behind the blue bicycle."}])
-    done = daemon.run("check", "--json", "--config", str(daemon.config))
+    daemon.chat([{"role": "user", "content": "The code of the gate is on the blue bicycle."}])
+    [journal] = daemon.data_dir.rglob("hot.log")
+    wait_until(lambda: b"marked" in journal.read_bytes(), lambda: repr(daemon))  # as stored, behind its entry
+    assert len(daemon.export()) == 1
+    before = contents(daemon.data_dir)
+    done = daemon.run("check", "--live", "--json", "--config", str(daemon.config))
     report = json.loads(done.stdout)
     said = {outcome["check"]: outcome["said"] for outcome in report["checks"]}
-    assert done.returncode == 0 and report["ok"]
-    assert daemon.base_url in said["address"]
+    assert done.returncode == 0 and report["ok"] and daemon.base_url in said["address"]
     assert f"pid {daemon.pid}," in said["lock"] and "which answers" in said["lock"]
+    live = [outcome for outcome in report["checks"] if outcome["check"] == "live"]
+    marks = [outcome["mark"] for outcome in live]
+    assert marks == ["ok", "warning", "ok"], "this model says the same to whatever it is shown"
+    assert [line.partition(" …")[0].split()[1] for line in done.stderr.splitlines()] == ["asking", "telling", "holding"]
+    assert daemon.base_url in live[0]["said"] and "its memory answers" in live[0]["said"]
+    assert "the model was shown it" in live[1]["said"] and "was held" in live[2]["said"]
+
+    port = int(daemon.base_url.rpartition(":")[2])
+    found = Place(tmp_path, {"upstream": {"url": llama}, "listen": {"port": port}}).failures()
+    assert set(found) == {"address"} and f"a memd that holds {daemon.data_dir}" in found["address"]
+    found = Place(tmp_path, {"upstream": {"url": daemon.base_url}}).failures()
+    assert set(found) == {"upstream"} and "in circles" in found["upstream"]
+    place = Place(tmp_path, {"data_dir": str(daemon.data_dir)})  # it says that the upstream is nowhere
+    code, of_daemon = place.check()
+    assert code == 0 and of_daemon["upstream"][0]["said"] == f"{llama} answers", "that of the running daemon"
+    assert "upstream" in place.failures("--upstream", NOWHERE)
+    assert contents(daemon.data_dir) == before
+    assert daemon.restart().run("verify").returncode == 0 and len(daemon.export()) == 1
+    assert daemon.terminate() == 0
+    assert "upstream" in place.failures() and place.check("--upstream", llama)[0] == 0
 
 
 @pytest.mark.process
@@ -144,13 +174,6 @@ def test_what_others_said_does_nothing_to_a_terminal() -> None:
 
 
 # The log and its folder
-
-
-def test_a_large_log_is_counted_and_left_to_verify(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(place.data_dir)
-    monkeypatch.setattr(machine, "READ_BYTES_MAX", 1_000)
-    found = next(outcome for outcome in told(place) if outcome.check == "log")
-    assert found.mark == "ok" and "5 chunks" in found.said and "memd verify" in found.remedy
 
 
 def test_a_full_disk_is_said_to_be_full(place: Place) -> None:
@@ -179,9 +202,10 @@ def test_a_directory_that_cannot_be_written_is_named(folder: str, tmp_path: Path
     assert set(failures) == {"data directory"} and named in failures["data directory"]
 
 
-@pytest.fixture
-def holder(place: Place) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds the lock and answers nobody, as one that is just starting."""
+@pytest.mark.process
+def test_who_holds_the_lock_without_answering_is_named_once_a_start_would_be_over(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.data_dir.mkdir()
     program = (
         "import sys; from pathlib import Path; from memd.store.disk import LocalDisk; "
@@ -190,57 +214,50 @@ def holder(place: Place) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", program, str(place.data_dir / "memd.lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        yield holder
-        holder.kill()
-
-
-@pytest.mark.process
-def test_who_holds_the_lock_without_answering_is_named(
-    place: Place, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("memd.cli.running.START_SECONDS_MAX", 0.0)
-    assert place.failures()["lock"].startswith(f"held by a memd command or daemon (pid {holder.pid},")
-    (place.data_dir / "memd.url").write_text("http://203.0.113.9:8766")
-    failures = place.failures()
-    assert failures.keys() == {"lock"}
-    assert failures["lock"].startswith(f"held by a daemon at http://203.0.113.9:8766 (pid {holder.pid},")
-
-
-@pytest.mark.process
-def test_a_daemon_that_is_just_starting_is_waited_for(
-    place: Place, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def until_then(seconds: float) -> None:
-        holder.kill()
-        holder.wait()
-
-    monkeypatch.setattr("memd.cli.running.time.sleep", until_then)
-    assert "lock" not in place.failures() and holder.poll() is not None
+        with monkeypatch.context() as at_once:
+            at_once.setattr("memd.cli.running.START_SECONDS_MAX", 0.0)
+            assert place.failures()["lock"].startswith(f"held by a memd command or daemon (pid {holder.pid},")
+            (place.data_dir / "memd.url").write_text("http://203.0.113.9:8766")
+            failures = place.failures()
+        assert failures.keys() == {"lock"}
+        assert failures["lock"].startswith(f"held by a daemon at http://203.0.113.9:8766 (pid {holder.pid},")
+        (place.data_dir / "memd.url").unlink()
+        monkeypatch.setattr("memd.cli.running.time.sleep", lambda _: (holder.kill(), holder.wait()))
+        assert "lock" not in place.failures() and holder.poll() is not None, "it was waited for"
 
 
 # What is installed
 
 
-def test_too_few_descriptors_for_all_connections_are_a_warning_with_the_remedy(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+MACHINE = "memd.cli.check.machine"
+OTHER_VECTOR = (machine.KNOWN_VECTOR[0] + 2 * machine.TOLERANCE, *machine.KNOWN_VECTOR[1:])
+FEWER_RANKS = b"\n".join(rank for rank in ranks_bytes().split(b"\n") if not rank.startswith(b"aGVsbG8= "))  # "hello"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "check", "mark", "said", "remedy"),
+    [
+        (f"{MACHINE}.KNOWN_VECTOR", OTHER_VECTOR, "embedding model", "failed", "", ""),
+        (f"{MACHINE}.ranks_bytes", lambda: FEWER_RANKS, "tokenizer", "failed", "", ""),
+        (f"{MACHINE}.descriptors_limit", lambda raised: 256, "open files", "warning", "room for 72 conn", "ulimit -n"),
+        (f"{MACHINE}.READ_BYTES_MAX", 1_000, "log", "ok", "5 chunks", "memd verify"),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_told_and_nothing_else(
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: object,
+    check: str,
+    mark: str,
+    said: str,
+    remedy: str,
 ) -> None:
-    monkeypatch.setattr("memd.cli.check.machine.descriptors_limit", lambda raised: 256)
-    [warned] = [outcome for outcome in told(place) if outcome.check == "open files"]
-    assert warned.mark == "warning" and "256 at a time: room for 72 connections" in warned.said
-    assert "ulimit -n" in warned.remedy
-
-
-def test_what_is_installed_and_is_not_what_it_should_be_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = (machine.KNOWN_VECTOR[0] + 2 * machine.TOLERANCE, *machine.KNOWN_VECTOR[1:])
-    lacking = b"\n".join(rank for rank in ranks_bytes().split(b"\n") if not rank.startswith(b"aGVsbG8= "))  # "hello"
-    for module, name, value, check in (
-        (machine, "KNOWN_VECTOR", other, "embedding model"),
-        (machine, "ranks_bytes", lambda: lacking, "tokenizer"),
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(module, name, value)
-            failed = [outcome for outcome in told(place) if outcome.mark == "failed"]
-        assert [outcome.check for outcome in failed] == [check]
+    fill(place.data_dir)
+    monkeypatch.setattr(name, value)
+    [found] = [one for one in told(place) if one.mark != "ok" or (mark == "ok" and one.check == check)]
+    assert (found.check, found.mark) == (check, mark)
+    assert said in found.said and remedy in found.remedy
 
 
 def test_a_model_that_is_not_here_is_not_fetched_nor_said_to_be_where_fastembed_is_missing(
@@ -275,26 +292,18 @@ def test_a_port_that_something_else_uses_is_named(tmp_path: Path, llama: str, mo
     assert set(found) == {"address"} and f"cannot listen on 127.0.0.1:{port}" in found["address"]
 
 
-def test_another_memd_on_the_port_is_recognised(tmp_path: Path, llama: str, daemon: DaemonProcess) -> None:
-    port = int(daemon.base_url.rpartition(":")[2])
-    found = Place(tmp_path, {"upstream": {"url": llama}, "listen": {"port": port}}).failures()
-    assert set(found) == {"address"} and f"a memd that holds {daemon.data_dir}" in found["address"]
-
-
 def test_a_token_that_others_may_read_or_guess_is_a_warning(tmp_path: Path, llama: str) -> None:
-    place = Place(tmp_path, {"upstream": {"url": llama}, "auth": {"token": "a" * 40}})
-    place.config.chmod(0o644)
-    assert f"chmod 600 {place.config}" in place.warnings()["access"]
-    place.config.chmod(0o600)
-    assert place.warnings() == {}
-    place = Place(tmp_path, {"upstream": {"url": llama}, "auth": {"token": "short"}})
-    place.config.chmod(0o600)
-    assert "only this machine, but auth.token has only 5 characters" in place.warnings()["access"]
-    place = Place(
-        tmp_path, {"upstream": {"url": llama}, "auth": {"token": "a"}, "listen": {"host": "0.0.0.0", "port": 0}}
-    )
-    place.config.chmod(0o600)
-    assert "only 1 character" in place.warnings()["access"]
+    for token, host, mode, said in (
+        ("a" * 40, "127.0.0.1", 0o644, f"chmod 600 {tmp_path / 'settings.yaml'}"),
+        ("a" * 40, "127.0.0.1", 0o600, ""),
+        ("short", "127.0.0.1", 0o600, "only this machine, but auth.token has only 5 characters"),
+        ("a", "0.0.0.0", 0o600, "only 1 character"),
+    ):
+        listen = {"host": host, "port": 0}
+        place = Place(tmp_path, {"upstream": {"url": llama}, "auth": {"token": token}, "listen": listen})
+        place.config.chmod(mode)
+        warned = place.warnings()
+        assert said in warned["access"] if said else warned == {}
 
 
 @pytest.mark.parametrize("auth", [{}, {"token": "a" * 40}], ids=["people", "owner and people"])
@@ -365,11 +374,6 @@ def test_a_server_that_does_not_answer_fails_and_the_rest_is_still_checked(tmp_p
     assert f"{NOWHERE} does not answer" in failures["upstream"] and "upstream.url" in failures["upstream"]
 
 
-def test_memd_in_front_of_memd_is_recognised(tmp_path: Path, daemon: DaemonProcess) -> None:
-    failures = Place(tmp_path, {"upstream": {"url": daemon.base_url}}).failures()
-    assert set(failures) == {"upstream"} and "in circles" in failures["upstream"]
-
-
 def test_each_of_several_servers_has_a_line_and_one_that_is_away_is_a_warning(tmp_path: Path, llama: str) -> None:
     with recording_upstream(window=2048) as other:
         other.answer = lambda _: Response((b'{"data": [{"id": "recorded"}]}',))
@@ -433,28 +437,22 @@ def test_a_server_that_hides_its_window_is_a_warning_unless_the_settings_have_it
         assert found["exact counts"][0]["remedy"] == "", "it is no llama-server, of which there could be a newer one"
 
 
-def test_a_server_that_wants_a_key_is_said_to_want_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def refusing(_: Request) -> Response:
-        return Response((b'{"error": {"message": "Invalid API Key"}}',), status=401)
-
+def test_a_server_that_wants_a_key_or_refuses_one_is_said_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with recording_upstream(window=None) as upstream:
-        upstream.answer = refusing
+        upstream.answer = lambda _: Response((b'{"error": {"message": "Invalid API Key"}}',), status=401)
         code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")
         wrong = Place(tmp_path, {"upstream": {"url": upstream.url, "api_key": "not-this-one"}}).check("--live")[1]
+        url = upstream.url.replace("http://", "http://me:wrong@")
+        password = Place(tmp_path, {"upstream": {"url": url}}).warnings()["model"]
     assert code == 0
     assert "wants a key" in found["model"][0]["said"] and found["live"][0]["mark"] == "warning"
     assert all("MEMD_UPSTREAM_API_KEY" in found[check][0]["remedy"] for check in ("model", "live"))
     for outcome in (wrong["model"][0], wrong["live"][0]):
         assert outcome["mark"] == "warning" and "refuses the key in upstream.api_key" in outcome["said"]
+    assert "refuses the user and password in upstream.url" in password and "wrong@" not in password
     assert capsys.readouterr().err == "", "the log of its own daemon is not for people"
-
-
-def test_a_user_and_password_that_are_refused_are_named(tmp_path: Path) -> None:
-    with recording_upstream(window=None) as upstream:
-        upstream.answer = lambda _: Response((b"no",), status=401)
-        place = Place(tmp_path, {"upstream": {"url": upstream.url.replace("http://", "http://me:wrong@")}})
-        told = place.warnings()["model"]
-    assert "refuses the user and password in upstream.url" in told and "wrong@" not in told
 
 
 def test_a_window_that_only_the_running_daemon_knows_is_told(make_daemon: MakeDaemon) -> None:
@@ -492,44 +490,41 @@ def test_a_model_without_a_chat_template_is_told_at_the_start_and_by_check(
 # A conversation with the model
 
 
-def test_live_remembers_across_conversations_and_leaves_no_trace(make_daemon: MakeDaemon, llama: str) -> None:
-    daemon = make_daemon(None, {"upstream": {"url": llama}, "listen": {"port": 0}})
-    daemon.start()
-    daemon.chat([{"role": "user", "content": "The code of the gate is on the blue bicycle."}])
-    [journal] = daemon.data_dir.rglob("hot.log")
-    wait_until(lambda: b"marked" in journal.read_bytes(), lambda: repr(daemon))  # as stored, behind its entry
-    assert len(daemon.export()) == 1
-    before = contents(daemon.data_dir)
-    done = daemon.run("check", "--live", "--json", "--config", str(daemon.config))
-    live = [outcome for outcome in json.loads(done.stdout)["checks"] if outcome["check"] == "live"]
-    marks = [outcome["mark"] for outcome in live]
-    assert done.returncode == 0 and marks == ["ok", "warning", "ok"], "this model says the same to whatever it is shown"
-    assert [line.partition(" …")[0].split()[1] for line in done.stderr.splitlines()] == ["asking", "telling", "holding"]
-    assert daemon.base_url in live[0]["said"] and "its memory answers" in live[0]["said"]
-    assert "the model was shown it" in live[1]["said"] and "was held" in live[2]["said"]
-    assert contents(daemon.data_dir) == before
-    assert daemon.restart().run("verify").returncode == 0 and len(daemon.export()) == 1
+def refusing(part: bytes, message: str, status: int) -> Callable[[Request], Response]:
+    def answer(request: Request) -> Response:
+        refusal = Response((json.dumps({"error": {"message": message}}).encode(),), status=status)
+        return refusal if part in request.body else chat_answer(request)
+
+    return answer
 
 
-def test_live_without_a_daemon_makes_nothing_in_the_data_directory(place: Place) -> None:
-    code, found = place.check("--live")
-    assert code == 0 and len(found["live"]) == 2
-    assert not place.data_dir.exists()
+ROLES, JINJA = "Only user and assistant roles!", "tools param requires --jinja flag"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("reply", "mark", "said"),
-    [("It is heron-4519.", "ok", "answered with it"), ("I do not know.", "warning", "('I do not know.')")],
+    ("answer", "line", "mark", "said", "remedy"),
+    [
+        (lambda request: chat_answer(request, "It is heron-4519."), 0, "ok", ("answered with it",), ""),
+        (lambda request: chat_answer(request, "I do not know."), 0, "warning", ("('I do not know.')",), "instruct"),
+        (refusing(b'"tool_call_id"', ROLES, 400), 1, "failed", ("was not held (window 4,096; 1 s", ROLES), "template"),
+        (refusing(b'"tools"', JINJA, 500), 1, "warning", (JINJA,), "--jinja"),
+    ],
+    ids=["uses it", "does not", "takes no results", "takes no tools"],
 )
-def test_live_warns_of_an_answer_that_does_not_use_what_it_was_shown(
-    tmp_path: Path, upstream: RecordingUpstream, reply: str, mark: str, said: str
+def test_live_says_what_a_model_and_its_server_cannot_do_and_what_helps(
+    tmp_path: Path,
+    upstream: RecordingUpstream,
+    answer: Callable[[Request], Response],
+    line: int,
+    mark: str,
+    said: tuple[str, ...],
+    remedy: str,
 ) -> None:
-    upstream.answer = lambda request: chat_answer(request, reply)
+    upstream.answer = answer
     code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")
-    [recalled, _] = found["live"]
-    assert code == 0 and recalled["mark"] == mark and said in recalled["said"]
-    assert ("instruct" in recalled["remedy"]) == (mark == "warning")
+    assert code == (mark == "failed") and found["live"][line]["mark"] == mark
+    assert {check for check, told in found.items() if mark in {one["mark"] for one in told}} >= {"live"}
+    assert all(words in found["live"][line]["said"] for words in said) and remedy in found["live"][line]["remedy"]
 
 
 @pytest.mark.llama
@@ -540,64 +535,12 @@ def test_live_holds_a_tool_loop_longer_than_the_models_window(tmp_path: Path, ca
     assert "was held (window 3,072;" in found["live"][1]["said"]
 
 
-@pytest.mark.parametrize(
-    ("refused", "message", "status", "mark", "said", "remedy"),
-    [
-        (
-            b'"tool_call_id"',
-            "Only user and assistant roles!",
-            400,
-            "failed",
-            "was not held (window 4,096; 1 s",
-            "template",
-        ),
-        (b'"tools"', "tools param requires --jinja flag", 500, "warning", "requires --jinja", "--jinja"),
-    ],
-    ids=["results", "tools"],
-)
-def test_live_says_where_a_server_takes_no_tool_loop_and_what_to_do(
-    tmp_path: Path,
-    upstream: RecordingUpstream,
-    refused: bytes,
-    message: str,
-    status: int,
-    mark: str,
-    said: str,
-    remedy: str,
-) -> None:
-    def answer(request: Request) -> Response:
-        refusal = Response((json.dumps({"error": {"message": message}}).encode(),), status=status)
-        return refusal if refused in request.body else chat_answer(request)
-
-    upstream.answer = answer
-    told = Place(tmp_path, {"upstream": {"url": upstream.url}}).failures("--live", mark=mark)
-    what, _, todo = told["live"].partition("→ ")
-    assert set(told) == {"live"} and said in what and message in what and remedy in todo
-
-
 def test_live_ends_a_loop_of_a_slow_model_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_checks, "LOOP_SECONDS_MAX", 0.0)
     with recording_upstream() as upstream:
         upstream.answer, upstream.answers_all = StrictLlama(4000), True
         code, found = Place(tmp_path, {"upstream": {"url": upstream.url}}).check("--live")
     assert code == 0 and "the model is slow" in found["live"][1]["said"] and found["live"][1]["mark"] == "warning"
-
-
-def told(place: Place, disk: FullDisk | None = None) -> Iterator[CheckResult]:
-    """The same within this process, where a fault can be injected."""
-    return outcomes(place.config, {}, {}, live=False, files=disk)
-
-
-def test_the_model_server_is_the_one_that_the_running_daemon_uses_unless_another_is_named(
-    daemon: DaemonProcess, llama: str, tmp_path: Path
-) -> None:
-    place = Place(tmp_path, {"data_dir": str(daemon.data_dir)})  # it says that the upstream is nowhere
-    code, found = place.check()
-    assert code == 0 and found["upstream"][0]["said"] == f"{llama} answers"
-    assert "upstream" in place.failures("--upstream", NOWHERE)
-    assert daemon.terminate() == 0
-    assert "upstream" in place.failures()
-    assert place.check("--upstream", llama)[0] == 0
 
 
 def test_recorded_requests_are_held_against_the_rules_for_programs(tmp_path: Path) -> None:
@@ -628,42 +571,30 @@ def test_recorded_requests_are_held_against_the_rules_for_programs(tmp_path: Pat
 # Folders in `sources`
 
 
-def of_sources(folder: Path, *sources: object) -> list[CheckResult]:
-    found = outcomes(Place(folder, {"sources": list(sources)}).config, {}, {}, live=False)
-    return [one for one in found if one.check == "sources"]
-
-
-@pytest.fixture
-def docs(tmp_path: Path) -> Path:
-    folder = tmp_path / "docs"
-    (folder / "build").mkdir(parents=True)
+def test_a_source_is_told_with_its_files_its_topic_and_what_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs = tmp_path / "docs"
+    (docs / "build").mkdir(parents=True)
     for name in ("a.md", "b.md", "build/c.md", "picture.png"):
-        (folder / name).write_text("text")
-    return folder
+        (docs / name).write_text("text")
 
+    def of_sources(*sources: object) -> list[CheckResult]:
+        return [one for one in told(Place(tmp_path, {"sources": list(sources)})) if one.check == "sources"]
 
-def test_a_source_is_told_with_its_files_and_its_topic(docs: Path, tmp_path: Path) -> None:
-    [one] = of_sources(tmp_path, {"path": str(docs), "topic": "auto", "exclude": ["build"]})
+    assert of_sources() == []
+    [one] = of_sources({"path": str(docs), "topic": "auto", "exclude": ["build"]})
     assert (one.mark, one.said) == ("ok", f"{docs}: 2 files for topic docs")
-    assert of_sources(tmp_path) == []
-
-
-def test_a_folder_that_is_missing_or_without_a_file_that_memd_reads_is_a_warning(docs: Path, tmp_path: Path) -> None:
-    missing, useless = of_sources(tmp_path, str(tmp_path / "gone"), {"path": str(docs), "formats": ["pdf"]})
+    missing, useless = of_sources(str(tmp_path / "gone"), {"path": str(docs), "formats": ["pdf"]})
     assert missing.mark == useless.mark == "warning"
     assert missing.said.startswith(f"{tmp_path}/gone cannot be read (No such file or directory); ")
     assert useless.said == f"{docs}: 0 files for topic default" and "formats" in useless.remedy
-
-
-def test_what_this_user_may_not_read_is_named_and_a_huge_source_is_not_counted_to_its_end(
-    docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, _: not str(path).endswith("b.md"))  # root may read everything
-    [one] = of_sources(tmp_path, str(docs))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, _: not str(path).endswith("b.md"))  # root may read everything
+        [one] = of_sources(str(docs))
     assert one.mark == "warning" and one.said.endswith("; 1 path in it cannot be read: b.md (no right to read it)")
-    monkeypatch.undo()
     monkeypatch.setattr(machine, "FILES_COUNTED_MAX", 2)
-    [one] = of_sources(tmp_path, str(docs))
+    [one] = of_sources(str(docs))
     assert (one.mark, one.said) == ("ok", f"{docs}: more than 2 files for topic default")
 
 

@@ -76,8 +76,18 @@ def damaged_dir(tmp_path: Path) -> Path:
 # All commands
 
 
-def test_the_version_is_the_package_version() -> None:
+def test_the_version_is_the_package_s_and_the_help_has_commands_in_groups_with_at_most_ten_for_every_day() -> None:
     assert memd("--version").stdout == f"memd {__version__}\n"
+
+    told = memd("--help").stdout
+    assert re.findall(r"^([A-Z][a-z ]+):$", told, re.MULTILINE) == ["Options", *GROUPS]
+    assert len(next(iter(GROUPS.values()))) <= 10 and sum(map(len, GROUPS.values())) == len(COMMANDS)
+    assert all(name in told for name in main.list_commands())
+
+    for named in ([], ["search"], ["token"], ["token", "add"]):
+        shown = memd("help", *named)
+        assert shown.exit_code == 0 and shown.stdout == memd(*named, "--help").stdout
+    assert one_line(memd("help", "serv")) == "memd: there is no command 'serv'; did you mean serve?\n"
 
 
 def test_a_command_s_help_begins_with_the_sentence_in_the_list_and_ends_with_an_example_that_can_be_parsed(
@@ -97,13 +107,6 @@ def test_a_command_s_help_begins_with_the_sentence_in_the_list_and_ends_with_an_
             named = words[0] if words and not words[0].startswith("-") else "state"  # `memd encrypt` alone
             context, found, words = click.Context(found), found.get_command(click.Context(found), named), words[1:]
         assert found is not None and found.make_context(name, words, parent=context), example
-
-
-def test_the_help_has_commands_in_groups_with_at_most_ten_for_every_day() -> None:
-    told = memd("--help").stdout
-    assert re.findall(r"^([A-Z][a-z ]+):$", told, re.MULTILINE) == ["Options", *GROUPS]
-    assert len(next(iter(GROUPS.values()))) <= 10 and sum(map(len, GROUPS.values())) == len(COMMANDS)
-    assert all(name in told for name in main.list_commands())
 
 
 def test_memd_alone_says_what_runs_what_is_remembered_and_what_to_do_next(
@@ -230,13 +233,6 @@ def test_what_others_call_a_command_is_told_what_does_that_here() -> None:
         assert re.findall("`memd (.+)`", way)[0] in COMMANDS and other not in COMMANDS
         assert one_line(memd(other)) == f"memd: there is no command '{other}'; {way} does that here\n"
     assert {"ls", "rm", "list", "forget", "delete", "start", "stop"} <= others.keys()
-
-
-def test_help_of_a_command_is_its_help() -> None:
-    for named in ([], ["search"], ["token"], ["token", "add"]):
-        told = memd("help", *named)
-        assert told.exit_code == 0 and told.stdout == memd(*named, "--help").stdout
-    assert one_line(memd("help", "serv")) == "memd: there is no command 'serv'; did you mean serve?\n"
 
 
 def test_a_model_and_an_upstream_exclude_each_other(tmp_path: Path) -> None:
@@ -421,7 +417,9 @@ def test_sources_of_the_settings_begin_a_memory(tmp_path: Path, monkeypatch: pyt
 SAID = "Żółć: the “spare” key hangs behind the barometer… 気圧計"
 
 
-def test_commands_show_what_is_stored_where_the_terminal_lacks_its_characters(served: DaemonProcess) -> None:
+def test_what_is_stored_is_shown_and_asked_for_where_the_terminal_or_the_locale_lacks_its_characters(
+    served: DaemonProcess,
+) -> None:
     served.chat([{"role": "user", "content": SAID}])
     served.wait_stored(SAID)
     for command in (["search", "spare key"], ["log"], ["turn"], ["digest"]):
@@ -429,17 +427,6 @@ def test_commands_show_what_is_stored_where_the_terminal_lacks_its_characters(se
         assert done.exit_code == 0, done.output
         assert '?ó??: the "spare" key hangs' in done.stdout, done.stdout
 
-
-def test_what_stands_in_brackets_is_shown_as_it_is(tmp_path: Path) -> None:
-    open_store(None, folder := tmp_path / "mine[bold]").close()
-    told = CliRunner().invoke(main, ["stats", "--data-dir", str(folder)])
-    assert told.exit_code == 0 and folder.name in told.stdout
-
-
-def test_a_question_in_bytes_that_the_locale_cannot_read_is_asked_as_it_was_typed(served: DaemonProcess) -> None:
-    """Python gives such arguments lone surrogates in place of the bytes."""
-    served.chat([{"role": "user", "content": SAID}])
-    served.wait_stored(SAID)
     typed = SAID.encode().decode("ascii", errors="surrogateescape")
     where = ["--data-dir", str(served.data_dir)]
     found = CliRunner().invoke(main, ["search", typed, *where])
@@ -447,6 +434,12 @@ def test_a_question_in_bytes_that_the_locale_cannot_read_is_asked_as_it_was_type
     [chunk] = served.export()
     refused = CliRunner().invoke(main, ["correct", chunk["id"], "--helpful", "--reason", typed, *where])
     assert refused.exit_code == 2 and "PYTHONUTF8=1" in refused.stderr, refused.output
+
+
+def test_what_stands_in_brackets_is_shown_as_it_is(tmp_path: Path) -> None:
+    open_store(None, folder := tmp_path / "mine[bold]").close()
+    told = CliRunner().invoke(main, ["stats", "--data-dir", str(folder)])
+    assert told.exit_code == 0 and folder.name in told.stdout
 
 
 @pytest.mark.parametrize("width", [200, 80, 60, 40, 18])
@@ -515,10 +508,19 @@ def test_an_address_that_was_left_behind_is_not_even_asked(guarded: DaemonProces
     assert stranger.requests == []
 
 
-def test_a_stranger_at_the_address_of_a_running_daemon_never_hears_the_token(
+def test_the_daemon_is_found_whatever_proxy_there_is_and_a_stranger_at_its_address_never_hears_the_token(
     guarded: DaemonProcess, stranger: RecordingUpstream
 ) -> None:
-    """Nor one who passes the challenge on to the real daemon, or leads there."""
+    asked = run_beside(
+        guarded, "stats", "--json", http_proxy=stranger.url, all_proxy=stranger.url, HTTP_PROXY=stranger.url
+    )
+    assert asked.returncode == 0 and f'"daemon_url":"{guarded.own_url}"' in asked.stdout
+    assert stranger.requests == []
+
+    config = guarded.folder / "other.yaml"
+    config.write_text("auth: {token: some other token}\n")
+    checked = guarded.run("check", "--config", str(config), "--upstream", "http://127.0.0.1:9")
+    assert "does not know this token" in checked.stdout
 
     def pass_on(request: Request) -> Response:
         return Response((ask(guarded.own_url + request.target).body,))
@@ -533,16 +535,6 @@ def test_a_stranger_at_the_address_of_a_running_daemon_never_hears_the_token(
         refused = run_beside(guarded, "log")
         assert refused.returncode == 1 and "in use by another memd" in refused.stderr
         assert len(stranger.requests) == heard + 1 and TOKEN not in str(stranger.requests)
-
-
-def test_the_daemon_itself_is_found_whatever_proxy_the_environment_names(
-    guarded: DaemonProcess, stranger: RecordingUpstream
-) -> None:
-    asked = run_beside(
-        guarded, "stats", "--json", http_proxy=stranger.url, all_proxy=stranger.url, HTTP_PROXY=stranger.url
-    )
-    assert asked.returncode == 0 and f'"daemon_url":"{guarded.own_url}"' in asked.stdout
-    assert stranger.requests == []
 
 
 @pytest.mark.parametrize(
@@ -565,10 +557,3 @@ def test_a_proof_is_for_one_challenge_and_needs_one(guarded: DaemonProcess) -> N
     assert ask(f"{guarded.own_url}/memd/proof").status == 400
     assert guarded.terminate() == 0
     assert not {"memd.url", "memd.secret"} & {path.name for path in guarded.data_dir.iterdir()}
-
-
-def test_a_command_with_another_token_is_told_so(guarded: DaemonProcess) -> None:
-    config = guarded.folder / "other.yaml"
-    config.write_text("auth: {token: some other token}\n")
-    checked = guarded.run("check", "--config", str(config), "--upstream", "http://127.0.0.1:9")
-    assert "does not know this token" in checked.stdout

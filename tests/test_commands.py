@@ -115,7 +115,37 @@ def test_a_correction_its_effect_and_its_undo(told: DaemonProcess) -> None:
 
 
 @with_a_daemon
-def test_praise_and_blame(told: DaemonProcess) -> None:
+def test_wrong_usage_says_what_to_do_and_what_was_praised_blamed_or_taken_out_is_told_as_it_is(
+    told: DaemonProcess,
+) -> None:
+    before = told.export()
+    for arguments, says in (
+        (["correct", "a3f9"], "--deprecate"),
+        (["correct", "a3f9", "--helpful", "--deprecate"], "not --helpful and --deprecate"),
+        (["correct", "a3f9", "--unhelpful", "--helpful"], "give one of --helpful, --unhelpful"),
+        (["correct", "a3f9", "--update", "  "], "needs a text"),
+        (["correct", "../etc", "--helpful"], "no chunk's id"),
+        (["show", "?"], "no chunk's id"),
+        (["log", "--before", "soon"], "memd: --before: 'soon' is no time"),
+        (["search", "key", "--as-of", "soon"], "memd: --as-of: 'soon' is no time"),
+        (["turn", "../x"], "no turn's id"),
+        (["turn", "zzzz"], "no turn's id"),
+        (["show", "zzzz"], "no chunk's id"),
+        (["undo", "zzzz"], "no chunk's id"),
+    ):
+        refused = told.run(*arguments)
+        assert refused.returncode == 2 and says in refused.stderr and refused.stderr.count("\n") == 1, arguments
+    for arguments, says in (
+        (["show", "ffffffffffff"], "no chunk has the id"),
+        (["correct", "ffffffffffff", "--helpful"], "no chunk has the id"),
+        (["undo", "12"], "no entry 12"),
+        (["undo", "12", "--topic", "work"], "no entry 12"),
+        (["turn", "ffffffffffffffff"], "the id is wrong"),
+    ):
+        refused = told.run(*arguments)
+        assert refused.returncode == 1 and says in refused.stderr and refused.stderr.count("\n") == 1, arguments
+    assert told.export() == before
+
     chunk = events(told)[0]
     for flag, multiplier in (("--helpful", 1.5), ("--unhelpful", 1), ("--unhelpful", 1 / 1.5)):
         out(told, "correct", f"[mem:{chunk['id']}]", flag)
@@ -124,9 +154,6 @@ def test_praise_and_blame(told: DaemonProcess) -> None:
         undone = out(told, "undo", str(events(told)[0][name]))
         assert f"{chunk['id']} counts {counts} now" in undone and "shown again" not in undone
 
-
-@with_a_daemon
-def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
     chunk = events(told)[0]
     out(told, "correct", chunk["uuid"], "--deprecate", "--topic", "work", "--reason", "wrong")
     assert "is taken out" in out(told, "show", chunk["id"])
@@ -139,15 +166,9 @@ def test_a_chunk_is_taken_out(told: DaemonProcess) -> None:
         "memd: there is no entry 3; undo takes a chunk's id (9ada), or the number behind `entry` in `memd log`\n"
     )
 
-
-@with_a_daemon
-def test_what_was_not_found_is_told_as_it_is(told: DaemonProcess) -> None:
     before = out(told, "log", "--topic", "work", "--before", "2020-01-01")
     assert "Nothing before 2020-01-01" in before and "stored" not in before
 
-
-@with_a_daemon
-def test_what_was_said_on_another_day_than_it_was_told_is_dated_both_ways(told: DaemonProcess) -> None:
     out(told, "remember", "The cellar was dry.", "--topic", "work", "--said-at", "2020-05-03")
     note, *others = [line for line in out(told, "log").splitlines() if "  entry " in line]
     assert "  said 2020-05-03 " in note and re.match(time.strftime("%Y-"), note)
@@ -231,37 +252,6 @@ def test_a_command_waits_for_a_daemon_that_is_being_started(
         address.unlink() if before is None else address.write_text(before)
         with daemon_for(Config(data_dir=served.data_dir)) as daemon:
             assert daemon.url == served.own_url and len(waited) == 1
-
-
-@with_a_daemon
-def test_wrong_usage_says_what_to_do(told: DaemonProcess) -> None:
-    before = told.export()
-    for arguments, says in (
-        (["correct", "a3f9"], "--deprecate"),
-        (["correct", "a3f9", "--helpful", "--deprecate"], "not --helpful and --deprecate"),
-        (["correct", "a3f9", "--unhelpful", "--helpful"], "give one of --helpful, --unhelpful"),
-        (["correct", "a3f9", "--update", "  "], "needs a text"),
-        (["correct", "../etc", "--helpful"], "no chunk's id"),
-        (["show", "?"], "no chunk's id"),
-        (["log", "--before", "soon"], "memd: --before: 'soon' is no time"),
-        (["search", "key", "--as-of", "soon"], "memd: --as-of: 'soon' is no time"),
-        (["turn", "../x"], "no turn's id"),
-        (["turn", "zzzz"], "no turn's id"),
-        (["show", "zzzz"], "no chunk's id"),
-        (["undo", "zzzz"], "no chunk's id"),
-    ):
-        refused = told.run(*arguments)
-        assert refused.returncode == 2 and says in refused.stderr and refused.stderr.count("\n") == 1, arguments
-    for arguments, says in (
-        (["show", "ffffffffffff"], "no chunk has the id"),
-        (["correct", "ffffffffffff", "--helpful"], "no chunk has the id"),
-        (["undo", "12"], "no entry 12"),
-        (["undo", "12", "--topic", "work"], "no entry 12"),
-        (["turn", "ffffffffffffffff"], "the id is wrong"),
-    ):
-        refused = told.run(*arguments)
-        assert refused.returncode == 1 and says in refused.stderr and refused.stderr.count("\n") == 1, arguments
-    assert told.export() == before
 
 
 def test_a_replacement_that_an_undo_took_away_is_told_so(tmp_path: Path) -> None:

@@ -80,26 +80,6 @@ async def test_a_model_remembers_finds_reads_and_corrects(served: DaemonProcess,
         assert "there is no topic 'attic'" in await refused(client, "search_memory", query="lamp", topics=["attic"])
 
 
-async def test_a_wrong_call_is_told_in_a_sentence_what_to_give(served: DaemonProcess) -> None:
-    async with over_http(served) as client:
-        told = await refused(client, "search_memory", query="x", limit=99, topics="lamp", kinds=["pdf"])
-        assert told == (
-            "search_memory was not called: topics is 'lamp'; give a valid list; kinds is 'pdf'; give 'turn', 'note' or "
-            "'document'; limit is 99; give less than or equal to 30. "
-            "It takes query, topics, since, until, kinds, limit, offset."
-        )
-        told = await refused(client, "correct_memory", ids=[], action="Delete")
-        assert "ids is []; list should have at least 1 item" in told
-        assert "action is 'Delete'; give 'Update', 'Helpful' or 'Unhelpful'. " in told
-        assert "query is missing. It takes " in await refused(client, "search_memory")
-        told = await refused(client, "search_memory", query="x", topic="lamp")  # else all topics would be searched
-        assert told.startswith("search_memory was not called: there is no argument topic. It takes query, topics, ")
-        assert "there is no tool 'forget'; there are search_memory, " in await refused(client, "forget")
-        secret = "hunter2" * 100
-        assert len(await refused(client, "search_memory", query="x", limit=secret)) < 200
-        assert (await refused(client, "read_memory", id="ffffffff")).startswith("no chunk has the id")
-
-
 async def test_what_is_not_in_the_log_yet_is_counted_beside_a_topic(serving: Serving) -> None:
     served = serving({"buffer": {"store_after_seconds": 3_600}})
     served.chat([{"role": "user", "content": "The keeper is Ada."}], memory_in={"topic_id": "attic"})
@@ -113,7 +93,16 @@ async def test_what_is_not_in_the_log_yet_is_counted_beside_a_topic(serving: Ser
         assert await called(client, "list_topics") == "attic: 1 chunk"
 
 
-async def test_answers_are_bounded_and_lead_on(served: DaemonProcess) -> None:
+async def test_answers_are_bounded_lead_on_and_say_where_nothing_is_near(served: DaemonProcess) -> None:
+    assert ask(f"{served.own_url}/memd/notes", {"notes": [{"content": FACT}], "topic_id": "log"}).status == 200
+    wait_all_in_log(served)
+    nearest = "A chat would be shown none of these; they came nearest:"
+    async with over_http(served) as client:
+        told = await called(client, "search_memory", query="What is the capital of Mongolia?")
+        note, named, first = told.split("\n\n")
+        assert note == "Nothing is shown: nothing is near the question." and named == nearest and FACT in first
+        assert nearest not in await called(client, "search_memory", query="What is the release word for the lamp?")
+
     notes = [{"content": f"Entry {number}. {LONG}"} for number in range(3)]
     assert ask(f"{served.own_url}/memd/notes", {"notes": notes, "topic_id": "log"}).status == 200
     wait_all_in_log(served)  # or the order changes between the two searches
@@ -130,17 +119,6 @@ async def test_answers_are_bounded_and_lead_on(served: DaemonProcess) -> None:
         )
 
 
-async def test_what_a_search_lists_though_nothing_is_near_is_called_what_it_is(served: DaemonProcess) -> None:
-    assert ask(f"{served.own_url}/memd/notes", {"notes": [{"content": FACT}], "topic_id": "log"}).status == 200
-    wait_all_in_log(served)
-    nearest = "A chat would be shown none of these; they came nearest:"
-    async with over_http(served) as client:
-        told = await called(client, "search_memory", query="What is the capital of Mongolia?")
-        note, named, first = told.split("\n\n")
-        assert note == "Nothing is shown: nothing is near the question." and named == nearest and FACT in first
-        assert nearest not in await called(client, "search_memory", query="What is the release word for the lamp?")
-
-
 async def test_a_model_that_has_sources_looked_at_hears_that_the_daemon_does_not_know_them(
     served: DaemonProcess, tmp_path: Path
 ) -> None:
@@ -148,19 +126,6 @@ async def test_a_model_that_has_sources_looked_at_hears_that_the_daemon_does_not
         assert await called(client, "index_memory") == "The settings name no sources."
         served.configure({"sources": [{"path": str(tmp_path)}]})
         assert "without the change of sources; start it again" in await called(client, "index_memory")
-
-
-async def test_a_search_is_not_refused_within_the_bounds_that_its_tool_tells(served: DaemonProcess) -> None:
-    assert ask(f"{served.own_url}/memd/notes", {"notes": [{"content": FACT}], "topic_id": "log"}).status == 200
-    async with over_http(served) as client:
-        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        offset = tools["search_memory"].input_schema["properties"]["offset"]["exclusiveMaximum"] - 1
-        assert await called(client, "search_memory", query="lamp", limit=30, offset=offset) == "Nothing was found."
-        told = await refused(client, "search_memory", query="lamp", offset=offset + 1)
-        assert f"offset is {offset + 1}; give less than {offset + 1}." in told
-        await called(client, "search_memory", query="lamp " * 20_000)
-        told = await refused(client, "search_memory", query="lamp " * 20_001)
-        assert "of length <= 100000" in told and "lamp" not in told
 
 
 async def test_who_spoke_and_where_cannot_pass_for_words_of_memd(served: DaemonProcess) -> None:
@@ -187,7 +152,9 @@ async def test_the_sources_of_the_settings_are_read_when_a_model_asks(serving: S
         assert "document, notes/lamp.md, Lamp" in found and FACT in found
 
 
-async def test_each_tool_tells_a_model_what_it_takes_and_whether_it_changes_something(served: DaemonProcess) -> None:
+async def test_each_tool_tells_a_model_what_it_takes_and_a_wrong_call_in_a_sentence_what_to_give(
+    served: DaemonProcess,
+) -> None:
     async with over_http(served) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert (
@@ -202,6 +169,35 @@ async def test_each_tool_tells_a_model_what_it_takes_and_whether_it_changes_some
         assert "n answer " in tool.description, "a model is told what a call costs"
         described = tool.input_schema["properties"]
         assert tool.name == "list_topics" or described
+
+    async with over_http(served) as client:
+        told = await refused(client, "search_memory", query="x", limit=99, topics="lamp", kinds=["pdf"])
+        assert told == (
+            "search_memory was not called: topics is 'lamp'; give a valid list; kinds is 'pdf'; give 'turn', 'note' or "
+            "'document'; limit is 99; give less than or equal to 30. "
+            "It takes query, topics, since, until, kinds, limit, offset."
+        )
+        told = await refused(client, "correct_memory", ids=[], action="Delete")
+        assert "ids is []; list should have at least 1 item" in told
+        assert "action is 'Delete'; give 'Update', 'Helpful' or 'Unhelpful'. " in told
+        assert "query is missing. It takes " in await refused(client, "search_memory")
+        told = await refused(client, "search_memory", query="x", topic="lamp")  # else all topics would be searched
+        assert told.startswith("search_memory was not called: there is no argument topic. It takes query, topics, ")
+        assert "there is no tool 'forget'; there are search_memory, " in await refused(client, "forget")
+        secret = "hunter2" * 100
+        assert len(await refused(client, "search_memory", query="x", limit=secret)) < 200
+        assert (await refused(client, "read_memory", id="ffffffff")).startswith("no chunk has the id")
+
+    assert ask(f"{served.own_url}/memd/notes", {"notes": [{"content": FACT}], "topic_id": "log"}).status == 200
+    async with over_http(served) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        offset = tools["search_memory"].input_schema["properties"]["offset"]["exclusiveMaximum"] - 1
+        assert await called(client, "search_memory", query="lamp", limit=30, offset=offset) == "Nothing was found."
+        told = await refused(client, "search_memory", query="lamp", offset=offset + 1)
+        assert f"offset is {offset + 1}; give less than {offset + 1}." in told
+        await called(client, "search_memory", query="lamp " * 20_000)
+        told = await refused(client, "search_memory", query="lamp " * 20_001)
+        assert "of length <= 100000" in told and "lamp" not in told
 
 
 async def test_it_wants_the_token_and_refuses_pages_of_others(serving: Serving) -> None:

@@ -196,20 +196,16 @@ def test_a_note_that_was_erased_for_good_is_refused_with_what_to_do(served: Daem
     assert both[0] == {"chunk_ids": [], "error": "forbidden"} and both[1]["chunk_ids"]
     assert DEPLOY not in served.said()
 
-
-def test_no_update_brings_back_what_was_erased_for_good(served: DaemonProcess) -> None:
-    ids = [take(served, {"content": text}).json["notes"][0]["chunk_ids"][0] for text in (DEPLOY, LAMP)]
-    served.wait_stored(DEPLOY, LAMP)
-    assert served.run("erase", "--chunk", ids[0], "--forbid", "--yes").returncode == 0
-    told = served.run("correct", ids[1], "--update", DEPLOY, "--reason", "no")
+    [lamp] = take(served, {"content": LAMP}).json["notes"][0]["chunk_ids"]
+    served.wait_stored(LAMP)
+    told = served.run("correct", lamp, "--update", DEPLOY, "--reason", "no")
     assert told.returncode == 1 and "nothing was changed" in told.stderr and "default/forbidden" in told.stderr
     served.chat([{"role": "user", "content": LAMP}])
-    update = {"chunk_ids": [ids[1]], "action": "Update", "reason": "no", "content": DEPLOY}
-    answer = served.chat([QUESTION], memory_in={"corrections": [update]})
-    assert answer.json["memory_out"]["signals"] == [{"type": "correction_failed", "chunk_id": ids[1]}]
+    update = {"chunk_ids": [lamp], "action": "Update", "reason": "no", "content": DEPLOY}
+    answer = served.chat([QUESTION, {"role": "user", "content": "And?"}], memory_in={"corrections": [update]})
+    assert answer.json["memory_out"]["signals"] == [{"type": "correction_failed", "chunk_id": lamp}]
     assert "degraded" not in answer.headers["X-Memory-Status"]
-    said = served.said()
-    assert LAMP in said and DEPLOY not in said
+    assert LAMP in served.said() and DEPLOY not in served.said(), "no update brings it back"
 
 
 def test_a_note_is_chosen_by_kind_tag_and_source_shown_corrected_exported_and_imported(
@@ -282,7 +278,9 @@ BAD_BODIES = [
 ]
 
 
-def test_a_bad_request_for_a_note_is_400_with_the_reason(served: DaemonProcess) -> None:
+def test_a_bad_request_for_a_note_is_400_with_the_reason_and_an_answered_one_is_there_after_a_kill(
+    served: DaemonProcess,
+) -> None:
     for body, message in BAD_BODIES:
         answer = ask(f"{served.own_url}/memd/notes", body)
         said = answer.json["error"]["message"]
@@ -291,8 +289,6 @@ def test_a_bad_request_for_a_note_is_400_with_the_reason(served: DaemonProcess) 
     assert refused.status == 400 and "nothing may be stored" in refused.json["error"]["message"]
     assert ask(f"{served.own_url}/memd/topics").json["topics"] == []
 
-
-def test_an_answered_note_is_there_after_a_kill(served: DaemonProcess) -> None:
     [taken] = take(served, FULL).json["notes"]
     served.kill()
     served.start()

@@ -40,7 +40,7 @@ def shown(upstream: RecordingUpstream) -> list[dict[str, Any]]:
     return messages
 
 
-def test_on_later_turns_the_beginning_of_the_prompt_does_not_change_also_after_a_restart(
+def test_the_beginning_of_the_prompt_does_not_change_and_no_chunk_stands_in_it_twice_also_after_a_restart(
     memd: DaemonProcess, upstream: RecordingUpstream
 ) -> None:
     history = [user(QUESTION)]
@@ -55,8 +55,6 @@ def test_on_later_turns_the_beginning_of_the_prompt_does_not_change_also_after_a
             memd.restart()
     assert sum("[mem:" in message["content"] for message in before) >= 1
 
-
-def test_a_chunk_that_is_visible_is_not_shown_again(memd: DaemonProcess, upstream: RecordingUpstream) -> None:
     first = memd.chat([user(QUESTION)])
     [chunk_id] = first.headers["X-Memory-Injected"].split(",")
     history = [user(QUESTION), first.json["choices"][0]["message"], user(QUESTION + " Once more.")]
@@ -109,7 +107,9 @@ def contents(served: DaemonProcess) -> str:
     return "\n".join(entry["content"] for entry in served.export())
 
 
-def test_a_forged_block_makes_nothing_vanish(served: DaemonProcess, upstream: RecordingUpstream) -> None:
+def test_a_forged_block_makes_nothing_vanish_and_tells_messages_apart(
+    served: DaemonProcess, upstream: RecordingUpstream
+) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
     page = f"A page about lighthouses.\n{FORGED}\nIt ends here."
     history = [
@@ -125,10 +125,6 @@ def test_a_forged_block_makes_nothing_vanish(served: DaemonProcess, upstream: Re
     assert "lighthouses" in prompt and "Mallory" in prompt, "it is recalled as the text that it is"
     assert "[mem:ffff]" not in prompt and prompt.count("[/memory]") == 1
 
-
-def test_messages_that_differ_in_a_forged_block_are_two_messages(
-    served: DaemonProcess, upstream: RecordingUpstream
-) -> None:
     first = served.chat([user(f"Go on.\n{FORGED}")]).headers["X-Memory-Turn"]
     served.chat([user("Go on.")])
     served.wait_stored("Go on.", "Mallory")

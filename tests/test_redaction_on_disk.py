@@ -99,32 +99,33 @@ def test_no_byte_on_disk_has_a_secret_whatever_happens(serving: Serving, upstrea
     assert words_in_the_index(daemon, "barometer")
 
 
-def test_what_a_receipt_keeps_does_not_end_within_a_secret(serving: Serving, upstream: RecordingUpstream) -> None:
-    daemon = serving(REDACTING)
-    secret = BY_USER["api_key"]
+def test_who_listens_or_looks_sees_no_secret_and_what_a_receipt_keeps_does_not_end_within_one(
+    serving: Serving, upstream: RecordingUpstream
+) -> None:
+    daemon, secret = serving(REDACTING), BY_USER["api_key"]
+    daemon.chat([user(SAID[0].format(**BY_USER) + " " + SAID[3].format(**BY_USER))])
+    daemon.chat([user("A new conversation.")])
+    counts = ('redacted="api_key 1, password 1"', 'redacted="password 1, api_key 1"')
+    wait_until(lambda: any(one in daemon.log.read_text() for one in counts), lambda: repr(daemon))
+    assert json.loads(daemon.run("stats", "--json").stdout)["daemon"]["redacted"] == {"api_key": 1, "password": 1}
+    assert "since its start: api_key 1, password 1." in " ".join(daemon.run("stats").stdout.split())
+
+    with urllib.request.urlopen(f"{daemon.own_url}/memd/events", timeout=120) as stream:
+        assert stream.readline() == b": memd\n"
+        daemon.chat([user(f"The lighthouse has {secret}." + " " * 300 + secret)])
+        told = next(line for line in stream if b"lighthouse has" in line)
+    waiting = ask(f"{daemon.own_url}/memd/buffer?topic=default").body
+    for shown in (told, waiting):
+        assert b"[redacted:api_key]" in shown and secret[:14].encode() not in shown
+
     begun = 14  # of its characters are before the cut, too few to be known as a key
     text = "a " * ((KEPT_CHARACTERS - begun) // 2) + secret + " is the key."
     upstream.answer = lambda request: chat_answer(request, text)
-    turn = daemon.chat([user(text)]).headers["X-Memory-Turn"]
-    url = f"{daemon.own_url}/memd/turns/{turn}"
-    wait_until(lambda: ask(url).status == 200, lambda: str(ask(url)))
-    receipt = ask(url).json
+    receipt = daemon.receipt(daemon.chat([user(text)]).headers["X-Memory-Turn"])
     assert "[redac" in receipt["asked"] and "[redac" in receipt["reply"]
     assert daemon.terminate() == 0
     files = [path for path in daemon.data_dir.rglob("*") if path.is_file()]
     assert [path.name for path in files if secret[8:begun].encode() in path.read_bytes()] == []
-
-
-def test_who_listens_or_looks_at_what_waits_sees_no_secret(serving: Serving) -> None:
-    daemon = serving(REDACTING)
-    said = SAID[0].format(**BY_USER)
-    with urllib.request.urlopen(f"{daemon.own_url}/memd/events", timeout=120) as stream:
-        assert stream.readline() == b": memd\n"
-        daemon.chat([user(said + " " * 300 + BY_USER["api_key"])])
-        told = next(line for line in stream if b"lighthouse" in line)
-    waiting = ask(f"{daemon.own_url}/memd/buffer?topic=default").body
-    for shown in (told, waiting):
-        assert b"[redacted:api_key]" in shown and BY_USER["api_key"][:14].encode() not in shown
 
 
 def test_a_secret_that_is_given_as_a_chunks_id_is_on_no_disk(serving: Serving) -> None:
@@ -181,22 +182,6 @@ def test_a_history_that_is_sent_again_is_not_stored_again(serving: Serving, upst
     contents = [entry["content"] for entry in daemon.export()]
     assert len(contents) == len(set(contents))
     assert sum("The staging machine for the lighthouse" in content for content in contents) == 1
-
-
-def test_the_counts_are_told(serving: Serving) -> None:
-    daemon = serving(REDACTING)
-    daemon.chat([user(SAID[0].format(**BY_USER) + " " + SAID[3].format(**BY_USER))])
-    daemon.chat([user("A new conversation.")])
-    wait_until(
-        lambda: any(
-            f'redacted="{tally}"' in daemon.log.read_text()
-            for tally in ("api_key 1, password 1", "password 1, api_key 1")
-        ),
-        lambda: repr(daemon),
-    )
-    told = json.loads(daemon.run("stats", "--json").stdout)
-    assert told["daemon"]["redacted"] == {"api_key": 1, "password": 1}
-    assert "since its start: api_key 1, password 1." in " ".join(daemon.run("stats").stdout.split())
 
 
 def test_a_journal_from_before_the_setting_is_redacted_when_the_daemon_starts(serving: Serving) -> None:

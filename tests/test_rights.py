@@ -323,7 +323,9 @@ class Door:
 
 def test_wrong_tokens_of_one_address_are_limited_and_a_long_right_one_is_not_locked_out() -> None:
     door = Door()
+    assert door("")[0] == 401 and "memd: no token was shown; show auth.token" in door.said
     assert [door(f"guess-{number}")[0] for number in range(ATTEMPTS_MAX)] == [401] * ATTEMPTS_MAX
+    assert "memd: this token is none that memd knows, or was taken back; show" in door.said
     assert door("one-more") == (429, "1")
     assert door(SHORT) == (429, "1"), "what could be guessed is not looked at"
     assert door(LONG) == (200, None), "behind the same proxy"
@@ -333,6 +335,9 @@ def test_wrong_tokens_of_one_address_are_limited_and_a_long_right_one_is_not_loc
     assert [door("guess")[0], door("guess")[0]] == [401, 429]
     door.now += ATTEMPT_SECONDS
     assert door(SHORT) == (200, None)
+    assert door("", "10.0.0.9", f"/memd/health?token={LONG}") == (401, None), "an address shows no token"
+    assert door(LONG, path=f"/memd/health?x={LONG}") == (400, None), "also where another header shows it"
+    assert door(LONG, path="/v1/models?key=of-the-model-server") == (200, None)
 
 
 @pytest.mark.thorough
@@ -345,19 +350,6 @@ def test_the_memory_of_addresses_is_bounded_and_a_network_of_ipv6_is_one(monkeyp
     for number in range(300 + 5):
         door("guess", f"10.0.{number >> 8}.{number & 255}")
     assert len(door.wrong._tried) == 300
-
-
-def test_a_refusal_says_whether_a_token_was_shown() -> None:
-    door = Door()
-    assert door("")[0] == 401 and "memd: no token was shown; show auth.token" in door.said
-    assert door("guess")[0] == 401 and "memd: this token is none that memd knows, or was taken back; show" in door.said
-
-
-def test_a_token_in_the_address_is_refused_with_the_reason() -> None:
-    door = Door()
-    assert door("", path=f"/memd/health?token={LONG}") == (401, None)
-    assert door(LONG, path=f"/memd/health?x={LONG}") == (400, None), "also where another header shows it"
-    assert door(LONG, path="/v1/models?key=of-the-model-server") == (200, None)
 
 
 # Rights: what is told of topics that may not be read beside those that may, and who erases what he may not read
@@ -615,25 +607,21 @@ def test_the_settings_are_read_again_and_no_list_that_is_wrong_or_gone_takes_a_t
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("x", "--topics", "team-*,team-a", "--rights", "read"), "have team-* and team-a, which overlap"),
-        (("x", "--topics", "a", "--rights", ","), "memd: rights is not what it should be"),
-        (("owner", "--topics", "a", "--rights", "read"), "the name owner is that of auth.token"),
-        (("a b", "--topics", "a", "--rights", "read"), "name is not what it should be; give 1 to 64 letters"),
-    ],
-)
 @pytest.mark.process
-def test_a_wrong_token_is_not_made(make_daemon: MakeDaemon, arguments: tuple[str, ...], reason: str) -> None:
-    done = make_daemon("http://127.0.0.1:9").run("token", "add", *arguments)
-    assert (done.returncode, done.stdout) == (2, "") and reason in done.stderr
-
-
-def test_a_list_of_a_later_version_is_not_read_as_this_one(tmp_path: Path) -> None:
-    (tmp_path / "memd.tokens").write_text('{"tokens": [], "version": 2}')
-    with pytest.raises(StoreError, match="is no list of tokens"):
-        TokenList(FileBook(LocalDisk(), tmp_path)).read()
+def test_a_wrong_token_is_not_made(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon("http://127.0.0.1:9")
+    for name, topics, rights, reason in (
+        ("x", "team-*,team-a", "read", "have team-* and team-a, which overlap"),
+        ("x", "a", ",", "memd: rights is not what it should be"),
+        ("owner", "a", "read", "the name owner is that of auth.token"),
+        ("a b", "a", "read", "name is not what it should be; give 1 to 64 letters"),
+    ):
+        done = daemon.run("token", "add", name, "--topics", topics, "--rights", rights)
+        assert (done.returncode, done.stdout) == (2, "") and reason in done.stderr
+    daemon.data_dir.mkdir(exist_ok=True)
+    (daemon.data_dir / "memd.tokens").write_text('{"tokens": [], "version": 2}')
+    with pytest.raises(StoreError, match="is no list of tokens"):  # it is one of a later version
+        TokenList(FileBook(LocalDisk(), daemon.data_dir)).read()
 
 
 @pytest.mark.process

@@ -52,7 +52,7 @@ def test_a_running_daemon_and_the_log_alone_give_the_same_answer(told: DaemonPro
     assert told.run("verify").returncode == 0
 
 
-def test_a_score_is_made_of_its_parts_and_every_candidate_has_a_reason(told: DaemonProcess) -> None:
+def test_a_search_explains_itself_to_people_and_programs_and_does_nothing_to_a_terminal(told: DaemonProcess) -> None:
     chunks = found(told, "ERR_7421")["chunks"]
     assert {chunk["topic_id"] for chunk in chunks} == {"work", "other"}, "all topics are searched"
     for chunk in chunks:
@@ -61,14 +61,10 @@ def test_a_score_is_made_of_its_parts_and_every_candidate_has_a_reason(told: Dae
     assert chunks[0]["words"] > 0 and "inodes" in chunks[0]["content"]
     assert {chunk["verdict"] for chunk in chunks} == {"injected", "too weak"}
 
-
-def test_what_is_printed_for_a_program_has_no_spaces_at_the_ends_of_lines(told: DaemonProcess) -> None:
     for command in (("search", QUESTION), ("search", "--explain", QUESTION), ("stats",), ("turn",), ("log",)):
         printed = told.run(*command).stdout
         assert printed.endswith("\n") and not re.search(r"[ \t]$", printed, re.MULTILINE), (command, printed)
 
-
-def test_a_person_reads_why(told: DaemonProcess) -> None:
     plain = told.run("search", QUESTION)
     title, row = plain.stdout.splitlines()[:2]
     assert title.index("topic") == row.index(" work") + 1 and row[title.index("said") :].startswith("20"), plain.stdout
@@ -82,6 +78,10 @@ def test_a_person_reads_why(told: DaemonProcess) -> None:
         r"^\d\.\d{3} .*  (shown to the model|too weak)\n.*meaning .*feedback .*neighbours", explained, re.MULTILINE
     )
     assert len(shown) == explained.count("meaning ") > len(FACTS), "every candidate"
+
+    hostile = told.run("search", "--explain", "--topic", "other", "A hostile line for a terminal").stdout
+    assert "\\x1b[2J" in hostile and "\\x202e" in hostile
+    assert not set(hostile) & {"\x1b", "\x07", "\u202e"}
 
 
 def test_the_best_score_is_shown_first_though_a_shorter_chunk_takes_its_room_first(tmp_path: Path) -> None:
@@ -103,12 +103,6 @@ def test_the_best_score_is_shown_first_though_a_shorter_chunk_takes_its_room_fir
         assert shown == [f"{one:.3f}" for one in sorted(scores, reverse=True)]
 
 
-def test_stored_text_does_nothing_to_a_terminal(told: DaemonProcess) -> None:
-    shown = told.run("search", "--explain", "--topic", "other", "A hostile line for a terminal").stdout
-    assert "\\x1b[2J" in shown and "\\x202e" in shown
-    assert not set(shown) & {"\x1b", "\x07", "\u202e"}
-
-
 def test_where_nothing_is_known_nothing_is_shown(told: DaemonProcess) -> None:
     answer = told.run("search", "How many moons does Jupiter have?")
     assert answer.returncode == 1 and "Nothing would be shown to the model" in answer.stdout
@@ -121,7 +115,7 @@ def test_where_nothing_is_known_nothing_is_shown(told: DaemonProcess) -> None:
         end()
 
 
-def test_without_a_question_what_was_chosen_is_listed_latest_first(told: DaemonProcess) -> None:
+def test_a_search_finds_only_what_was_asked_for_and_refuses_what_cannot_be_meant(told: DaemonProcess) -> None:
     listed = told.run("search", "--contains", "postgresql")
     assert listed.returncode == 0 and "PostgreSQL" in listed.stdout and "\n\n\n" not in listed.stdout
     chunks = json.loads(told.run("search", "--topic", "work", "--json").stdout)["chunks"]
@@ -132,6 +126,40 @@ def test_without_a_question_what_was_chosen_is_listed_latest_first(told: DaemonP
     for vague in ([], ["--limit", "3"], ["--as-of", "2026-11-20"], ["--topic", "work", "--explain"]):
         refused = told.run("search", *vague)
         assert refused.returncode == 2 and "QUESTION is missing; for example: memd search" in refused.stderr
+
+    def texts(*arguments: str) -> list[str]:
+        return [
+            chunk["content"]
+            for chunk in found(told, *arguments, "Why did we choose PostgreSQL, and the cake?")["chunks"]
+        ]
+
+    assert {FACTS[0], FACTS[2]} <= {text.split(": ", 1)[1].split("\n")[0] for text in texts()}
+    assert all("cake" in text for text in texts("--contains", "CAKE")) and texts("--contains", "CAKE")
+    assert texts("--from", "2020-01-01") and not texts("--to", "2020-01-01")
+    assert texts("--role", "user") and not texts("--role", "tool")
+    assert texts("--kind", "turn") and not texts("--kind", "note")
+    assert len(texts("--limit", "1")) == 1
+    [cake] = ask(f"{told.own_url}/memd/chunks?from=2020-01-01&role=user&contains=cake").json["chunks"]
+    assert FACTS[2] in cake["content"]
+    assert ask(f"{told.own_url}/memd/chunks?to=2020-01-01").json["chunks"] == []
+
+    wrong = {
+        "from=soon": "parameter from",
+        "to=9999-12-31": "parameter to",
+        "from=2026": "parameter from",
+        "from=1763647200": "parameter from",  # seconds
+        "to=1763647200000": "parameter to",
+        "to=17": "parameter to",
+        "from=1763647200000000&to=1763647200000000": "`from` is not before `to`",
+        "from=2026-01-01&from=2026-01-02": "from is given 2 times",
+        "from=2026-02-01&to=2026-01-01": "`from` is not before `to`",
+        "kinds=turn": "no parameter 'kinds'",
+        "until=2020-01-01": "'until'; it has",
+        "limit=0": "limit",
+    }
+    for route, (query, named) in itertools.product(("search?q=cake&", "chunks?", "days?"), wrong.items()):
+        wrongly = ask(f"{told.own_url}/memd/{route}{query}")
+        assert wrongly.status == 400 and named in wrongly.json["error"]["message"], (route, query)
 
 
 def test_an_empty_log_has_nothing(served: DaemonProcess) -> None:
@@ -160,45 +188,6 @@ def test_the_past_is_searched_as_it_was(told: DaemonProcess) -> None:
     assert found(told, "--as-of", "2000-01-01", QUESTION)["chunks"] == []
     refused = told.run("search", "--as-of", "yesterday", QUESTION)
     assert refused.returncode == 2 and "is no time" in refused.stderr
-
-
-def test_a_search_finds_only_what_was_asked_for(told: DaemonProcess) -> None:
-    def texts(*arguments: str) -> list[str]:
-        return [
-            chunk["content"]
-            for chunk in found(told, *arguments, "Why did we choose PostgreSQL, and the cake?")["chunks"]
-        ]
-
-    assert {FACTS[0], FACTS[2]} <= {text.split(": ", 1)[1].split("\n")[0] for text in texts()}
-    assert all("cake" in text for text in texts("--contains", "CAKE")) and texts("--contains", "CAKE")
-    assert texts("--from", "2020-01-01") and not texts("--to", "2020-01-01")
-    assert texts("--role", "user") and not texts("--role", "tool")
-    assert texts("--kind", "turn") and not texts("--kind", "note")
-    assert len(texts("--limit", "1")) == 1
-    listed = ask(f"{told.own_url}/memd/chunks?from=2020-01-01&role=user&contains=cake").json["chunks"]
-    assert [FACTS[2] in chunk["content"] for chunk in listed] == [True]
-    assert ask(f"{told.own_url}/memd/chunks?to=2020-01-01").json["chunks"] == []
-    refused = ask(f"{told.own_url}/memd/chunks?until=2020-01-01")
-    assert refused.status == 400 and "'until'; it has" in refused.body.decode()
-
-
-def test_a_filter_that_cannot_be_meant_is_refused_on_every_route(told: DaemonProcess) -> None:
-    wrong = {
-        "from=soon": "parameter from",
-        "to=9999-12-31": "parameter to",
-        "from=2026": "parameter from",
-        "from=1763647200": "parameter from",  # seconds
-        "to=1763647200000": "parameter to",
-        "to=17": "parameter to",
-        "from=1763647200000000&to=1763647200000000": "`from` is not before `to`",
-        "from=2026-01-01&from=2026-01-02": "from is given 2 times",
-        "from=2026-02-01&to=2026-01-01": "`from` is not before `to`",
-        "kinds=turn": "no parameter 'kinds'",
-        "limit=0": "limit",
-    }
-    for route, (query, named) in itertools.product(("search?q=cake&", "chunks?", "days?"), wrong.items()):
-        refused = ask(f"{told.own_url}/memd/{route}{query}")
-        assert refused.status == 400 and named in refused.json["error"]["message"], (route, query)
 
 
 def test_a_note_of_a_year_ago_is_chosen_by_all_that_is_known_of_it(

@@ -101,7 +101,9 @@ def test_what_was_said_before_a_clean_end_is_known_after_the_next_start(
     assert "behind the barometer" in upstream.prompts[-1]
 
 
-def test_a_second_daemon_names_the_first_also_where_its_port_is_taken(served: DaemonProcess) -> None:
+def test_a_second_daemon_names_the_first_and_a_client_of_plain_http_that_speaks_tls_is_told_of(
+    served: DaemonProcess,
+) -> None:
     port = served.base_url.rpartition(":")[2]
     for flags in ((), ("--port", port)):
         second = run(served.command(*flags))
@@ -109,6 +111,10 @@ def test_a_second_daemon_names_the_first_also_where_its_port_is_taken(served: Da
         assert second.returncode == 1 and line.startswith(
             f"memd: memd already runs on {served.data_dir} at {served.base_url} (pid {served.pid}, "
         )
+
+    with pytest.raises(OSError, match="SSL"):
+        ask(served.base_url.replace("http:", "https:"))
+    wait_until(lambda: SPEAKS_TLS in served.log.read_text(), lambda: repr(served))
 
 
 def test_a_taken_port_is_one_clear_line(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:
@@ -119,12 +125,6 @@ def test_a_taken_port_is_one_clear_line(make_daemon: MakeDaemon, upstream: Recor
     [line] = done.stderr.splitlines()
     assert line.startswith("memd: ")
     assert f"127.0.0.1:{port}" in line
-
-
-def test_a_client_that_speaks_tls_to_plain_http_is_told_of_in_the_log(served: DaemonProcess) -> None:
-    with pytest.raises(OSError, match="SSL"):
-        ask(served.base_url.replace("http:", "https:"))
-    wait_until(lambda: SPEAKS_TLS in served.log.read_text(), lambda: repr(served))
 
 
 def test_without_an_upstream_it_starts_warns_and_answers_what_to_do(make_daemon: MakeDaemon) -> None:
@@ -162,7 +162,9 @@ def test_an_upstream_that_comes_later_is_used(make_daemon: MakeDaemon, scripted_
             assert daemon.chat([user("Hello?")]).reply == "".join(REPLY)
 
 
-def test_a_model_file_is_served_and_its_server_ends_with_memd(make_daemon: MakeDaemon, scripted_gguf: Path) -> None:
+def test_a_model_file_is_served_and_its_server_ends_with_memd_also_when_that_is_killed(
+    make_daemon: MakeDaemon, scripted_gguf: Path
+) -> None:
     daemon = make_daemon(None).start("--model", str(scripted_gguf))
     assert daemon.chat([user("The ferry leaves at noon from pier four.")]).reply == "".join(REPLY)
     assert daemon.chat([user("From which pier does the ferry leave?")]).reply == "".join(REPLY_WITH_MEMORY)
@@ -170,11 +172,7 @@ def test_a_model_file_is_served_and_its_server_ends_with_memd(make_daemon: MakeD
     assert ask(f"{child}/health").status == 200
     assert daemon.terminate() == 0
     assert not listens(child)
-
-
-def test_the_model_server_ends_also_when_memd_is_killed(make_daemon: MakeDaemon, scripted_gguf: Path) -> None:
-    daemon = make_daemon(None).start("--model", str(scripted_gguf))
-    child = child_url(daemon)
+    child = child_url(daemon.start("--model", str(scripted_gguf)))
     assert listens(child)
     daemon.kill()
     wait_until(lambda: not listens(child), lambda: f"llama.cpp at {child} outlived memd")
@@ -240,7 +238,9 @@ def unfollowed(url: str, method: str = "GET", **headers: str) -> Answer:
         return Answer(answer.status, answer.headers, answer.read())
 
 
-def test_it_leads_to_the_host_that_the_client_knows(served: DaemonProcess) -> None:
+def test_it_leads_to_the_host_that_the_client_knows_and_models_are_not_at_its_own_address(
+    served: DaemonProcess, upstream: RecordingUpstream
+) -> None:
     port = urlsplit(served.own_url).port
     led = {"localhost:1": f"http://localhost:{port}/memd/", "[::1]:80": f"http://[::1]:{port}/memd/"}
     for host, location in led.items():
@@ -249,8 +249,6 @@ def test_it_leads_to_the_host_that_the_client_knows(served: DaemonProcess) -> No
     for odd in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "http://["}):
         assert unfollowed(f"{served.own_url}/memd/health", **odd).status == 403, odd
 
-
-def test_models_are_not_at_memd_s_own_address(served: DaemonProcess, upstream: RecordingUpstream) -> None:
     seen = len(upstream.requests)
     answer = ask(f"{served.own_url}/v1/chat/completions", {"messages": []})
     assert answer.status == 404 and f"{served.base_url}/v1" in answer.json["error"]["message"]
@@ -349,7 +347,9 @@ def memd(serving: Serving, files: TlsFiles) -> DaemonProcess:
     return serving({"listen": tls, "auth": {"token": TOKEN}})
 
 
-def test_both_addresses_speak_tls_with_the_certificate(memd: DaemonProcess, files: TlsFiles) -> None:
+def test_both_addresses_speak_tls_and_commands_find_it_whatever_name_the_certificate_has(
+    memd: DaemonProcess, files: TlsFiles, connect: Connect
+) -> None:
     for url in (memd.base_url, memd.own_url):
         parts = urlsplit(url)
         assert parts.scheme == "https"
@@ -360,23 +360,17 @@ def test_both_addresses_speak_tls_with_the_certificate(memd: DaemonProcess, file
     led = ask(f"{memd.base_url}/memd/turns", headers={"X-Memory-Token": TOKEN})
     assert led.status == 200
 
-
-def test_a_conversation_is_remembered_and_streams_by_it(memd: DaemonProcess) -> None:
     shown = {"X-Memory-Token": TOKEN}
     assert memd.chat([FACT], shown).status == 200
     answered = memd.chat([{"role": "user", "content": "What is the code of the boathouse?"}], shown, stream=True)
     assert answered.headers["X-Memory-Status"] == "injected" and answered.body.rstrip().endswith(b"[DONE]")
 
-
-def test_commands_find_it_and_prove_it_whatever_name_the_certificate_has(memd: DaemonProcess) -> None:
     for command in (["stats"], ["log"], ["check", "--live"]):
         done = memd.run(*command, "--config", str(memd.config))
         assert memd.own_url in done.stdout or command == ["log"], done
         assert "in use by another" not in done.stderr
     assert "passes a chat request on" in done.stdout
 
-
-def test_a_client_that_speaks_no_tls_costs_itself_its_connection(memd: DaemonProcess, connect: Connect) -> None:
     peer = connect(memd.base_url, b"GET /v1/models HTTP/1.1\r\nHost: memd\r\n\r\n")
     assert b"200" not in peer.read_to_end()
     assert ask(f"{memd.base_url}/memd/health", headers={"X-Memory-Token": TOKEN}).status == 200

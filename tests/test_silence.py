@@ -79,10 +79,19 @@ def searched(daemon: DaemonProcess, question: str) -> Any:
     return ask(f"{daemon.own_url}/memd/search?topic=default&q={urllib.parse.quote(question)}").json
 
 
-def test_the_topic_has_hundreds_of_chunks_and_is_asked(told: DaemonProcess) -> None:
+def test_what_is_asked_for_is_found_in_hundreds_of_chunks_also_by_a_name_or_a_single_word(told: DaemonProcess) -> None:
     assert len(told.export()) > 300
     for question in ("Who sold the piano?", "What is the code of the alarm?", "the long ladder", "ladder?"):
         assert status(told, question)[0] == "injected", question
+    for question in ("Who is Marek?", "When is Marek back?", "marek", "Tell me about Tove!"):
+        assert searched(told, question)["note"] is None, "the model has never heard the name; the words know it"
+        assert status(told, question)[0] == "injected", question
+    for word in ("caraway", "CARAWAY?", "Hollow"):
+        shown = [chunk["content"] for chunk in searched(told, word)["chunks"] if chunk["verdict"] == "injected"]
+        assert any(RARE in content for content in shown), word
+    asked_before = ("What is the code of the alarm of the boat shed?", "thanks a lot!")
+    assert status(told, *asked_before) == status(told, "Convert 7731 meters to miles.") == ("none", "")
+    assert status(told, "7731?")[0] == "injected", "by itself it is what is asked for"
 
 
 @pytest.mark.parametrize(
@@ -123,10 +132,6 @@ def test_a_question_about_nothing_stored_brings_nothing_and_says_why(told: Daemo
     assert found["is_model_asked"] and all(chunk["cosine"] < 0.39 for chunk in found["chunks"])
 
 
-def test_thanks_do_not_bring_what_was_asked_before(told: DaemonProcess) -> None:
-    assert status(told, "What is the code of the alarm of the boat shed?", "thanks a lot!") == ("none", "")
-
-
 def test_the_receipt_of_a_turn_says_why_nothing_was_shown(told: DaemonProcess) -> None:
     answer = asked(told, "Write a haiku about rust lifetimes")
     assert receipt_of(told, answer)["note"] == "Nothing is shown: nothing is near the question."
@@ -142,19 +147,6 @@ def test_where_little_is_stored_what_is_less_near_is_shown(told: DaemonProcess, 
     assert shellfish in searched(daemon, question)["chunks"][0]["content"]
     assert searched(daemon, question)["note"] is None
     assert status(told, question) == ("none", "")
-
-
-@pytest.mark.parametrize("question", ["Who is Marek?", "When is Marek back?", "marek", "Tell me about Tove!"])
-def test_who_is_asked_for_by_name_is_found(told: DaemonProcess, question: str) -> None:
-    """A model that has never heard a name sees nothing near; the words know it."""
-    assert searched(told, question)["note"] is None
-    assert status(told, question)[0] == "injected"
-
-
-@pytest.mark.parametrize("word", ["caraway", "CARAWAY?", "Hollow"])
-def test_a_single_word_finds_the_only_chunk_that_has_it(told: DaemonProcess, word: str) -> None:
-    shown = [chunk["content"] for chunk in searched(told, word)["chunks"] if chunk["verdict"] == "injected"]
-    assert any(RARE in content for content in shown)
 
 
 def test_in_a_language_that_the_model_cannot_read_words_decide_what_is_near(daemon: DaemonProcess) -> None:
@@ -185,11 +177,6 @@ def test_what_helped_once_is_not_shown_for_everything(daemon: DaemonProcess) -> 
     shown = [one for one in searched(daemon, "Who is Lena?")["chunks"] if one["verdict"] == "injected"]
     assert [key in one["content"] for one in shown] == [True]
     assert retries in searched(daemon, "How often are failed payments retried?")["chunks"][0]["content"]
-
-
-def test_a_number_that_stands_in_a_question_about_something_else_brings_nothing(told: DaemonProcess) -> None:
-    assert status(told, "Convert 7731 meters to miles.") == ("none", "")
-    assert status(told, "7731?")[0] == "injected", "and by itself it is what is asked for"
 
 
 def test_what_was_said_at_a_time_is_shown_although_no_word_is_near(daemon: DaemonProcess) -> None:

@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -75,23 +76,17 @@ def with_uuid(start: str, public_id: str | None = None) -> Draft:
     return msgspec.structs.replace(draft(start), uuid=bytes.fromhex(digits), public_id=public_id)
 
 
-def test_a_public_id_is_the_shortest_prefix_that_no_other_chunk_of_the_topic_has() -> None:
+def test_a_public_id_is_the_shortest_prefix_that_no_other_chunk_of_the_topic_has_or_the_one_that_came_along() -> None:
     topic = open_store(CrashFiles()).topic("talk")
-    drafts = [with_uuid("abcd"), with_uuid("abcd77"), with_uuid("abce"), with_uuid("abcd78")]
+    drafts = [with_uuid("abcd"), with_uuid("abcd77"), with_uuid("abce"), with_uuid("abcd78"), with_uuid("bbbb7")]
     entries = topic.append(drafts)
-    own = drafts[0].uuid.hex()
-    assert [entry.public_id for entry in entries] == [own[:4], "abcd7", "abce", "abcd78"]
-
-
-def test_an_adopted_chunk_keeps_its_id_unless_a_chunk_here_has_it() -> None:
-    topic = open_store(CrashFiles()).topic("talk")
-    topic.append([with_uuid("abcd"), with_uuid("bbbb7")])
+    ids = [drafts[0].uuid.hex()[:4], "abcd7", "abce", "abcd78", "bbbb"]
+    assert [entry.public_id for entry in entries] == ids
     kept, longer = topic.append([with_uuid("cccc1", public_id="cccc1"), with_uuid("abcd5", public_id="abcd")])
     assert kept.public_id == "cccc1"
-    assert longer.public_id.startswith("abcd") and len(longer.public_id) > 4
+    assert longer.public_id.startswith("abcd") and len(longer.public_id) > 4, "a chunk here has it"
     again, both = topic.append([with_uuid("bbbb8", public_id="bbbb8"), with_uuid("bbbb9", public_id="bbbb")])
-    assert again.public_id == "bbbb8"
-    assert both.public_id != "bbbb"
+    assert again.public_id == "bbbb8" and both.public_id != "bbbb"
 
 
 @pytest.mark.thorough
@@ -306,14 +301,6 @@ def test_a_file_size_limit_fails_the_append_and_the_log_stays_whole(tmp_path: Pa
 HEADER = Header(magic=MAGIC_LOG, dimension=DIMENSION, segment_id=7, fingerprint="a" * 32, topic=topic_tag("talk"))
 
 
-@given(st.binary(min_size=1, max_size=200))
-def test_any_payload_is_an_entry_or_declared_corrupt(payload: bytes) -> None:
-    try:
-        decode_entry(payload, dimension=DIMENSION)
-    except CorruptFile:
-        pass
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -351,7 +338,9 @@ def test_a_header_is_read_back_and_says_what_is_wrong_with_it() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_file_is_read_without_an_undeclared_error(data: bytes) -> None:
+def test_any_bytes_are_an_entry_or_a_file_or_declared_corrupt(data: bytes) -> None:
+    with suppress(CorruptFile):
+        decode_entry(data, dimension=DIMENSION)
     for image in (data, encode_header(HEADER) + data):
         log_file = read_log_file(image, name="x", dimension=None)
         assert 0 <= log_file.whole_end <= len(image)
@@ -511,24 +500,21 @@ def reopened(files: CrashFiles) -> Store:
     return open_store(files, now_us=lambda: 1)
 
 
-def test_a_start_reads_no_file_of_a_topic_at_rest() -> None:
+def test_a_start_reads_no_file_of_a_topic_at_rest_unless_rules_or_the_model_are_others() -> None:
     files = CrashFiles()
     highest = at_rest(files)
     store = reopened(files)
     assert set(files.bytes_read) == {RECENT.name}
     assert store.to_look_at(STATE) == [] and store.topic_count == len(NAMES) and store.topic_ids() == sorted(NAMES)
+    assert store.to_look_at("others") == sorted(NAMES)
     assert told(store, "new") > highest
-
-
-def test_a_topic_that_could_not_be_looked_at_is_looked_at_by_the_next_start() -> None:
-    files = CrashFiles()
-    at_rest(files)
-    files.remove(RECENT)
-    store = reopened(files)
-    assert store.to_look_at(STATE) == sorted(NAMES)
+    store.close()
+    store = open_store(files, fingerprint="a" * 32)
+    assert set(NAMES) <= set(store.to_look_at(STATE))
     store.note_at_rest([name for name in NAMES if name != "topic-3"], STATE)
     store.close()
-    assert reopened(files).to_look_at(STATE) == ["topic-3"]
+    again = open_store(files, fingerprint="a" * 32).to_look_at(STATE)
+    assert "topic-3" in again and not {*NAMES} & {*again} - {"topic-3"}, "it could not be looked at"
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -591,15 +577,6 @@ def test_where_the_list_cannot_be_trusted_all_topics_are_looked_at(harm: Callabl
     store = reopened(files)
     assert set(NAMES) <= set(store.to_look_at(STATE))
     assert told(store, "topic-0") > highest
-
-
-def test_with_other_rules_or_another_model_all_topics_are_looked_at() -> None:
-    files = CrashFiles()
-    at_rest(files)
-    store = open_store(files)
-    assert store.to_look_at(STATE) == [] and store.to_look_at("others") == sorted(NAMES)
-    store.close()
-    assert open_store(files, fingerprint="a" * 32).to_look_at(STATE) == sorted(NAMES)
 
 
 def test_on_a_full_disk_there_is_rather_no_list() -> None:
@@ -710,16 +687,6 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return copy
 
 
-def test_there_is_a_folder_for_every_version_up_to_this_one() -> None:
-    assert [f"v{number}" for number in range(1, FORMAT_VERSION + 1)] + [NOW] == VERSIONS
-
-
-def test_an_old_log_is_whole_and_reads_as_it_did(golden: Path) -> None:
-    report = verify(golden, LocalDisk())
-    assert report.ok, report.lines
-    assert found(golden) == json.loads((golden / EXPECTED).read_text())
-
-
 @pytest.mark.parametrize("merges", [False, True])
 def test_an_old_log_is_searched_with_its_old_indexes_and_merged_anew(golden: Path, merges: bool) -> None:
     store = opened(golden)
@@ -745,11 +712,13 @@ def test_an_old_log_is_searched_with_its_old_indexes_and_merged_anew(golden: Pat
         assert float(query @ entry.embedding) == 1.0 or number == 1, "number 1 was replaced"
 
 
-def test_an_old_log_is_appended_to_and_sealed(golden: Path) -> None:
+def test_an_old_log_is_whole_reads_as_it_did_and_is_appended_to_and_sealed(golden: Path) -> None:
+    report = verify(golden, LocalDisk())
+    assert report.ok, report.lines
+    assert found(golden) == json.loads((golden / EXPECTED).read_text())
     before = found(golden)["export"]
     store = opened(golden)
-    topic = store.topic(TOPIC)
-    topic.append([chunk(8, "user: new"), chunk(9, "user: newer")])
+    store.topic(TOPIC).append([chunk(8, "user: new"), chunk(9, "user: newer")])
     store.close()
     assert verify(golden, LocalDisk()).ok
     after = found(golden)["export"]
@@ -759,6 +728,7 @@ def test_an_old_log_is_appended_to_and_sealed(golden: Path) -> None:
 
 def test_this_version_writes_the_same_log_byte_for_byte(tmp_path: Path) -> None:
     """If this fails, the format has changed: that needs a new version number and a new golden folder."""
+    assert [f"v{number}" for number in range(1, FORMAT_VERSION + 1)] + [NOW] == VERSIONS
     write(tmp_path)
     golden = GOLDEN / NOW
     names = _logs_in(golden)

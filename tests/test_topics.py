@@ -137,7 +137,9 @@ def told(serving: Serving) -> DaemonProcess:
     return daemon
 
 
-def test_an_idle_topic_is_let_go_and_comes_back_as_it_was(told: DaemonProcess, upstream: RecordingUpstream) -> None:
+def test_an_idle_topic_is_let_go_and_its_conversation_goes_on_and_stats_show_its_files(
+    told: DaemonProcess, upstream: RecordingUpstream
+) -> None:
     wait_until(lambda: loaded(told) == set(), lambda: f"still in memory: {loaded(told)}")
     answer = told.chat([user(QUESTION)], memory_in={"topic_id": "lamp"})
     assert answer.headers["X-Memory-Status"] == "injected"
@@ -148,8 +150,6 @@ def test_an_idle_topic_is_let_go_and_comes_back_as_it_was(told: DaemonProcess, u
     assert len(contents) == len(set(contents))
     assert told.run("verify").returncode == 0
 
-
-def test_a_conversation_goes_on_after_its_topic_was_let_go(told: DaemonProcess, upstream: RecordingUpstream) -> None:
     history = [user("We begin a long talk about the weather on the island of Sark.")]
     history.append({"role": "assistant", "content": told.chat(history, memory_in={"topic_id": "lamp"}).reply})
     first = told.chat([*history, user(QUESTION)], memory_in={"topic_id": "lamp"})
@@ -158,6 +158,18 @@ def test_a_conversation_goes_on_after_its_topic_was_let_go(told: DaemonProcess, 
     told.chat(again, memory_in={"topic_id": "lamp"})
     before, after = (json.loads(prompt) for prompt in upstream.prompts[-2:])
     assert after[: len(before)] == before, "the block of the turn before is where it was"
+
+    wait_until(lambda: loaded(told) == set(), lambda: "still in memory")
+    figures = json.loads(told.run("stats", "--json").stdout)
+    [lamp] = figures["topics"]
+    assert lamp["topic_id"] == "lamp" and lamp["chunks"] == lamp["entries"] == len(told.export())
+    assert figures["daemon"]["memory_bytes_max"] == 4 << 30
+    told.chat([user(QUESTION)], memory_in={"topic_id": "lamp"})
+    told.kill()
+    shown = told.run("stats")
+    assert shown.returncode == 0
+    assert "lamp" in shown.stdout and "No daemon holds this folder" in shown.stdout
+    assert json.loads(told.run("stats", "--json").stdout)["daemon"] is None
 
 
 def test_a_start_opens_what_has_work_left_and_what_was_used_last(told: DaemonProcess) -> None:
@@ -190,20 +202,6 @@ def test_above_the_ceiling_the_topic_used_least_recently_goes_first(serving: Ser
         daemon.chat([user(" ".join(items))], memory_in={"topic_id": topic_id})
         wait_until(lambda topic_id=topic_id: topic_id in loaded(daemon), lambda: "not loaded")  # type: ignore[misc]
     wait_until(lambda: loaded(daemon) == {"two"}, lambda: f"{ask(daemon.own_url + '/memd/stats').json}")
-
-
-def test_stats_show_the_files_without_a_daemon_and_its_figures_with_one(told: DaemonProcess) -> None:
-    wait_until(lambda: loaded(told) == set(), lambda: "still in memory")
-    figures = json.loads(told.run("stats", "--json").stdout)
-    [lamp] = figures["topics"]
-    assert lamp["topic_id"] == "lamp" and lamp["chunks"] == lamp["entries"] == len(told.export())
-    assert figures["daemon"]["memory_bytes_max"] == 4 << 30
-    told.chat([user(QUESTION)], memory_in={"topic_id": "lamp"})
-    told.kill()
-    shown = told.run("stats")
-    assert shown.returncode == 0
-    assert "lamp" in shown.stdout and "No daemon holds this folder" in shown.stdout
-    assert json.loads(told.run("stats", "--json").stdout)["daemon"] is None
 
 
 def test_what_waits_in_a_topic_that_cannot_be_opened_is_told(serving: Serving) -> None:
@@ -308,7 +306,16 @@ def test_each_user_has_a_memory_of_their_own(daemon: DaemonProcess, upstream: Re
     assert sent.header(USER) == BEN, "what is the client's own is forwarded"
 
 
-def test_the_most_particular_name_counts(daemon: DaemonProcess, upstream: RecordingUpstream) -> None:
+def test_a_name_that_cannot_be_a_topic_costs_the_memory_and_of_others_the_most_particular_counts(
+    daemon: DaemonProcess, upstream: RecordingUpstream
+) -> None:
+    said(daemon, {"X-Memory-Topic": "named"})
+    for name in ("ada@example.org", "../etc", "a" * 129, "user ada", "NAMED"):
+        answer = said(daemon, {"X-Memory-Topic": name})
+        assert (answer.status, answer.headers["X-Memory-Status"]) == (200, "bad-topic")
+        assert repr(name)[1:40] in daemon.log.read_text()
+    [topic] = ask(f"{daemon.base_url}/memd/topics").json["topics"]
+    assert topic["topic_id"] == "named"
     both = {"X-Memory-Topic": "named", USER: ADA}
     assert topic_of(daemon, said(daemon, {**both}, memory_in={"topic_id": "asked"})) == "asked"
     assert topic_of(daemon, said(daemon, both, path="/t/path/v1")) == "named"
@@ -316,16 +323,6 @@ def test_the_most_particular_name_counts(daemon: DaemonProcess, upstream: Record
     assert topic_of(daemon, said(daemon, {"X-Memory-Topic": " ", USER: ADA}, path="/t/path/v1")) == ADA
     assert topic_of(daemon, said(daemon, {USER: ""}, path="/t/path/v1")) == "path"
     assert topic_of(daemon, said(daemon, {})) == "default"
-
-
-@pytest.mark.parametrize("name", ["ada@example.org", "../etc", "a" * 129, "user ada", "NAMED"])
-def test_a_name_that_cannot_be_a_topic_costs_the_memory(daemon: DaemonProcess, name: str) -> None:
-    said(daemon, {"X-Memory-Topic": "named"})
-    answer = said(daemon, {"X-Memory-Topic": name})
-    assert (answer.status, answer.headers["X-Memory-Status"]) == (200, "bad-topic")
-    assert repr(name)[1:40] in daemon.log.read_text()
-    [topic] = ask(f"{daemon.base_url}/memd/topics").json["topics"]
-    assert topic["topic_id"] == "named"
 
 
 def test_chats_that_a_header_tells_apart_are_no_branches_of_each_other(daemon: DaemonProcess) -> None:

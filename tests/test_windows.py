@@ -172,118 +172,89 @@ LITELLM = (
     "resulted in 419624 tokens. Please reduce the length of the messages.\", 'type': 'invalid_request_error', 'param': "
     "'messages', 'code': 'context_length_exceeded'}}"
 )
-GOOGLE = "The input token count (1196265) exceeds the maximum number of tokens allowed (1048575)."
-TGI_BOTH = "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4017 `inputs` tokens and"
+REFUSALS: dict[str, tuple[Any, LengthRefusal]] = {
+    "llama.cpp": (LLAMA_CPP, LengthRefusal(8_192, 9_412, is_exact=True)),
+    "openai": ({"error": {"message": OPENAI, "code": "context_length_exceeded"}}, LengthRefusal(8_192, 8_100, True)),
+    "openai newer": (
+        "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 509178 tokens. Please "
+        "reduce the length of the messages.",
+        LengthRefusal(272_000, 509_178),
+    ),
+    "vllm": ({"object": "error", "message": VLLM_INPUT, "code": 400}, LengthRefusal(65_536, 99_103, True)),
+    "vllm reply": (VLLM_REPLY, LengthRefusal(32_768, 1_000, True)),
+    "vllm, uncounted": (VLLM_AT_LEAST, LengthRefusal(8_192, None, True)),
+    "vllm, cut": (VLLM_PASSED, LengthRefusal(4_096, None, True)),
+    "vllm images": (INPUT_PROCESSOR, LengthRefusal(4_096, 11_157)),
+    "vllm images, older": (
+        "The prompt (total length 25938) is too long to fit into the model (context length 4096). Make sure that "
+        "`max_model_len` is no smaller than the number of text tokens.",
+        LengthRefusal(4_096, 25_938),
+    ),
+    "sglang": (SGLANG_TOTAL, LengthRefusal(262_144, 201_506, True)),
+    "sglang input": (
+        {"message": "The input (400013 tokens) is longer than the model's context length (262144 tokens)."},
+        LengthRefusal(262_144, 400_013),
+    ),
+    "sglang pool": ({"object": "error", "message": SGLANG_POOL}, LengthRefusal(55_539, 57_719)),
+    "lm studio": ({"error": LM_STUDIO_KEEP}, LengthRefusal(4_096)),
+    "lm studio, older": ({"error": LM_STUDIO_OLD}, LengthRefusal(4_096)),
+    "mlx": ({"error": {"message": LM_STUDIO_MLX}, "message": LM_STUDIO_MLX}, LengthRefusal(30_000, 31_430)),
+    "ollama": ({"error": "prompt too long; exceeded max context length by 1200 tokens"}, LengthRefusal()),
+    "ollama with llama-server": ({"error": OLLAMA_LLAMA}, LengthRefusal()),
+    "openrouter": (OPENROUTER_WORDS, LengthRefusal(200_000, None, True)),
+    "openrouter's provider": (
+        {"error": {"message": "Error", "metadata": {"raw": json.dumps({"error": {"message": OPENAI}})}}},
+        LengthRefusal(8_192, 8_100, True),
+    ),
+    "litellm": (LITELLM, LengthRefusal(128_000, 419_624, True)),
+    "mistral": ({"object": "error", "message": MISTRAL}, LengthRefusal(32_768, 65_673)),
+    "codex": ("Your input exceeds the context window of this model.", LengthRefusal()),
+    "claude": (
+        {"type": "error", "error": {"message": "prompt is too long: 213462 tokens > 200000 maximum"}},
+        LengthRefusal(200_000, 213_462),
+    ),
+    "claude, both": (
+        "input length and `max_tokens` exceed context limit: 190000 + 32000 > 200000",
+        LengthRefusal(200_000, None, True),
+    ),
+    "google": (
+        [
+            {
+                "error": {
+                    "message": "The input token count (1196265) exceeds the maximum number of tokens allowed (1048575)."
+                }
+            }
+        ],
+        LengthRefusal(1_048_575, 1_196_265),
+    ),
+    "xai": (
+        "This model's maximum prompt length is 131072 but the request contains 537812 tokens",
+        LengthRefusal(131_072, 537_812),
+    ),
+    "copilot": ("prompt token count of 200000 exceeds the limit of 128000", LengthRefusal(128_000, 200_000)),
+    "tgi": (
+        {
+            "error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4017 `inputs` "
+            "tokens and"
+        },
+        LengthRefusal(4_096, 4_017, True),
+    ),
+    "tgi inputs": (
+        {"error": "Input validation error: `inputs` must have less than 4095 tokens. Given: 5000"},
+        LengthRefusal(4_095, 5_000),
+    ),
+    "wrapped": ({"detail": json.dumps(LLAMA_CPP)}, LengthRefusal(8_192, 9_412)),
+    "responses": (
+        {"type": "response.failed", "response": {"error": {"code": "context_length_exceeded", "message": ""}}},
+        LengthRefusal(),
+    ),
+}
+"""What a server says, by its name: the body of the answer, or the message of an error in OpenAI's form."""
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        pytest.param(LLAMA_CPP, LengthRefusal(8_192, 9_412, is_exact=True), id="llama.cpp"),
-        pytest.param(
-            {"error": {"message": OPENAI, "code": "context_length_exceeded"}},
-            LengthRefusal(8_192, 8_100, True),
-            id="openai",
-        ),
-        pytest.param(
-            {
-                "error": {
-                    "message": "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in "
-                    "509178 tokens. Please reduce the length of the messages."
-                }
-            },
-            LengthRefusal(272_000, 509_178),
-            id="openai newer",
-        ),
-        pytest.param(
-            {"object": "error", "message": VLLM_INPUT, "code": 400}, LengthRefusal(65_536, 99_103, True), id="vllm"
-        ),
-        pytest.param({"error": {"message": VLLM_REPLY}}, LengthRefusal(32_768, 1_000, True), id="vllm reply"),
-        pytest.param({"error": {"message": VLLM_AT_LEAST}}, LengthRefusal(8_192, None, True), id="vllm, uncounted"),
-        pytest.param({"error": {"message": VLLM_PASSED}}, LengthRefusal(4_096, None, True), id="vllm, cut"),
-        pytest.param({"error": {"message": INPUT_PROCESSOR}}, LengthRefusal(4_096, 11_157), id="vllm images"),
-        pytest.param(
-            {
-                "error": {
-                    "message": "The prompt (total length 25938) is too long to fit into the model (context length "
-                    "4096). Make sure that `max_model_len` is no smaller than the number of text tokens."
-                }
-            },
-            LengthRefusal(4_096, 25_938),
-            id="vllm images, older",
-        ),
-        pytest.param({"error": {"message": SGLANG_TOTAL}}, LengthRefusal(262_144, 201_506, True), id="sglang"),
-        pytest.param(
-            {"message": "The input (400013 tokens) is longer than the model's context length (262144 tokens)."},
-            LengthRefusal(262_144, 400_013),
-            id="sglang input",
-        ),
-        pytest.param({"object": "error", "message": SGLANG_POOL}, LengthRefusal(55_539, 57_719), id="sglang pool"),
-        pytest.param({"error": LM_STUDIO_KEEP}, LengthRefusal(4_096), id="lm studio"),
-        pytest.param({"error": LM_STUDIO_OLD}, LengthRefusal(4_096), id="lm studio, older"),
-        pytest.param(
-            {"error": {"message": LM_STUDIO_MLX}, "message": LM_STUDIO_MLX}, LengthRefusal(30_000, 31_430), id="mlx"
-        ),
-        pytest.param(
-            {"error": "prompt too long; exceeded max context length by 1200 tokens"}, LengthRefusal(), id="ollama"
-        ),
-        pytest.param({"error": OLLAMA_LLAMA}, LengthRefusal(), id="ollama with llama-server"),
-        pytest.param({"error": {"message": OPENROUTER_WORDS}}, LengthRefusal(200_000, None, True), id="openrouter"),
-        pytest.param(
-            {
-                "error": {
-                    "message": "Provider returned error",
-                    "metadata": {"raw": json.dumps({"error": {"message": OPENAI}})},
-                }
-            },
-            LengthRefusal(8_192, 8_100, True),
-            id="openrouter's provider",
-        ),
-        pytest.param({"error": {"message": LITELLM}}, LengthRefusal(128_000, 419_624, True), id="litellm"),
-        pytest.param({"object": "error", "message": MISTRAL}, LengthRefusal(32_768, 65_673), id="mistral"),
-        pytest.param(
-            {"error": {"message": "Your input exceeds the context window of this model."}}, LengthRefusal(), id="codex"
-        ),
-        pytest.param(
-            {"type": "error", "error": {"message": "prompt is too long: 213462 tokens > 200000 maximum"}},
-            LengthRefusal(200_000, 213_462),
-            id="claude",
-        ),
-        pytest.param(
-            {"error": {"message": "input length and `max_tokens` exceed context limit: 190000 + 32000 > 200000"}},
-            LengthRefusal(200_000, None, True),
-            id="claude, both",
-        ),
-        pytest.param([{"error": {"message": GOOGLE}}], LengthRefusal(1_048_575, 1_196_265), id="google"),
-        pytest.param(
-            {
-                "error": {
-                    "message": "This model's maximum prompt length is 131072 but the request contains 537812 tokens"
-                }
-            },
-            LengthRefusal(131_072, 537_812),
-            id="xai",
-        ),
-        pytest.param(
-            {"error": {"message": "prompt token count of 200000 exceeds the limit of 128000"}},
-            LengthRefusal(128_000, 200_000),
-            id="copilot",
-        ),
-        pytest.param({"error": TGI_BOTH, "error_type": "validation"}, LengthRefusal(4_096, 4_017, True), id="tgi"),
-        pytest.param(
-            {"error": "Input validation error: `inputs` must have less than 4095 tokens. Given: 5000"},
-            LengthRefusal(4_095, 5_000),
-            id="tgi inputs",
-        ),
-        pytest.param({"detail": json.dumps(LLAMA_CPP)}, LengthRefusal(8_192, 9_412), id="wrapped"),
-        pytest.param(
-            {"type": "response.failed", "response": {"error": {"code": "context_length_exceeded", "message": ""}}},
-            LengthRefusal(),
-            id="responses",
-        ),
-    ],
-)
-def test_a_refusal_for_length_is_understood(body: Any, expected: LengthRefusal) -> None:
+@pytest.mark.parametrize(("said", "expected"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refusal_for_length_is_understood(said: Any, expected: LengthRefusal) -> None:
+    body = {"error": {"message": said}} if isinstance(said, str) else said
     assert refusal_for_length(json.dumps(body).encode()) == expected
 
 
@@ -296,69 +267,48 @@ FASTAPI = {
 }
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param({"detail": [FASTAPI]}, id="fastapi"),
-        pytest.param({"detail": [{**FASTAPI, "ctx": SAID}], "body": SAID}, id="fastapi with the body"),
-        pytest.param({"error": {"message": f"1 validation error:\n  {FASTAPI}", "type": "Bad Request"}}, id="vllm"),
-        pytest.param(
-            {"message": f"1 validation error for Request\n [type=missing, input_value={SAID}]"}, id="pydantic"
-        ),
-        pytest.param({"error": {"message": f"Bad request: {json.dumps(FASTAPI)}"}}, id="gateway"),
-        pytest.param(
-            {"error": {"message": f"Failed to parse messages: Missing 'role'; messages = {json.dumps(SAID)}"}},
-            id="llama.cpp",
-        ),
-        pytest.param({"error": {"message": "no such thing", "param": SAID}, "request": SAID}, id="echo"),
-        pytest.param({"error": {"message": "bad " + "x" * 70_000}, "input": SAID}, id="too large to be decoded"),
-    ],
-)
-def test_what_an_error_repeats_of_the_request_says_nothing_of_the_window(body: Any) -> None:
-    assert refusal_for_length(json.dumps(body).encode()) is None
+OTHER_ERRORS: dict[str, Any] = {
+    "fastapi": {"detail": [FASTAPI]},
+    "fastapi with the body": {"detail": [{**FASTAPI, "ctx": SAID}], "body": SAID},
+    "vllm": {"error": {"message": f"1 validation error:\n  {FASTAPI}", "type": "Bad Request"}},
+    "pydantic": {"message": f"1 validation error for Request\n [type=missing, input_value={SAID}]"},
+    "gateway": f"Bad request: {json.dumps(FASTAPI)}",
+    "llama.cpp": f"Failed to parse messages: Missing 'role'; messages = {json.dumps(SAID)}",
+    "echo": {"error": {"message": "no such thing", "param": SAID}, "request": SAID},
+    "too large to be decoded": {"error": {"message": "bad " + "x" * 70_000}, "input": SAID},
+    "tools": "The number of tools (140) exceeds the limit of 128.",
+    "images": "The number of images exceeds the limit of 20 per request",
+    "stops": "stop sequences: 5 exceeds the limit of 4",
+    "stops of tgi": "`stop` supports up to 4 stop sequences. Given: 5",
+    "rate": "Request rate exceeds the limit of 60 requests per minute",
+    "file": "File size exceeds the limit of 20 MB",
+    "name": "tools.0.name exceeds maximum length of 64",
+    "reply of tgi": "`max_new_tokens` must be <= 512. Given: 600",
+    "tokens a minute": "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 37000. The input "
+    "or output tokens must be reduced in order to run successfully.",
+    "too many tokens": "Too many tokens, please wait before trying again.",
+    "format": "Invalid 'tools' format",
+    "reply": "max_tokens is too large: 32000. This model supports at most 16384",
+    "rate of messages": "Rate limit reached: Limit 6000, please reduce your message size and try again",
+    "template": "the template has no place for this",
+    "no number": {"error": {"n_ctx": True, "message": "no"}},
+    "nothing": b"",
+    "no text": b"\xff\xfe",
+    "deep": b"[" * 100_000,
+}
+"""What repeats the request is no word of the window, and neither is another limit."""
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        "The number of tools (140) exceeds the limit of 128.",
-        "The number of images exceeds the limit of 20 per request",
-        "stop sequences: 5 exceeds the limit of 4",
-        "Request rate exceeds the limit of 60 requests per minute",
-        "File size exceeds the limit of 20 MB",
-        "tools.0.name exceeds maximum length of 64",
-        "`max_new_tokens` must be <= 512. Given: 600",
-        "`stop` supports up to 4 stop sequences. Given: 5",
-        "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 37000. The input or output "
-        "tokens must be reduced in order to run successfully.",
-        "Too many tokens, please wait before trying again.",
-    ],
-)
-def test_an_error_about_another_limit_is_none(said: str) -> None:
-    assert refusal_for_length(json.dumps({"error": {"message": said}}).encode()) is None
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b'{"error": {"message": "Invalid \'tools\' format", "type": "invalid_request_error"}}',
-        b'{"error": {"message": "max_tokens is too large: 32000. This model supports at most 16384"}}',
-        b'{"error": {"message": "Rate limit reached: Limit 6000, please reduce your message size and try again"}}',
-        b'{"error": {"message": "the template has no place for this"}}',
-        b'{"error": {"n_ctx": true, "message": "no"}}',
-    ],
-)
-def test_any_other_error_is_none(body: bytes) -> None:
-    assert refusal_for_length(body) is None
+@pytest.mark.parametrize("said", OTHER_ERRORS.values(), ids=OTHER_ERRORS)
+def test_any_other_error_is_none(said: Any) -> None:
+    body = {"error": {"message": said}} if isinstance(said, str) else said
+    assert refusal_for_length(said if isinstance(said, bytes) else json.dumps(body).encode()) is None
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_below_what_the_model_took_before_is_believed_only_the_second_time() -> None:
+def test_a_refusal_is_believed_that_what_the_model_took_or_was_sent_does_not_contradict() -> None:
     known = KnownWindows("auto")
     known.accepted("m", 5_000)
     assert not known.refused("m", LengthRefusal(600), Sent(1_000)) and known.of("m").tokens is None
@@ -367,20 +317,18 @@ def test_a_refusal_below_what_the_model_took_before_is_believed_only_the_second_
     assert known.refused("m", LengthRefusal(600), Sent(1_000)) and known.of("m").tokens == 600, "loaded with less"
     assert known.refused("other", LengthRefusal(600), Sent(1_000)), "each model has its own"
 
+    known.accepted("counts", 5_000)
+    assert not known.refused("counts", LengthRefusal(600, 90_000), Sent(1_000)), "the count of another prompt"
+    assert known.refused("counts", LengthRefusal(600, 1_150), Sent(1_000)) and known.of("counts").tokens == 600
 
-def test_a_refusal_that_counts_this_very_prompt_is_believed_at_once() -> None:
-    known = KnownWindows("auto")
-    known.accepted("m", 5_000)
-    assert not known.refused("m", LengthRefusal(600, 90_000), Sent(1_000)), "the count of another prompt"
-    assert known.refused("m", LengthRefusal(600, 1_150), Sent(1_000)) and known.of("m").tokens == 600
-
-
-def test_a_refusal_that_the_prompt_plainly_fits_is_not_believed() -> None:
-    known = KnownWindows("auto")
     for _ in range(3):
-        assert not known.refused("m", LengthRefusal(4_096), Sent(1_000, reply_tokens=500, doubt=2.0))
-    assert known.refused("m", LengthRefusal(4_096), Sent(1_000, reply_tokens=3_000, doubt=2.0)), "with its max_tokens"
-    assert known.refused("n", LengthRefusal(4_096), Sent(1_000, doubt=math.inf)), "nobody knows what its images take"
+        assert not known.refused("n", LengthRefusal(4_096), Sent(1_000, reply_tokens=500, doubt=2.0)), "it fits"
+    assert known.refused("n", LengthRefusal(4_096), Sent(1_000, reply_tokens=3_000, doubt=2.0)), "with its max_tokens"
+    assert known.refused("p", LengthRefusal(4_096), Sent(1_000, doubt=math.inf)), "nobody knows what its images take"
+
+    known.told({"short": ModelWindow(32_768, source="/v1/models")})
+    assert not known.refused("short", LengthRefusal(), Sent(2_000)) and known.of("short").tokens == 32_768
+    assert known.refused("short", LengthRefusal(), Sent(30_000)) and known.of("short").tokens == 27_000
 
 
 def test_props_are_believed_before_words_and_a_field_before_props() -> None:
@@ -390,13 +338,6 @@ def test_props_are_believed_before_words_and_a_field_before_props() -> None:
     assert not known.refused("m", LengthRefusal(600), Sent(1_000)) and known.of("m").tokens == 32_768
     assert known.refused("m", LengthRefusal(8_192, 9_000, is_exact=True), Sent(9_000))
     assert known.of("m").tokens == 8_192
-
-
-def test_a_short_prompt_is_not_refused_for_its_length_where_no_number_is_named() -> None:
-    known = KnownWindows("auto")
-    known.told({"m": ModelWindow(32_768, source="/v1/models")})
-    assert not known.refused("m", LengthRefusal(), Sent(2_000)) and known.of("m").tokens == 32_768
-    assert known.refused("m", LengthRefusal(), Sent(30_000)) and known.of("m").tokens == 27_000
 
 
 def test_a_window_stays_known_when_its_model_is_unloaded_and_changes_when_it_is_told_anew() -> None:
