@@ -939,7 +939,7 @@ def test_a_daemon_that_ends_sends_the_last_changes_first(serving: Serving, s3: S
     assert has(bucket, "lighthouse number 1 ")
 
 
-def test_erasing_says_that_the_bucket_has_it_until_it_has_not(serving: Serving, s3: S3Server) -> None:
+def test_erasing_and_the_check_say_how_the_bucket_is(serving: Serving, s3: S3Server) -> None:
     settings, bucket = settings_for(s3)
     daemon = serving(settings)
     remember(daemon, 1)
@@ -950,24 +950,6 @@ def test_erasing_says_that_the_bucket_has_it_until_it_has_not(serving: Serving, 
     assert f"the backup in {settings['backup']['bucket']}, until one of its next rounds" in told.stdout, told.stderr
     wait_until(lambda: not has(bucket, "lighthouse number 1 "), lambda: f"{health(daemon)}")
     assert has(bucket, "lighthouse number 2 ")
-
-
-def test_requests_go_on_while_the_bucket_is_away_and_the_metric_tells(serving: Serving, s3: S3Server) -> None:
-    settings, _ = settings_for(s3)
-    settings["backup"]["endpoint"] = "http://127.0.0.1:9"
-    daemon = serving(settings)
-    remember(daemon, 1)
-    assert daemon.chat([{"role": "user", "content": "hello"}]).status == 200
-    wait_until(lambda: health(daemon)["trouble"] is not None, lambda: f"{health(daemon)}")
-    told = ask(f"{daemon.own_url}/memd/metrics").body.decode()
-    line = next(line for line in told.splitlines() if line.startswith("memd_backup_lag_seconds "))
-    assert float(line.split()[1]) > 0
-    assert "backup.endpoint" in health(daemon)["trouble"]
-
-
-def test_the_check_says_how_the_bucket_is(serving: Serving, s3: S3Server) -> None:
-    settings, _ = settings_for(s3)
-    daemon = serving(settings)
 
     def checked() -> list[dict[str, str]]:
         told = daemon.run("check", "--config", str(daemon.config), "--json")
@@ -981,6 +963,19 @@ def test_the_check_says_how_the_bucket_is(serving: Serving, s3: S3Server) -> Non
     daemon.configure(settings | {"backup": settings["backup"] | {"bucket": "s3://bucket-none/memd"}})
     [failed] = checked()
     assert (failed["mark"], "does not exist" in failed["remedy"] + failed["said"]) == ("failed", True)
+
+
+def test_requests_go_on_while_the_bucket_is_away_and_the_metric_tells(serving: Serving, s3: S3Server) -> None:
+    settings, _ = settings_for(s3)
+    settings["backup"]["endpoint"] = "http://127.0.0.1:9"
+    daemon = serving(settings)
+    remember(daemon, 1)
+    assert daemon.chat([{"role": "user", "content": "hello"}]).status == 200
+    wait_until(lambda: health(daemon)["trouble"] is not None, lambda: f"{health(daemon)}")
+    told = ask(f"{daemon.own_url}/memd/metrics").body.decode()
+    line = next(line for line in told.splitlines() if line.startswith("memd_backup_lag_seconds "))
+    assert float(line.split()[1]) > 0
+    assert "backup.endpoint" in health(daemon)["trouble"]
 
 
 def test_the_conversation_of_the_check_is_not_in_the_backup(

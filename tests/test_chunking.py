@@ -114,13 +114,11 @@ def test_the_chunks_of_a_message_put_together_are_its_text(sources: list[Utteran
     assert chunked(sources) == chunks
 
 
-def test_a_code_block_is_not_cut_where_it_fits() -> None:
+def test_a_code_block_is_not_cut_where_it_fits_and_at_lines_where_it_does_not() -> None:
     sources = [source(role, f"{PROSE * 2}\n{CODE}{PROSE}") for role in ("user", "assistant")] * 5
     chunks = chunked(sources)
     assert sum(chunk.content.count(CODE) for chunk in chunks) == 10
 
-
-def test_a_code_block_that_does_not_fit_is_cut_at_lines() -> None:
     code = "```\n" + "".join(f"    value[{number}] = compute({number})\n" for number in range(200)) + "```\n"
     chunks = chunked([source("assistant", code)])
     assert len(chunks) > 3 and "".join(chunk.content for chunk in chunks) == code
@@ -145,11 +143,24 @@ def test_the_rows_of_a_table_that_is_cut_have_its_header_row_beside_them(speaker
             assert chunk.columns is UNSET
 
 
-def test_a_chunk_does_not_end_within_a_short_message() -> None:
+def test_a_chunk_ends_neither_within_a_short_message_nor_between_a_call_and_its_result() -> None:
     sentences = "The gateway listens on port 8765. The password is rotated on Mondays. Backups leave at two. "
     sources = [source("user" if number % 2 else "assistant", sentences * 2) for number in range(6)]
     for chunk in chunked(sources):
         assert shown(chunk).startswith(("user: ", "assistant: ")) and chunk.content.endswith("at two. ")
+
+    call = msgspec.structs.replace(source("assistant", f"{PROSE * 2}\n[call read {{'path': 'pier.txt'}}]"), calls=True)
+    first, second, *_ = chunked([source("user", "Look."), call, source("tool", f"{PROSE * 3}\n\n" * 6)])
+    assert [speaker.role for speaker in first.speakers or ()] == ["user", "assistant", "tool"]
+    assert [speaker.role for speaker in second.speakers or ()] == ["tool"]
+
+    call = msgspec.structs.replace(source("assistant", "[call bash {'command': 'python3 report.py 2'}]"), calls=True)
+    lines = [f"2026-11-07T12:31 INFO session.queue took {number} ms for anchor {number:x}\n" for number in range(40)]
+    result = source("tool", "report 2: id QX-20077\n" + "".join(lines))
+    chunks = chunked([call, result])
+    assert "report.py 2" in chunks[0].content and "id QX-20077" in chunks[0].content
+    assert taken_apart(chunks, [call, result]) == [call.text, result.text]
+    assert_bounds(chunks)
 
 
 def test_tiny_turns_share_a_chunk_and_open_with_their_roles() -> None:
@@ -161,30 +172,12 @@ def test_tiny_turns_share_a_chunk_and_open_with_their_roles() -> None:
     assert chunk.digests == tuple(source.digest for source in sources)
 
 
-def test_a_chunk_does_not_end_between_a_call_and_the_beginning_of_its_result() -> None:
-    call = msgspec.structs.replace(source("assistant", f"{PROSE * 2}\n[call read {{'path': 'pier.txt'}}]"), calls=True)
-    first, second, *_ = chunked([source("user", "Look."), call, source("tool", f"{PROSE * 3}\n\n" * 6)])
-    assert [speaker.role for speaker in first.speakers or ()] == ["user", "assistant", "tool"]
-    assert [speaker.role for speaker in second.speakers or ()] == ["tool"]
-
-
 def test_no_text_is_too_long_or_too_odd() -> None:
     for unit in ("a", " ", "\n", "a\n", "aB3+", "记忆。", '{"a":1},', "\ud83d"):
         sources = [source("tool", unit * (scaled(200_000) // len(unit)))]
         chunks = chunked(sources)
         assert taken_apart(chunks, sources) == [sources[0].text]
         assert_bounds(chunks)
-
-
-def test_the_beginning_of_a_long_result_is_in_one_chunk_with_its_call() -> None:
-    """What one asks for is in the result, and which one it is in the call."""
-    call = msgspec.structs.replace(source("assistant", "[call bash {'command': 'python3 report.py 2'}]"), calls=True)
-    lines = [f"2026-11-07T12:31 INFO session.queue took {number} ms for anchor {number:x}\n" for number in range(40)]
-    result = source("tool", "report 2: id QX-20077\n" + "".join(lines))
-    chunks = chunked([call, result])
-    assert "report.py 2" in chunks[0].content and "id QX-20077" in chunks[0].content
-    assert taken_apart(chunks, [call, result]) == [call.text, result.text]
-    assert_bounds(chunks)
 
 
 # From messages to drafts: what of another kind or source is not what a topic has

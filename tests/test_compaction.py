@@ -194,13 +194,11 @@ def test_what_leaves_and_what_stays(name: str) -> None:
     assert taken(conversation, chosen) == stay.split()
 
 
-def test_it_gives_way_down_to_half_of_what_it_may_keep() -> None:
+def test_it_gives_way_down_to_half_of_what_it_may_keep_but_not_to_a_result_that_takes_much() -> None:
     conversation = weighed("u:q", *(one for n in range(10) for one in (f"c:f#{n}", f"t:r{n}#{n}")))
     taken(conversation, departure(conversation, fraction=0.5, excess_tokens=1_100))
     assert 1_500 <= conversation.visible_tokens() <= 2_000, "of 5,110 it may keep 4,010"
 
-
-def test_calls_and_lines_stay_where_they_take_little_and_the_newest_result_takes_much() -> None:
     conversation = weighed(*LOOP)
     conversation.messages[8] = msgspec.structs.replace(conversation.messages[8], tokens=3_000)
     stay = taken(conversation, departure(conversation, fraction=0.5, excess_tokens=300))
@@ -282,14 +280,12 @@ def test_thresholds_follow_from_the_window(
     assert found == Thresholds(injection, 4_000, hard * 7 // 8, hard, room, standing, window)
 
 
-def test_as_long_as_no_window_is_known_nothing_leaves() -> None:
+def test_thresholds_without_a_window_and_those_set_by_hand() -> None:
     found = limits(None, max_tokens=32_000, standing_tokens=18_000)
     assert found.room == UNLIMITED and found.hard > 10**15 and found.soft > 10**15
     assert keeps_earlier_blocks(found, text=10**9, earlier=4_000, current=0)
     assert found.injection == 2_000
 
-
-def test_a_threshold_set_by_hand_is_an_upper_bound_whether_the_window_is_known_or_not() -> None:
     assert (limits(32_768, soft=1_000, hard=2_000).soft, limits(32_768, soft=1_000, hard=2_000).hard) == (1_000, 2_000)
     assert limits(32_768, hard=2_000).soft == 1_750
     assert (limits(None, soft=6_000, hard=8_000).soft, limits(None, soft=6_000, hard=8_000).hard) == (6_000, 8_000)
@@ -297,8 +293,6 @@ def test_a_threshold_set_by_hand_is_an_upper_bound_whether_the_window_is_known_o
     assert limits(4_096, hard=50_000).hard == limits(4_096).hard
     assert limits(4_096, soft=50_000, hard=50_000).soft == limits(4_096).hard
 
-
-def test_where_the_server_counts_max_tokens_the_reply_does_not_shrink() -> None:
     counted = limits(32_768, counts_reply=True, max_tokens=20_000, standing_tokens=2_000)
     assert counted.room == 32_768 - 20_000 - 2_000
     assert limits(32_768, counts_reply=True) == limits(32_768), "without max_tokens it takes what is left"

@@ -592,7 +592,7 @@ def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -
         MasterKey.in_file(path)
 
 
-def test_a_key_is_the_same_in_each_form(tmp_path: Path) -> None:
+def test_a_key_is_the_same_in_each_form_and_one_that_is_gone_is_named_with_what_to_do(tmp_path: Path) -> None:
     path = key_file(tmp_path)
     text = path.read_text().strip()
     one = MasterKey.in_file(path)
@@ -611,8 +611,6 @@ def test_a_key_is_the_same_in_each_form(tmp_path: Path) -> None:
     with pytest.raises(WrongKey):
         MasterKey.in_file(empty)
 
-
-def test_a_key_file_that_is_gone_is_named_with_what_to_do(tmp_path: Path) -> None:
     open_store(None, memory := tmp_path / "memory").close()
     done = memd("encrypt", "on", "--data-dir", memory, MEMD_ENCRYPTION_KEY_FILE=str(tmp_path / "gone"))
     assert done.exit_code == 1 and f"{tmp_path / 'gone'}: there is no such file; put the key" in done.output
@@ -669,7 +667,7 @@ def test_what_was_begun_and_not_finished_is_told_with_the_command_that_goes_on(
     assert another.exit_code == 1 and another.stderr == f"memd: {begun}\n"
 
 
-def test_whether_the_key_of_the_settings_fits_is_told_with_the_state(encrypted: Path) -> None:
+def test_the_state_tells_whether_the_key_fits_and_of_a_cluster_s_copy_nothing(encrypted: Path) -> None:
     (garbage := encrypted.parent / "garbage").write_text("no key at all")
     garbage.chmod(0o600)
     key_file(encrypted.parent, "open").chmod(0o644)
@@ -678,8 +676,6 @@ def test_whether_the_key_of_the_settings_fits_is_told_with_the_state(encrypted: 
         told = memd("encrypt", "--data-dir", encrypted, MEMD_ENCRYPTION_KEY_FILE=str(path))
         assert told.exit_code == 1 and why in told.stderr and "The settings have" not in told.stdout, told.output
 
-
-def test_the_state_of_a_cluster_s_copy_is_not_told_as_that_of_the_cluster(encrypted: Path) -> None:
     (encrypted / CLUSTER_NAME).write_text("")
     told = memd("encrypt", "--data-dir", encrypted)
     assert told.exit_code == 1 and not told.stdout and "is the cache of a cluster" in told.stderr

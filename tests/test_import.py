@@ -604,7 +604,7 @@ def test_an_export_of_slack_is_read_channel_by_channel_with_the_names_of_people(
         assert [*chunk["part"]["heading"]] == ["general"]
 
 
-def test_files_of_a_folder_that_nobody_reads_are_told_by_their_suffixes(tmp_path: Path) -> None:
+def test_what_add_takes_of_a_zip_or_a_folder_and_what_it_leaves_out_is_said(tmp_path: Path) -> None:
     (notes := tmp_path / "notes").mkdir()
     for name in ("house.md", "a.jpg", "b.JPG", "letters.pst", "song.flac"):
         (notes / name).write_text("The spare key is with Ann.")
@@ -613,8 +613,6 @@ def test_files_of_a_folder_that_nobody_reads_are_told_by_their_suffixes(tmp_path
     assert "passed over, as memd does not read such files: .jpg 2, .flac 1\n" in told
     assert "passed over" not in memd(tmp_path / "new", "add", notes, "--format", "md").stdout, "nobody wants those"
 
-
-def test_of_an_export_in_a_zip_it_is_said_whose_it_is_and_what_is_left_out(tmp_path: Path) -> None:
     packed = tmp_path / "data.zip"
     with zipfile.ZipFile(packed, "w") as archive:
         archive.write(EXPORTS / "claude.json", "conversations.json")
@@ -625,8 +623,6 @@ def test_of_an_export_in_a_zip_it_is_said_whose_it_is_and_what_is_left_out(tmp_p
     said = f"{packed}: an export of Claude, of which the conversations are taken and nothing else {left_out}\n"
     assert told.startswith(said) and "1 conversation (Claude 1) imported" in told
 
-
-def test_a_json_file_that_is_no_known_chat_is_said_to_be_taken_for_a_document(tmp_path: Path) -> None:
     chats = tmp_path / "chats.json"
     chats.write_text('{"chats": [{"messages": [{"role": "user", "content": "The oars are in the loft."}]}]}')
     said = f"{chats}: taken for a document, as it has no conversation of a program that memd knows\n"
@@ -637,8 +633,6 @@ def test_a_json_file_that_is_no_known_chat_is_said_to_be_taken_for_a_document(tm
     )
     assert said not in memd(tmp_path / "new", "add", chats, "--format", "json").stdout, "that is what it is to be"
 
-
-def test_of_a_zip_of_documents_it_is_said_what_to_do(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "notes.zip", "w") as archive:
         archive.writestr("oars.md", "The oars are in the loft.")
     result = memd(tmp_path / "new", "add", str(tmp_path / "notes.zip"), code=1)

@@ -400,7 +400,7 @@ async def test_a_code_serves_only_whom_it_was_given_to(stage: Stage, changed: di
         assert "served before" in await stage.refusal_of(stage.exchange(code)), "it is shown once"
 
 
-async def test_a_code_that_comes_twice_takes_its_tokens_away(stage: Stage) -> None:
+async def test_a_code_and_a_refresh_token_serve_once_and_their_client(stage: Stage) -> None:
     code = await stage.ledger.allow(permission(), ALLOWED)
     tokens = await stage.exchange(code)
     assert "served before" in await stage.refusal_of(stage.exchange(code))
@@ -408,6 +408,21 @@ async def test_a_code_that_comes_twice_takes_its_tokens_away(stage: Stage) -> No
     assert (await stage.refusal_of(stage.refresh(tokens.refresh_token))).startswith("invalid_grant")
     stage.open()
     assert stage.ledger.live() == ()
+
+    first = await stage.tokens()
+    second = await stage.refresh(first.refresh_token)
+    assert stage.ledger.acting(first.access_token) is None and stage.ledger.acting(second.access_token)
+    other = await stage.tokens()
+    assert "served before" in await stage.refusal_of(stage.refresh(first.refresh_token))
+    assert stage.ledger.acting(second.access_token) is None
+    assert "not known" in await stage.refusal_of(stage.refresh(second.refresh_token))
+    assert stage.ledger.acting(other.access_token), "another grant is not touched"
+    stage.open()
+    assert len(stage.ledger.live()) == 1
+
+    stranger = client_id_of(OAuthClient("y", (CALLBACK,)), KEY)
+    assert "not known" in await stage.refusal_of(stage.refresh(other.refresh_token, client_id=stranger))
+    assert await stage.refresh(other.refresh_token)
 
 
 async def test_codes_and_tokens_have_their_time(stage: Stage) -> None:
@@ -428,27 +443,7 @@ async def test_codes_and_tokens_have_their_time(stage: Stage) -> None:
     assert stage.ledger.live() == ()
 
 
-async def test_a_refresh_token_serves_once_and_a_second_time_ends_its_grant(stage: Stage) -> None:
-    first = await stage.tokens()
-    second = await stage.refresh(first.refresh_token)
-    assert stage.ledger.acting(first.access_token) is None and stage.ledger.acting(second.access_token)
-    other = await stage.tokens()
-    assert "served before" in await stage.refusal_of(stage.refresh(first.refresh_token))
-    assert stage.ledger.acting(second.access_token) is None
-    assert "not known" in await stage.refusal_of(stage.refresh(second.refresh_token))
-    assert stage.ledger.acting(other.access_token), "another grant is not touched"
-    stage.open()
-    assert len(stage.ledger.live()) == 1
-
-
-async def test_a_refresh_token_of_another_client_does_not_serve_and_stays(stage: Stage) -> None:
-    tokens = await stage.tokens()
-    other = client_id_of(OAuthClient("y", (CALLBACK,)), KEY)
-    assert "not known" in await stage.refusal_of(stage.refresh(tokens.refresh_token, client_id=other))
-    assert await stage.refresh(tokens.refresh_token)
-
-
-async def test_either_token_revokes_the_grant_and_a_wrong_one_nothing(stage: Stage) -> None:
+async def test_either_token_revokes_the_grant_which_ends_with_the_token_that_allowed_it(stage: Stage) -> None:
     for name in ("access_token", "refresh_token"):
         tokens = await stage.tokens()
         await stage.ledger.revoke("no token")
@@ -458,8 +453,6 @@ async def test_either_token_revokes_the_grant_and_a_wrong_one_nothing(stage: Sta
     with pytest.raises(OAuthRefused):
         token_to_revoke("token=")
 
-
-async def test_a_grant_ends_with_the_token_with_which_it_was_allowed(stage: Stage) -> None:
     tokens = await stage.tokens()
     ann = stage.principals.pop(ANN_DIGEST)
     assert stage.ledger.acting(tokens.access_token) is None and stage.ledger.live() == ()

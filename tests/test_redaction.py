@@ -447,18 +447,14 @@ def test_secrets_in_a_megabyte_of_anything_are_all_found() -> None:
     assert not [secret for secret in secrets if secret in redacted]
 
 
-def test_an_own_pattern_replaces_what_it_matches_or_its_group_alone() -> None:
+def test_an_own_pattern_replaces_what_it_matches_or_its_group_and_arguments_stay_json() -> None:
     redactor = own(customer=r"\bC-\d{6}\b", spoken=r"(?i)password is (?P<secret>\S+)")
     assert redactor.text("Customer C-123456: the password is swordfish today.") == (
         "Customer [redacted:customer]: the password is [redacted:spoken] today."
     )
 
-
-def test_the_settings_name_the_patterns_that_there_are() -> None:
     assert tuple(BUILT_IN) == get_args(RedactionName)
 
-
-def test_the_arguments_of_a_call_stay_json() -> None:
     assert REDACTOR.arguments('{"password": "x1"}') == '{"password": "[redacted:password]"}'
     kept = json.loads(REDACTOR.arguments('{"card": 4111111111111111, "of": "Bob"}'))
     assert kept == {"redacted": '{"card": [redacted:card_number], "of": "Bob"}'}
@@ -490,11 +486,9 @@ def test_who_speaks_where_is_still_true_of_what_is_left_of_a_text() -> None:
     assert kept.displayed == f"user: it is {mark}!\nassistant: Noted.\n{name}: {mark} and {mark}"
     assert kept.speakers_fit and REDACTOR.draft(kept) is kept
 
-
-def test_a_message_that_lies_within_a_secret_speaks_no_more() -> None:
     redactor = Redactor.of(IngestSettings(redact=True, redact_patterns={"span": "b[^e]*d"}))
-    speakers = (Speaker(0, "user"), Speaker(3, "tool"), Speaker(5, "user"))
-    draft = Draft(uuid=bytes(16), content="ab\nc\nd e", vector=b"", created_at=1, speakers=speakers)
+    within = (Speaker(0, "user"), Speaker(3, "tool"), Speaker(5, "user"))
+    draft = Draft(uuid=bytes(16), content="ab\nc\nd e", vector=b"", created_at=1, speakers=within)
     kept = redactor.draft(draft)
     assert kept.displayed == "user: a[redacted:span]user:  e"
     assert kept.speakers_fit

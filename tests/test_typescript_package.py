@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -47,7 +46,7 @@ WAYS = [
     *[("ai openai responses", "create", ai) for ai in (5, 6)],
 ]
 """An SDK's API, how it is called, and the AI SDK's version."""
-NOWHERE = "http://127.0.0.1:9"  # the port of a service that nobody runs
+NOWHERE = "http://127.0.0.1:2"  # the port of a service that nobody runs
 HELPFUL = {"chunk_ids": [UNKNOWN], "action": "Helpful", "reason": "it answered the question"}
 
 
@@ -384,14 +383,14 @@ def test_an_odd_memory_out_is_left_out_and_breaks_nothing(
     assert [one["memory_out"] for one in told] == [read for _, read in ODD]
 
 
-@pytest.mark.parametrize("status", [400, 429, 503])
 def test_an_error_puts_corrections_back_whatever_it_says(
-    memd_client: TypeScriptPackage, upstream: RecordingUpstream, status: int
+    memd_client: TypeScriptPackage, upstream: RecordingUpstream
 ) -> None:
-    upstream.answer = lying({"injected_chunks": []}, status=status)
-    [told] = memd_client.steps("steps.ts", [asked(upstream.url, "Hi.", corrections=[HELPFUL])])
-    assert told["error"] is not None
-    assert told["pending"] == 1
+    statuses = iter((400, 429, 503))
+    upstream.answer = lambda request: lying({"injected_chunks": []}, status=next(statuses))(request)
+    steps = [asked(upstream.url, "Hi.", corrections=queued) for queued in ([HELPFUL], [], [])]
+    told = memd_client.steps("steps.ts", steps)
+    assert all(one["error"] is not None for one in told) and [one["pending"] for one in told] == [1, 1, 1]
 
 
 def test_a_stream_that_breaks_off_puts_corrections_back(memd_client: TypeScriptPackage, raw: RawUpstream) -> None:
@@ -448,41 +447,47 @@ UNTOUCHED = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body"), UNTOUCHED)
 def test_what_is_no_request_to_a_model_passes_untouched(
-    memd_client: TypeScriptPackage, upstream: RecordingUpstream, method: str, path: str, body: str | None
+    memd_client: TypeScriptPackage, upstream: RecordingUpstream
 ) -> None:
-    step = {"url": upstream.url + path, "method": method, "corrections": [HELPFUL]}
-    [told] = memd_client.steps("fetch.ts", [step if body is None else {**step, "body": body}])
-    [request] = upstream.requests
-    assert (request.method, request.target, request.body) == (method, path, (body or "").encode())
-    assert told["pending"] == [HELPFUL]
+    steps = [
+        {"url": upstream.url + path, "method": method, "corrections": [] if number else [HELPFUL]}
+        | ({} if body is None else {"body": body})
+        for number, (method, path, body) in enumerate(UNTOUCHED)
+    ]
+    told = memd_client.steps("fetch.ts", steps)
+    came = [(one.method, one.target, one.body) for one in upstream.requests]
+    assert came == [(method, path, (body or "").encode()) for method, path, body in UNTOUCHED]
+    assert [one["pending"] for one in told] == [[HELPFUL]] * len(UNTOUCHED)
 
 
-@pytest.mark.parametrize(
-    ("stream", "piece_bytes", "line_end"),
-    [(False, 0, b"\n"), (False, 7, b"\r"), (True, 0, b"\n"), (True, 1, b"\r\n"), (True, 7, b"\r"), (True, 7, b"\r\n")],
-)
 def test_an_answer_is_read_along_and_its_bytes_stay(
-    memd_client: TypeScriptPackage, upstream: RecordingUpstream, stream: bool, piece_bytes: int, line_end: bytes
+    memd_client: TypeScriptPackage, upstream: RecordingUpstream
 ) -> None:
+    ways = [
+        (False, 0, b"\n"),
+        (False, 7, b"\r"),
+        (True, 0, b"\n"),
+        (True, 1, b"\r\n"),
+        (True, 7, b"\r"),
+        (True, 7, b"\r\n"),
+    ]
+
     def answer(request: Request) -> Response:
         told = lying({"injected_chunks": [], "said": "Grüße an 東京"})(request)
-        return told._replace(parts=(b"".join(told.parts).replace(b"\n", line_end),))
+        return told._replace(parts=(b"".join(told.parts).replace(b"\n", ways[len(upstream.requests) - 1][2]),))
 
     upstream.answer = answer
-    body = {"messages": [{"role": "user", "content": "Grüße"}], "stream": stream, "metadata": {"user": "marta"}}
     url = f"{upstream.url}/v1/chat/completions"
-    step = {"url": url, "method": "POST", "body": json.dumps(body), "corrections": [HELPFUL], "slice": piece_bytes}
-    [told] = memd_client.steps("fetch.ts", [step])
-    [request] = upstream.requests
-    sent = json.loads(request.body)
-    memory_in = json.loads(sent["metadata"].pop("memory_in"))
-    assert sent == body
-    assert memory_in == {"corrections": [HELPFUL]}
-    assert told["body"].encode() == answer(request).parts[0]
-    assert (told["status"], told["pending"]) == (200, [])
-    assert told["url"] == ("" if piece_bytes else url)  # in pieces it comes from a `fetch` that names none
+    for stream, piece_bytes, _ in ways:
+        body = {"messages": [{"role": "user", "content": "Grüße"}], "stream": stream, "metadata": {"user": "marta"}}
+        step = {"url": url, "method": "POST", "body": json.dumps(body), "corrections": [HELPFUL], "slice": piece_bytes}
+        [told] = memd_client.steps("fetch.ts", [step])
+        request = upstream.requests[-1]
+        assert sent(request) == (body, {"corrections": [HELPFUL]})
+        assert told["body"].encode() == answer(request).parts[0]
+        assert (told["status"], told["pending"]) == (200, [])
+        assert told["url"] == ("" if piece_bytes else url)  # in pieces it comes from a `fetch` that names none
 
 
 # The agent in examples/typescript-agent
@@ -582,7 +587,7 @@ CORRECTION = {"chunk_ids": ["ffffffff"], "action": "Helpful", "reason": "it answ
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Grüße"}], "metadata": {"user": "marta"}}
 HANDED = ["request", "request and init", "bytes", "blob", "length", "ky", "openapi-fetch"]
 """In which a request can carry a MemoryIn; see the package's test/handed.ts."""
-NOTE = "The spare lamp is behind the rope."
+NOTE = TOLD
 WHERE = "Where is the spare lamp?"
 
 Json = dict[str, Any]
@@ -599,14 +604,6 @@ def sent(request: Request) -> tuple[Json, Json | None]:
     body = json.loads(request.body)
     memory_in = body.get("metadata", {}).pop("memory_in", None)
     return body, None if memory_in is None else json.loads(memory_in)
-
-
-@pytest.fixture
-def nowhere() -> Iterator[str]:
-    """An address at which nobody listens."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 # -- what is handed over -----------------------------------------------------------------------------------------
@@ -778,14 +775,14 @@ def test_more_notes_than_memd_takes_at_once_are_sent_in_turns(
 
 
 def test_what_could_not_be_flushed_waits_and_what_memd_cannot_read_is_kept_apart(
-    memd_client: TypeScriptPackage, daemon: DaemonProcess, nowhere: str
+    memd_client: TypeScriptPackage, daemon: DaemonProcess
 ) -> None:
     note = {"content": NOTE}
     flush = {"call": "flush", "notes": [note], "corrections": [CORRECTION]}
-    [told] = memd_client.steps("routes.ts", [flush], url=nowhere)
+    [told] = memd_client.steps("routes.ts", [flush], url=NOWHERE)
     remedy = "start it (memd serve), or give its own address (admin.port) as url"
     assert told["told"] == {
-        "error": f"memd-client: no memd answers at {nowhere} (ECONNREFUSED): {remedy}",
+        "error": f"memd-client: no memd answers at {NOWHERE} (ECONNREFUSED): {remedy}",
         "status": None,
     }
     assert (told["pending"], told["notes"]) == ([CORRECTION], [note])

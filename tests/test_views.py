@@ -213,7 +213,7 @@ def test_requests_are_added_up_by_hour_and_hours_without_any_are_there() -> None
     assert (third.prompt_tokens, third.cached_tokens, third.completion_tokens, third.memory_tokens) == (100, 60, 9, 7)
 
 
-def test_the_size_of_the_log_goes_on_where_nothing_was_written_and_counts_what_was_before() -> None:
+def test_nothing_known_is_no_period_and_the_log_goes_on_where_nothing_was_written() -> None:
     grown = {QUARTER - 400: (5, 500), QUARTER: (1, 10), QUARTER + 1: (2, 20), QUARTER + 8: (1, 5)}
     told = figures_of([], grown, FiguresQuery(by="hour", since=NOON))  # type: ignore[arg-type]  # decoded from text
     assert [(one.stored, one.log_bytes) for one in told.periods] == [(3, 530), (0, 530), (1, 535)]
@@ -221,8 +221,6 @@ def test_the_size_of_the_log_goes_on_where_nothing_was_written_and_counts_what_w
     assert [(one.stored, one.log_bytes) for one in days.periods][-1] == (4, 535)
     assert sum(one.stored for one in days.periods) == 9
 
-
-def test_nothing_known_is_no_period_and_the_latest_of_too_many_are_told() -> None:
     assert figures_of([], {}, FiguresQuery()).periods == ()
     told = figures_of([line(NOON)], {QUARTER - 40 * PERIODS_MAX: (1, 100)}, FiguresQuery(by="hour"))
     assert len(told.periods) == PERIODS_MAX
@@ -344,8 +342,6 @@ def test_a_branch_begins_with_what_it_shares_and_not_with_what_it_replaced() -> 
     assert asked(lines, "d") == ["one", "two, edited", "three", "four"]
     assert conversation_of(lines[::-1], "c", ConversationsQuery()).branches == ("a", "b", "d")
 
-
-def test_chats_that_began_with_the_same_words_are_two() -> None:
     lines = [
         turn_line("1", 10, "a", 0, "hi"),
         turn_line("2", 20, "b", 0, "hi", branched=("a", 1)),
@@ -354,8 +350,6 @@ def test_chats_that_began_with_the_same_words_are_two() -> None:
     assert asked(lines, "b") == ["hi", "you"]
     assert conversation_of(lines[::-1], "a", ConversationsQuery()).branches == ()
 
-
-def test_branches_that_name_each_other_as_their_beginning_end() -> None:
     lines = [turn_line("1", 10, "a", 2, "one", branched=("b", 2)), turn_line("2", 20, "b", 4, "two", branched=("a", 4))]
     assert asked(lines, "b") == ["one", "two"]
 
