@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_wire_chat import calls
-from wire_cases import Dialect, captured, cuts, events_stream, json_values, pieces, valid_text
+from wire_cases import Dialect, Played, captured, cuts, events_stream, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
 from memd.wire.anthropic import ANTHROPIC
@@ -89,21 +89,7 @@ def echoed(message: Any) -> Message:
     return parsed
 
 
-@given(st.none() | valid_text, calls, cuts, cuts)
-def test_a_captured_reply_is_recognised_in_what_the_anthropic_client_sends_next(
-    said: str | None, tool_calls: list[tuple[str, str]], text_cuts: list[int], byte_cuts: list[int]
-) -> None:
-    events = reply_events(said, tool_calls, text_cuts)
-    capture = captured(ANTHROPIC, events_stream(*events), byte_cuts)
-    message = capture.reply().message
-    assert message is not None and capture.finished and not capture.truncated
-    echo = echoed(echo_of_anthropic_client(events))
-    assert message.content_digest == echo.content_digest
-    assert message.text == (said or "")
-
-
-@given(st.none() | valid_text, calls)
-def test_a_reply_is_the_same_message_streamed_or_not(said: str | None, tool_calls: list[tuple[str, str]]) -> None:
+def played(said: str | None, tool_calls: list[tuple[str, str]], at: list[int]) -> Played:
     content: list[Event] = [{"type": "thinking", "thinking": "hm", "signature": ""}]
     content += [] if said is None else [{"type": "text", "text": said}]
     content += [
@@ -111,39 +97,20 @@ def test_a_reply_is_the_same_message_streamed_or_not(said: str | None, tool_call
         for number, (called, arguments) in enumerate(tool_calls)
     ]
     usage = {**PROMPT, "output_tokens": 5}
-    answer = {"role": "assistant", "content": content, "stop_reason": "x", "usage": usage}
-    reply = ANTHROPIC.parse_reply(json.dumps(answer).encode())
-    streamed = captured(ANTHROPIC, events_stream(*reply_events(said, tool_calls, []))).reply()
-    assert reply.message is not None and streamed.message is not None
-    assert reply.message.content_digest == streamed.message.content_digest
-    assert (reply.usage, reply.finish_reason) == (Usage(31, 5, 30), "x")
-    assert streamed.usage == reply.usage
+    whole = json.dumps({"role": "assistant", "content": content, "stop_reason": "x", "usage": usage}).encode()
+    events = reply_events(said, tool_calls, at)
+    return Played(events_stream(*events), whole, lambda: [echo_of_anthropic_client(events)], Usage(31, 5, 30))
 
 
-@pytest.mark.parametrize(
-    ("usage", "prompt_tokens", "cached"),
-    [
-        (PROMPT, 31, 30),
-        ({"input_tokens": 20}, 20, None),
-        ({"input_tokens": 1, "cache_read_input_tokens": 2, "cache_creation_input_tokens": 4}, 7, 2),
-    ],
-)
-def test_the_prompt_is_what_was_read_and_what_the_cache_had(
-    usage: dict[str, int], prompt_tokens: int, cached: int | None
-) -> None:
-    reply = captured(ANTHROPIC, events_stream(start(**usage), *end())).reply()
-    assert reply.usage == Usage(prompt_tokens, 5, cached)
-    whole = ANTHROPIC.parse_reply(json.dumps({"content": [], "usage": {**usage, "output_tokens": 5}}).encode())
-    assert whole.usage == reply.usage
-
-
-def test_parallel_calls_and_text_around_them_are_kept_apart() -> None:
-    events = [start(), *block(0, {"type": "text", "text": "I "}, *text_deltas("read"))]
-    events += [*call_block(1, 1, "f", '{"a"', ":1}"), *call_block(2, 2, "g")]
-    events += block(3, {"type": "text", "text": ""}, *text_deltas("both"))
-    message = captured(ANTHROPIC, events_stream(*events, *end("tool_use"))).reply().message
-    calls = (ToolCall("call1", "f", '{"a":1}'), ToolCall("call2", "g", "{}"))
-    assert message == Message("assistant", "I read\nboth", calls)
+AROUND_CALLS = [start(), *block(0, {"type": "text", "text": "I "}, *text_deltas("read"))]
+AROUND_CALLS += [*call_block(1, 1, "f", '{"a"', ":1}"), *call_block(2, 2, "g")]
+AROUND_CALLS += [*block(3, {"type": "text", "text": ""}, *text_deltas("both")), *end("tool_use")]
+USAGES = [
+    (PROMPT, 31, 30),
+    ({"input_tokens": 20}, 20, None),
+    ({"input_tokens": 1, "cache_read_input_tokens": 2, "cache_creation_input_tokens": 4}, 7, 2),
+]
+"""The prompt is what was read and what the cache had."""
 
 
 def test_what_a_servers_own_tool_did_is_recognised_in_what_clients_send_next() -> None:
@@ -167,14 +134,6 @@ def test_a_stream_that_breaks_off_keeps_what_came_of_text_and_calls() -> None:
     assert not capture.finished
     calls = (ToolCall("call1", "f", '{"a'),)
     assert capture.reply(interrupted=True).message == Message("assistant", "I read", calls, interrupted=True)
-
-
-def test_a_stream_of_empty_blocks_is_bounded() -> None:
-    events = [one for index in range(100) for one in call_block(index, index, "f")]
-    capture = captured(ANTHROPIC, events_stream(*events), bytes_max=1000)
-    message = capture.reply().message
-    assert capture.truncated and message is not None
-    assert len(message.tool_calls) < 4
 
 
 odd_deltas = st.dictionaries(
@@ -335,12 +294,19 @@ def test_pieces_joined_again_are_the_elements_that_they_came_from(messages: list
     assert sent(body_of(*messages, **more)) == json.loads(body_of(*messages))
 
 
-def test_every_block_of_a_joined_message_keeps_its_bytes() -> None:
+def test_every_block_keeps_its_bytes_and_its_place() -> None:
     content = [b'{ "type":"tool_result" , "tool_use_id":"1","n": 1.00 }', b'{"type":"text","text":"\\u0041","q":{ }}']
     body = b'{"messages":[{"role":"user","content":[%s]}],"memory_in":{}}' % b", ".join(content)
     assert ANTHROPIC.encode(ANTHROPIC.parse(body)) == (
         b'{"messages":[{"role":"user","content":[%s]}]}' % b",".join(content)
     )
+
+    odd = [text("first"), result("1", "one"), text("second"), result("2", "two")]
+    body = body_of({"role": "user", "content": odd}, memory_in={})
+    assert [one.role for one in ANTHROPIC.parse(body).messages] == ["tool", "tool", "user"]
+    assert sent(body)["messages"] == [{"role": "user", "content": odd}]
+    assert sent(body, blocks={2: "B"})["messages"][0]["content"] == [text("B\n\n"), *odd]
+    assert sent(body, leave_out={0})["messages"][0]["content"] == [odd[0], *odd[2:]]
 
 
 def test_tool_results_leave_with_their_turn_and_the_text_beside_them_stays() -> None:
@@ -363,15 +329,6 @@ def test_a_block_stands_behind_the_tool_results_and_before_the_rest() -> None:
     ]
 
 
-def test_blocks_in_an_odd_order_stay_in_it() -> None:
-    content = [text("first"), result("1", "one"), text("second"), result("2", "two")]
-    body = body_of({"role": "user", "content": content}, memory_in={})
-    assert [one.role for one in ANTHROPIC.parse(body).messages] == ["tool", "tool", "user"]
-    assert sent(body)["messages"] == [{"role": "user", "content": content}]
-    assert sent(body, blocks={2: "B"})["messages"][0]["content"] == [text("B\n\n"), *content]
-    assert sent(body, leave_out={0})["messages"][0]["content"] == [content[0], *content[2:]]
-
-
 user_messages = st.fixed_dictionaries(
     {"role": st.just("user"), "content": valid_text | st.lists(blocks.filter(lambda block: len(block) > 1), max_size=5)}
 )
@@ -383,6 +340,22 @@ DIALECT = Dialect(
     odd_events,
     (events_stream(start(), *block(0, {"type": "text", "text": ""}, *text_deltas("He")), ERROR),),
     json.dumps(ERROR).encode(),
+    st.builds(played, st.none() | valid_text, calls, cuts),
+    {
+        "calls between texts": (
+            events_stream(*AROUND_CALLS),
+            Message("assistant", "I read\nboth", (ToolCall("call1", "f", '{"a":1}'), ToolCall("call2", "g", "{}"))),
+        )
+    },
+    [
+        (
+            events_stream(start(**usage), *end()),
+            json.dumps({"content": [], "usage": {**usage, "output_tokens": 5}}).encode(),
+            Usage(tokens, 5, cached),
+        )
+        for usage, tokens, cached in USAGES
+    ],
+    events_stream(*(one for index in range(100) for one in call_block(index, index, "f"))),
 )
 
 

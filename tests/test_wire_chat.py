@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cases import Dialect, all_text, captured, cuts, events_stream, json_values, pieces, valid_text
+from wire_cases import Dialect, Played, all_text, captured, cuts, events_stream, json_values, pieces, valid_text
 
 from memd.messages import Message, ToolCall
 from memd.wire.chat import CHAT, parse_message, with_text_in_front
@@ -53,35 +53,15 @@ def echo_of_openai_client(chunks: list[dict[str, Any]]) -> Any:
     return state.current_completion_snapshot.choices[0].message.to_dict(mode="json")
 
 
-@given(st.none() | all_text, calls, cuts, cuts)
-def test_a_captured_reply_is_recognised_in_what_the_openai_client_sends_next(
-    content: str | None, tool_calls: list[tuple[str, str]], text_cuts: list[int], byte_cuts: list[int]
-) -> None:
-    chunks = reply_chunks(content, tool_calls, text_cuts)
-    capture = captured(CHAT, stream_of(*chunks), byte_cuts)
-    message = capture.reply().message
-    assert message is not None and capture.finished and not capture.truncated
-    request = CHAT.parse(json.dumps({"messages": [echo_of_openai_client(chunks)]}).encode())
-    assert message.content_digest == request.digests[0]
-    assert message.text == (content or "")
-
-
-@given(st.none() | all_text, calls)
-def test_a_reply_is_the_same_message_streamed_or_not(content: str | None, tool_calls: list[tuple[str, str]]) -> None:
-    message = {
-        "role": "assistant",
-        "content": content,
-        "reasoning_content": "hm",
-        "tool_calls": [
-            {"id": f"call{index}", "type": "function", "function": {"name": name, "arguments": text}}
-            for index, (name, text) in enumerate(tool_calls)
-        ],
-    }
-    body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "timings": TIMINGS})
-    reply = CHAT.parse_reply(body.encode())
-    assert reply.message == captured(CHAT, stream_of(*reply_chunks(content, tool_calls, []))).reply().message
-    assert reply.usage == Usage(22, 5, 9)
-    assert reply.finish_reason == "stop"
+def played(content: str | None, tool_calls: list[tuple[str, str]], at: list[int]) -> Played:
+    made = [
+        {"id": f"call{index}", "type": "function", "function": {"name": name, "arguments": text}}
+        for index, (name, text) in enumerate(tool_calls)
+    ]
+    message = {"role": "assistant", "content": content, "reasoning_content": "hm", "tool_calls": made}
+    whole = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "timings": TIMINGS})
+    chunks = reply_chunks(content, tool_calls, at)
+    return Played(stream_of(*chunks), whole.encode(), lambda: [echo_of_openai_client(chunks)], Usage(22, 5, 9))
 
 
 def called(delta: dict[str, Any]) -> dict[str, Any]:
@@ -122,27 +102,16 @@ CAPTURED: dict[str, tuple[list[Any], Message]] = {
 }
 
 
-@pytest.mark.parametrize(("chunks", "message"), CAPTURED.values(), ids=CAPTURED)
-def test_whatever_deltas_a_server_sends_the_reply_is_captured(chunks: list[Any], message: Message) -> None:
-    assert captured(CHAT, stream_of(*chunks)).reply().message == message
-
-
-@pytest.mark.parametrize(
-    ("members", "usage"),
-    [
-        ({"timings": TIMINGS}, Usage(22, 5, 9)),
-        ({"usage": {"prompt_tokens": 20, "completion_tokens": 3}}, Usage(20, 3, None)),
-        ({"usage": {"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": 7}}}, Usage(20, None, 7)),
-        ({"usage": {"prompt_tokens": 20}, "timings": TIMINGS}, Usage(20, None, 9)),
-        ({"usage": None, "timings": {}}, None),
-        ({"usage": {"prompt_tokens": "20"}}, None),
-        ({"usage": {"prompt_tokens": -1}}, None),
-        ({"usage": [], "timings": 5}, None),
-    ],
-)
-def test_usage_is_read_from_either_form(members: dict[str, Any], usage: Usage | None) -> None:
-    assert captured(CHAT, stream_of({"choices": [], **members})).reply().usage == usage
-    assert CHAT.parse_reply(json.dumps(members).encode()).usage == usage
+USAGES: list[tuple[dict[str, Any], Usage | None]] = [
+    ({"timings": TIMINGS}, Usage(22, 5, 9)),
+    ({"usage": {"prompt_tokens": 20, "completion_tokens": 3}}, Usage(20, 3, None)),
+    ({"usage": {"prompt_tokens": 20, "prompt_tokens_details": {"cached_tokens": 7}}}, Usage(20, None, 7)),
+    ({"usage": {"prompt_tokens": 20}, "timings": TIMINGS}, Usage(20, None, 9)),
+    ({"usage": None, "timings": {}}, None),
+    ({"usage": {"prompt_tokens": "20"}}, None),
+    ({"usage": {"prompt_tokens": -1}}, None),
+    ({"usage": [], "timings": 5}, None),
+]
 
 
 @given(st.integers(min_value=0, max_value=60), cuts)
@@ -155,14 +124,6 @@ def test_the_reply_is_kept_up_to_the_bound_at_a_whole_character(bytes_max: int, 
     assert len(kept.encode()) <= bytes_max
     assert capture.truncated == (len(text.encode()) > bytes_max)
     assert len(kept.encode()) > bytes_max - 4 or kept == text
-
-
-def test_a_stream_of_empty_tool_calls_is_bounded() -> None:
-    chunks = [chunk({"tool_calls": [{"index": index, "id": ""}]}) for index in range(100)]
-    capture = captured(CHAT, stream_of(*chunks), bytes_max=1000)
-    message = capture.reply().message
-    assert capture.truncated and message is not None
-    assert len(message.tool_calls) < 5
 
 
 deltas = st.dictionaries(
@@ -238,6 +199,10 @@ DIALECT = Dialect(
     odd_answers,
     (stream_of(chunk({"content": "He"}), {"error": {"code": 500, "message": "slot died"}}),),
     b'{"error":{"message":"slot died"}}',
+    st.builds(played, st.none() | all_text, calls, cuts),
+    {name: (stream_of(*chunks), message) for name, (chunks, message) in CAPTURED.items()},
+    [(stream_of({"choices": [], **told}), json.dumps(told).encode(), usage) for told, usage in USAGES],
+    stream_of(*(chunk({"tool_calls": [{"index": index, "id": ""}]}) for index in range(100))),
 )
 
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_wire_chat import chat_messages
-from wire_cases import Dialect
+from wire_cases import Dialect, Played
 
 from memd.messages import Message, ToolCall
 from memd.wire.ollama import OLLAMA
+from memd.wire.reply import Usage
 from memd.wire.sideband import MemoryOut
 
 OUT = MemoryOut(())
@@ -38,6 +39,16 @@ odd_values = st.recursive(
     ),
     max_leaves=12,
 )
+COUNTED = {"prompt_eval_count": 26, "eval_count": 5}
+WHOLE = {"message": {**ECHO, "thinking": "Let me see."}, "done": True, "done_reason": "stop", **COUNTED}
+EVENT = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
+
+
+def lines(end: str = "\n") -> bytes:
+    told = [{"message": {"role": "assistant", **piece}, "done": False} for piece in PIECES]
+    return b"".join((json.dumps(line) + end).encode() for line in (*told, {**END, **COUNTED}))
+
+
 DIALECT = Dialect(
     *(OLLAMA, "messages", st.lists(chat_messages, max_size=3).map(lambda told: [*told, ASKED])),
     st.lists(odd_values, max_size=4),
@@ -46,13 +57,14 @@ DIALECT = Dialect(
     odd_values.map(lambda value: {"message": value, "done": value}),
     (b'{"message":{"role":"assistant","content":"He"},"done":false}\n{"error":"slot died"}\n',),
     b'{"error":"slot died"}',
+    st.just(Played(lines(), json.dumps(WHOLE).encode(), lambda: [ECHO], Usage(26, 5, None))),
+    {
+        "what llama-server streams at this path": (
+            b"data: " + json.dumps(EVENT).encode() + b"\n\ndata: [DONE]\n\n",
+            Message("assistant", "Hi"),
+        )
+    },
 )
-
-
-def lines(end: str = "\n") -> bytes:
-    told = [{"message": {"role": "assistant", **piece}, "done": False} for piece in PIECES]
-    told.append({**END, "prompt_eval_count": 26, "eval_count": 5})
-    return b"".join((json.dumps(line) + end).encode() for line in told)
 
 
 def request_of(messages: list[Any], **more: Any) -> bytes:
@@ -81,24 +93,7 @@ def test_a_streamed_reply_is_captured_as_its_client_echoes_it_however_it_is_spli
     assert without == [json.loads(line) for line in body.split(b"\n") if line.strip()]
 
 
-def test_a_whole_reply_is_captured_as_its_client_echoes_it() -> None:
-    answer = {
-        "message": {**ECHO, "thinking": "Let me see."},
-        "done": True,
-        "done_reason": "length",
-        "prompt_eval_count": 9,
-    }
-    reply = OLLAMA.parse_reply(json.dumps(answer).encode())
-    assert reply.message is not None and reply.finish_reason == "length"
-    assert reply.message.content_digest == OLLAMA.parse(request_of([ECHO])).messages[0].content_digest
-    assert OLLAMA.parse_reply(b"[]").message is None
-
-
-def test_what_llama_server_answers_at_this_path_is_captured_too() -> None:
-    choice = {"index": 0, "delta": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
-    stream = OLLAMA.new_stream(1 << 20, None)
-    stream.feed(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\ndata: [DONE]\n\n")
-    assert stream.finished and stream.reply().message == Message("assistant", "Hi")
+def test_what_llama_server_answers_whole_at_this_path_is_captured_too() -> None:
     message = {"role": "assistant", "content": "Hi"}
     whole = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
     assert OLLAMA.parse_reply(json.dumps(whole).encode()).message == Message("assistant", "Hi")

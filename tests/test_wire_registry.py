@@ -190,6 +190,42 @@ def test_whatever_an_answer_holds_capturing_it_does_not_fail(dialect: Dialect, d
 
 
 @EVERY
+@given(st.data(), cuts)
+def test_a_streamed_reply_is_the_whole_one_however_it_is_split(
+    dialect: Dialect, data: st.DataObject, at: list[int]
+) -> None:
+    played = data.draw(dialect.replies)
+    capture = captured(dialect.api, played.stream, at)
+    streamed, whole = capture.reply(), dialect.api.parse_reply(played.whole)
+    assert capture.finished and not capture.truncated and streamed.error is whole.error is None
+    digests = [one.message and one.message.content_digest for one in (streamed, whole)]
+    assert digests[0] == digests[1] and streamed.usage == whole.usage == played.usage
+
+
+@EVERY
+@given(st.data(), cuts)
+def test_a_captured_reply_is_recognised_in_what_its_client_sends_next(
+    dialect: Dialect, data: st.DataObject, at: list[int]
+) -> None:
+    played = data.draw(dialect.replies)
+    message = captured(dialect.api, played.stream, at).reply().message
+    digests = dialect.api.parse(body_of(dialect, played.echo())).digests
+    assert digests == ([] if message is None else [message.content_digest])
+
+
+@EVERY
+def test_whatever_a_server_sends_the_reply_and_its_tokens_are_captured_within_the_bound(dialect: Dialect) -> None:
+    for name, (stream, message) in dialect.captured.items():
+        assert captured(dialect.api, stream).reply().message == message, name
+    for stream, whole, usage in dialect.usages:
+        assert captured(dialect.api, stream).reply().usage == dialect.api.parse_reply(whole).usage == usage
+    if dialect.empty_calls:
+        capture = captured(dialect.api, dialect.empty_calls, bytes_max=1000)
+        kept = capture.reply().message
+        assert capture.truncated and kept is not None and len(kept.tool_calls) < 5
+
+
+@EVERY
 @pytest.mark.parametrize(
     "body",
     [

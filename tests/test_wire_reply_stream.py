@@ -70,13 +70,11 @@ def test_an_event_beyond_the_bound_is_skipped_and_the_next_one_is_read(cuts: lis
     assert parser.skipped == 1
 
 
-def test_an_event_of_many_lines_is_bounded_as_a_whole() -> None:
+def test_an_event_of_many_lines_is_bounded_as_a_whole_and_comments_never_add_up() -> None:
     parser = SseParser(event_bytes_max=100)
     assert parser.feed(b"data: ten more\n" * 20 + b"\ndata: b\n\n")[0].data == b"b"
     assert parser.skipped == 1
 
-
-def test_keep_alive_comments_never_add_up_to_the_bound() -> None:
     parser = SseParser(event_bytes_max=100)
     for _ in range(100):
         assert parser.feed(b": still here\n") == []

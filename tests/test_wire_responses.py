@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_cases import Dialect, all_text, captured, cuts, events_stream, json_values, pieces, plain_values
+from wire_cases import Dialect, Played, all_text, captured, cuts, events_stream, json_values, pieces, plain_values
 
 from memd.errors import BadRequestBody
 from memd.messages import Message, ToolCall
@@ -74,25 +74,30 @@ def echo_of_openai_client(output: list[dict[str, Any]]) -> list[Any]:
     return [one.to_dict(mode="json") for one in response.output]
 
 
-@given(outputs, cuts, cuts, namings)
-def test_a_captured_reply_is_recognised_in_what_the_openai_client_sends_next(
-    output: list[dict[str, Any]], text_cuts: list[int], byte_cuts: list[int], naming: Naming
-) -> None:
-    capture = captured(RESPONSES, events_stream(*events_of(output, text_cuts, naming)), byte_cuts)
-    message = capture.reply().message
-    assert capture.finished and not capture.truncated
-    request = RESPONSES.parse(json.dumps({"input": echo_of_openai_client(output)}).encode())
-    assert [message] if message is not None else request.messages == []
-    if message is not None:
-        assert [message.content_digest] == request.digests
+def played(output: list[dict[str, Any]], at: list[int], naming: Naming) -> Played:
+    whole = json.dumps({**HEAD, "status": "completed", "output": output, "usage": USAGE}).encode()
+    stream = events_stream(*events_of(output, at, naming))
+    return Played(stream, whole, lambda: echo_of_openai_client(output), Usage(22, 5, 9))
 
 
-@given(outputs, namings)
-def test_a_reply_is_the_same_message_streamed_or_not(output: list[dict[str, Any]], naming: Naming) -> None:
-    body = json.dumps({**HEAD, "status": "completed", "output": output, "usage": USAGE}).encode()
-    reply = RESPONSES.parse_reply(body)
-    assert reply == captured(RESPONSES, events_stream(*events_of(output, [], naming))).reply()
-    assert (reply.usage, reply.finish_reason, reply.error) == (Usage(22, 5, 9), "completed", None)
+REFUSED = {**item("message", ""), "content": [{"type": "refusal", "refusal": "I cannot."}]}
+BEGUN = events_of([item("message", "He")], [])[:2]
+CALLED = [item("message", "Hi"), item("function_call", "{}", 1)]
+CAPTURED: dict[str, tuple[list[dict[str, Any]], Message | None]] = {
+    "an empty message": (events_of([item("message", "")], [])[:2], None),
+    "a refusal": (
+        [
+            {"type": "response.output_item.added", "item": {**REFUSED, "content": []}},
+            *({"type": "response.refusal.delta", "delta": piece} for piece in ("I can", "not.")),
+        ],
+        Message("assistant", "I cannot."),
+    ),
+    "an event whose type is no text": ([*BEGUN, {"type": [], "delta": "Ha"}], None),
+    "nothing but the whole": (
+        events_of(CALLED, [])[-1:],
+        Message("assistant", "Hi", (ToolCall("call_1", "look", "{}"),)),
+    ),
+}
 
 
 @given(outputs, cuts, namings, st.integers(min_value=0))
@@ -132,26 +137,8 @@ def test_a_reply_that_reached_its_bound_is_finished_and_one_that_failed_is_not()
 
 
 def test_a_refusal_is_the_text_of_the_reply_as_in_its_echo() -> None:
-    done = {**item("message", ""), "content": [{"type": "refusal", "refusal": "I cannot."}]}
-    message = captured(RESPONSES, events_stream(*events_of([item("message", "")], [])[:2])).reply().message
-    assert message is None
-    opened = [{"type": "response.output_item.added", "item": {**done, "content": []}}]
-    opened += [{"type": "response.refusal.delta", "delta": piece} for piece in ("I can", "not.")]
-    assert captured(RESPONSES, events_stream(*opened)).reply().message == Message("assistant", "I cannot.")
-    assert RESPONSES.parse_reply(json.dumps({"output": [done]}).encode()).message == Message("assistant", "I cannot.")
-
-
-def test_an_event_whose_type_is_no_text_says_nothing() -> None:
-    begun = events_of([item("message", "He")], [])[:2]
-    odd = {"type": [], "delta": "Ha"}
-    assert captured(RESPONSES, events_stream(*begun, odd)).reply(True).message is None
-
-
-def test_a_server_that_sends_nothing_but_the_whole_is_understood() -> None:
-    output = [item("message", "Hi"), item("function_call", "{}", 1)]
-    [*_, conclusion] = events_of(output, [])
-    message = captured(RESPONSES, events_stream(conclusion)).reply().message
-    assert message == Message("assistant", "Hi", (ToolCall("call_1", "look", "{}"),))
+    reply = RESPONSES.parse_reply(json.dumps({"output": [REFUSED]}).encode())
+    assert reply.message == Message("assistant", "I cannot.")
 
 
 @given(st.integers(min_value=0, max_value=900), cuts, st.booleans())
@@ -407,6 +394,8 @@ DIALECT = Dialect(
     odd_responses,
     tuple(events_stream(*events_of([item("message", "He")], [])[:3]) + IGNORED + error for error in ERRORS),
     b'{"error":{"message":"slot died"}}',
+    st.builds(played, outputs, cuts, namings),
+    {name: (events_stream(*events), message) for name, (events, message) in CAPTURED.items()},
 )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from memd.messages import Message
 from memd.wire.api import Api
-from memd.wire.reply import CAPTURE_BYTES_MAX, ReplyStream
+from memd.wire.reply import CAPTURE_BYTES_MAX, ReplyStream, Usage
 
 valid_text = st.text(st.characters(exclude_categories=["Cs"], max_codepoint=0x10F7FF))
 """Without the last private characters, which stand for what is no Unicode (`wire.lenient_json`)."""
@@ -35,6 +36,15 @@ def is_plain(value: Any) -> bool:
 Strategy = st.SearchStrategy[Any]
 
 
+class Played(NamedTuple):
+    """A reply as a server sends it in a stream and whole, and what the client that is made for it sends next."""
+
+    stream: bytes
+    whole: bytes
+    echo: Callable[[], list[Any]]
+    usage: Usage
+
+
 class Dialect(NamedTuple):
     """An API, and what its clients and servers may send."""
 
@@ -51,6 +61,14 @@ class Dialect(NamedTuple):
     """Streams that say "He" and then that the slot died."""
     error: bytes
     """An answer that says so."""
+    replies: Strategy
+    """Of `Played`."""
+    captured: Mapping[str, tuple[bytes, Message | None]]
+    """Streams that servers send otherwise, and their replies."""
+    usages: Sequence[tuple[bytes, bytes, Usage | None]] = ()
+    """A stream and a whole answer that tell the same of tokens."""
+    empty_calls: bytes = b""
+    """A stream of a hundred calls of nothing."""
 
 
 cuts = st.lists(st.integers(min_value=0))
