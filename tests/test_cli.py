@@ -154,7 +154,7 @@ def test_whoever_asks_hears_which_settings_a_running_daemon_does_not_know(
     assert index.exit_code == 1 and f"memd: {told}; start it again" in index.stderr and not index.stdout.strip()
     assert f"In trouble: {told}; start it again." in memd().output
     checks = json.loads(memd("check", "--json").stdout)["checks"]
-    assert {"check": "settings", "mark": "warning", "said": told, "remedy": "start it again"} in checks
+    assert {"check": "daemon", "mark": "warning", "said": told, "remedy": "start it again"} in checks
     served.config.write_text("a: [")  # an editor has begun to write
     assert ask(f"{served.own_url}/memd/health").json["changed_settings"] == ["sources", "retrieval.min_score"]
     served.configure({"sources": [{"path": str(docs)}]})

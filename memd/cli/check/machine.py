@@ -9,7 +9,6 @@ database is only read.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import secrets
@@ -26,7 +25,6 @@ import msgspec
 import numpy as np
 
 from memd import __version__
-from memd.admin import status
 from memd.assets import ranks_bytes
 from memd.cli.check import CheckResult, check, failed, failed_with, ok, warning
 from memd.cli.data_dir import waiting_messages
@@ -47,6 +45,7 @@ from memd.store.bucket.objects import IDENTITY_KEY, Bucket, read_identity
 from memd.store.disk import (
     DESCRIPTORS_REMEDY,
     LocalDisk,
+    Trouble,
     connections_room,
     descriptors_limit,
     disk_trouble,
@@ -334,7 +333,7 @@ def permissions(data_dir: Path) -> Iterator[CheckResult]:
 
 def _open_to_others(path: Path) -> Iterator[Path]:
     """Yield a path and the paths below it that other users have any permission on."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a running daemon has just removed it
+    with suppress(FileNotFoundError, NotADirectoryError):  # a running daemon has just removed it
         status = path.stat()
         if status.st_mode & OTHERS and (status.st_size or not stat.S_ISREG(status.st_mode)):
             yield path
@@ -369,7 +368,7 @@ def lock(data_dir: Path, daemon: RunningDaemon | None, files: LocalDisk) -> Iter
 
 
 def _told(files: LocalDisk, path: Path) -> str:
-    with contextlib.suppress(StoreError):
+    with suppress(StoreError):
         return files.read(path).decode(errors="replace").strip()
     return ""
 
@@ -431,8 +430,6 @@ def audit(data_dir: Path, files: LocalDisk) -> Iterator[CheckResult]:
         yield ok(f"{counted(kept.head.n, 'line')}, none missing and none changed")
 
 
-LAG_ROUNDS_MAX = 6
-"""A backup that is so many rounds behind is not merely late: something prevents it."""
 _PROBE = "memd-check/"
 
 
@@ -464,38 +461,12 @@ def bucket(config: Config, env: Mapping[str, str]) -> Iterator[CheckResult]:
         yield failed(said, "choose another prefix; if a disk was lost, memd restore brings its folder back")
 
 
-@check("backup")
-def lag(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResult]:
-    """The running daemon's backup is not far behind."""
-    if not config.backup.is_on or daemon is None:
-        return
-    try:
-        told = daemon.ask(status.stats).backup
-    except MemdError:
-        return  # it needs another token, which another check reports
-    if told is None:
-        yield warning(f"the daemon at {daemon.url} makes none", "start it again: it has older settings")
-        return
-    behind = f"{told.lag_seconds:.0f} s behind"
-    if told.trouble:
-        yield failed(f"{behind}: {told.trouble}", "mend that; it goes on by itself")
-    elif told.lag_seconds > LAG_ROUNDS_MAX * config.backup.seconds:
-        yield warning(behind, "wait, if it was begun just now; or see the log")
-    else:
-        yield ok(behind)
-
-
-@check("indexes")
-def unsealed(daemon: RunningDaemon | None) -> Iterator[CheckResult]:
-    """The running daemon can write the columns of full segments."""
-    told = {}
-    with contextlib.suppress(MemdError):  # it needs another token, which another check reports
-        told = {} if daemon is None else daemon.ask(status.stats).topics
-    for topic_id, one in told.items():
-        if one.seal_trouble:
-            what, _, remedy = one.seal_trouble.rpartition("; ")
-            more = f"topic {topic_id} is searched all the same, with more memory: {what or one.seal_trouble}"
-            yield warning(more, f"{remedy or 'see the log'}; it is tried again each minute")
+@check("daemon")
+def troubles(daemon: RunningDaemon | None) -> Iterator[CheckResult]:
+    """The running daemon's health names no trouble."""
+    health = {} if daemon is None else daemon.health()
+    for one in msgspec.convert(health.get("troubles", []), list[Trouble]):
+        yield warning(one.what, one.remedy or "see its log")
 
 
 OLDEST = 14

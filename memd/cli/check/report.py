@@ -36,7 +36,7 @@ from memd.store.layout import RECEIPTS_NAME
 from memd.store.tools.disk_usage import disk_usage
 from memd.wire.api import ModelRequest, read_request
 from memd.wire.registry import api_of
-from memd.wording import counted, for_terminal, outdated
+from memd.wording import counted, for_terminal
 
 _COLOUR: dict[Mark, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 _MARK_WIDTH, _NAME_WIDTH = 9, 17
@@ -113,9 +113,7 @@ def outcomes(
     for source in config.sources:
         yield from machine.source(source, config.data_dir)
     daemon, _ = awaited(config)
-    if daemon is not None and (changed := daemon.health().get("changed_settings")):
-        said, _, remedy = outdated(changed).partition("; ")
-        yield warning(said, remedy, machine.SETTINGS)
+    yield from machine.troubles(daemon)
     try:
         disk = disk_of(config, files)
     except StoreError as error:
@@ -134,8 +132,6 @@ def outcomes(
             yield failed_with(error, "log")
         yield from machine.audit(config.data_dir, disk)
         yield from machine.bucket(config, env)
-        yield from machine.lag(config, daemon)
-        yield from machine.unsealed(daemon)
         yield from machine.cluster(config)
         yield from machine.embedding_model(config, topics, disk)
         yield from machine.reranker(config)
