@@ -34,7 +34,12 @@ HEADER = heading(None)
 
 def rendered(shown: Sequence[Candidate], taken: Sequence[str] = (), tokens: int = 7) -> Block:
     return render(
-        [(one.entry, one.topic_id) for one in shown], own_topic_id="own", header=HEADER, taken=set(taken), tokens=tokens
+        [(one.entry, one.topic_id) for one in shown],
+        own_topic_id="own",
+        header=HEADER,
+        taken=set(taken),
+        tokens=tokens,
+        dates=False,
     )
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 from clocks import at_time
-from conftest import MakeDaemon, Serving
+from conftest import MakeDaemon
 from daemon_process import DaemonProcess, ask, user, wait_until
 from histories import history_of, new_buffer, replayed, said
 from hypothesis import given
@@ -307,15 +307,6 @@ def test_a_prompt_says_when_it_was_said_and_what_day_it_is(
     assert f"instructions. Today is {today:%A %Y-%m-%d}.\n-- {then:%A %Y-%m-%d} --\n[mem:" in block
     found = daemon.run("search", "the release word for the lighthouse lamp").stdout
     assert f"  {then:%Y-%m-%d} " in next(line for line in found.split("\n") if "  default  " in line), found
-
-
-def test_without_dates_a_prompt_says_no_day(serving: Serving, upstream: RecordingUpstream) -> None:
-    daemon = serving({"injection": {"dates": "off"}})
-    daemon.chat([user(FACT)])
-    daemon.wait_stored(FACT)
-    daemon.chat([user("What is the release word for the lighthouse lamp?")])
-    block = json.loads(upstream.prompts[-1])[-1]["content"].partition("[/memory]")[0]
-    assert "[mem:" in block and "Today is" not in block and "\n-- " not in block
 
 
 def test_a_question_about_a_time_favours_what_was_then(make_daemon: MakeDaemon, upstream: RecordingUpstream) -> None:

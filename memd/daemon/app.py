@@ -268,8 +268,7 @@ async def running(
         stack.callback((receipts := Receipts(ring, writer, redactor, events, partial(note_turn, auditor))).close)
         stack.callback(writer.shutdown, wait=True)
         stack.callback((encoder := Encoder(embedder, is_awaited=bool(command))).close)
-        dates = config.injection.dates == "day"
-        retriever = Retriever(encoder, config.retrieval, dates=dates, count=counter.count_again)
+        retriever = Retriever(encoder, config.retrieval, count=counter.count_again)
         retriever.reranker = Reranker(config.rerank) if config.rerank.url else None
         stack.callback(retriever.close)
         stack.push_async_callback((topics := Topics(store, config, writer, cutter)).close)

@@ -204,7 +204,6 @@ class Memory(msgspec.Struct, frozen=True):
             [(one.entry, one.topic_id) for one in retrieved.shown],
             own_topic_id=received.topic.id,
             header=retrieved.header,
-            dates=self.settings.dates == "day",
             taken={chunk.shown_id for chunk in earlier},
             tokens=retrieved.raw_tokens,
             reader=self.redactor.identifier(received.asked.who.author),

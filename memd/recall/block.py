@@ -146,7 +146,7 @@ def render(
     header: str,
     taken: Collection[str],
     tokens: int,
-    dates: bool = False,
+    dates: bool = True,
     reader: str = "",
 ) -> Block:
     """Render the block that shows the selected chunks; `NO_BLOCK` if there are none.

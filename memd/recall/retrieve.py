@@ -154,13 +154,13 @@ class Retriever:
         encoder: Encoder,
         settings: RetrievalSettings,
         *,
-        dates: bool,
+        dates: bool = True,
         count: Callable[[str], int],
         now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         """
         Args:
-            dates: whether the block shows days (`injection.dates`).
+            dates: whether the block shows days.
             count: raw tokens of a text, cached; called from several threads.
             now_us: the current time in microseconds since the epoch.
         """

@@ -273,8 +273,6 @@ class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The fill ratio from which `context_pressure` is signalled; above 1 it is `context_overflow`."""
     freeze_seconds: Seconds = 120.0
     """A request repeated within this time is a retry: same block, corrections not applied again."""
-    dates: Literal["day", "off"] = "day"
-    """`day`: the block states today's date and the day of each chunk."""
 
 
 class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True):
