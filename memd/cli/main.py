@@ -8,6 +8,7 @@ commands' modules takes up to a second.
 
 from __future__ import annotations
 
+import codecs
 import gc
 import importlib
 import io
@@ -15,7 +16,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -98,8 +99,7 @@ class AllCommands(CommandGroup):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the named command, print an error as one line, and exit with its exit code."""
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # of characters that the terminal cannot show, in the help too
+        show_what_it_can(sys.stdout)  # the help may also have characters that the terminal cannot show
         os.umask(0o077)  # files written by a command are private to its user
         try:
             code = super().main(*args, **extra | {"standalone_mode": False})
@@ -245,3 +245,19 @@ def completion(shell: str) -> int:
     assert completer is not None, "click knows these shells"
     click.echo(completer(program.command, {}, "memd", "_MEMD_COMPLETE").source())
     return 0
+
+
+_LIKENESSES = str.maketrans(dict(zip("█░▸▪–—“”‘’", "#.>*--\"\"''", strict=True)) | {"…": "..."})
+
+
+def show_what_it_can(stream: TextIO) -> None:
+    """Replace characters that a stream's encoding lacks by similar ones, or by `?`."""
+    codecs.register_error("likeness", _likeness)
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="likeness")
+
+
+def _likeness(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end].translate(_LIKENESSES)
+    return "".join(one if one.isascii() else "?" for one in lacking), error.end

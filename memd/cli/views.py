@@ -98,7 +98,7 @@ def _unknown(asked: RouteAnswer[Any]) -> list[str]:
 
 def _plain(verdict: str) -> str:
     """Return a verdict or status in the page's words."""
-    return "shown to the model" if verdict == INJECTED else verdict
+    return {INJECTED: "shown to the model", "none": "nothing from memory"}.get(verdict, verdict)
 
 
 def _candidate(chunk: FoundChunk, id_width: int, topic_width: int, *, explain: bool) -> Group:

@@ -33,7 +33,6 @@ from memd.store.store import TopicLog
 
 Key = tuple[bytes, ...]
 """See `unstored.Part.key`."""
-_NOTES = "notes", ""
 
 
 _CHUNK_BYTES = 1_900

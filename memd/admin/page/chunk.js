@@ -42,7 +42,7 @@ export async function show(main, { id, topic }, outcome = "") {
       el("label", { class: "wide" }, "Reason (kept in the log, never interpreted)", reason),
       el("div", { class: "buttons" }, told.live && [button("Helpful", correct("Helpful")), button("Pin", correct("Helpful", { steps: 10 })), button("Unhelpful", correct("Unhelpful")), button("Take out", correct("out"))],
         told.versions.length > 1 && !["told", "re-embedded"].includes(present.event) && button("Undo the last change", undo(present.canonical_id))),
-      told.live && el("details", { class: "wide" }, el("summary", {}, "Update its text"),
+      told.live && el("details", { class: "wide", open: true }, el("summary", {}, "Update its text"),
         el("label", { class: "wide" }, "New text: it takes the place of this one, which stays in the log", content), button("Update", correct("Update"), "main"))),
     result,
     el("h2", {}, "History"),
