@@ -35,6 +35,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "support")]  # the daemon's process and the model server are shared with the tests
 
 from agents_recorded import processor_seconds, read_by_prefix, settled  # noqa: E402  # needs the path above
+from agents_replay import stored  # noqa: E402
 from daemon_process import DaemonProcess, ask  # noqa: E402
 from recording_upstream import Request, Response, recording_upstream  # noqa: E402
 from rich.console import Console  # noqa: E402
@@ -52,6 +53,7 @@ QUESTION = (
     "what is the staging database called, who signs off releases, which port has the metrics exporter, and when is the"
     " backup drill?"
 )
+DONE = "All of it is done and noted."
 ASK, ASK_ANEW = f"Before you go: {QUESTION}", f"In this new chat: {QUESTION}"
 UNLIMITED = 1_000_000
 RESULT_CHARACTERS = 1_600
@@ -124,7 +126,7 @@ class Model(StrictLlama):
         said = json.dumps(body["messages"][users[-1]]["content"]) if users else ""
         step = sum(WORK in prompt.text and bool(prompt.reply.get("tool_calls")) for prompt in self.prompts)
         reader = next((one["function"] for one in body.get("tools") or () if "read" in one["function"]["name"]), None)
-        self.replies = {"": {"role": "assistant", "content": "All of it is done and noted."}}
+        self.replies = {"": {"role": "assistant", "content": DONE}}
         if WORK in said and reader is not None and step < self.steps:
             wanted = reader["parameters"].get("required") or list(reader["parameters"]["properties"])
             file = str(self.files / f"module_{step}.txt")
@@ -155,12 +157,17 @@ class Outcome:
     processor_ms: float
     """A request, storing included."""
     facts: dict[str, int]
+    lost: int
+    """Files and facts of which memory has nothing."""
+    twice: float
+    """The share of what is stored that was not said so often."""
     said: str
 
     @property
     def is_good(self) -> bool:
         """Whether it is as promised."""
-        return not (any(self.exit_codes) or self.refused or self.invalid) and set(self.facts.values()) == {len(FACTS)}
+        bad = (*self.exit_codes, self.refused, self.invalid, self.lost, self.twice)
+        return not any(bad) and set(self.facts.values()) == {len(FACTS)}
 
 
 def run(agent: Agent, url: str, folder: Path, said: Sequence[str]) -> tuple[int, str]:
@@ -201,8 +208,11 @@ def play(agent: Agent, window: int, steps: int, folder: Path) -> Outcome:
                 settled(daemon)
             spent = processor_seconds(daemon) - begun
             turns = ask(f"{daemon.own_url}/memd/turns?limit=100").json["turns"]
+            logged = [str(one["content"]) for one in daemon.export() if one["live"]]
         finally:
             daemon.discard()
+    files = [(folder / f"module_{step}.txt").read_text() for step in range(steps)]
+    marks = [*FACTS, *(text.partition("\n")[0] for text in files)]
     read = [read_by_prefix(["".join(one.parts) for one in model.prompts if one.reply]) for model in models]
     through = models[2].prompts
     return Outcome(
@@ -216,6 +226,8 @@ def play(agent: Agent, window: int, steps: int, folder: Path) -> Outcome:
         memory_ms=sorted(turn["timings_ms"]["memory"] for turn in turns if "memory" in turn["timings_ms"]),
         processor_ms=1000 * spent / max(1, len(through)),
         facts={q[:11]: _found(models[2].asked.get(q)) for q in (ASK, ASK_ANEW)},
+        lost=sum(not any(one in text for text in logged) for one in marks),
+        twice=stored(logged, [TELL, WORK, ASK, ASK_ANEW, *files, *[DONE] * 4], [])[1],
         said=said or directly[0][1],
     )
 
@@ -228,7 +240,7 @@ def report(console: Console, outcomes: Sequence[Outcome]) -> None:
     """The table, and what agents that failed said."""
     table = Table(title="agents through memd, live, scripted model")
     columns = ("requests", "fails directly", "exit", "refused", "invalid", "read ÷ unlimited", "memory p50 / p95 ms")
-    for column in ("agent", *columns, "processor ms", "facts, same chat", "new chat"):
+    for column in ("agent", *columns, "processor ms", "facts, same chat", "new chat", "lost", "twice %"):
         table.add_column(column, justify="left" if column == "agent" else "right")
     for one in outcomes:
         p50, p95 = ([*one.memory_ms, 0.0][int(len(one.memory_ms) * share)] for share in (0.5, 0.95))
@@ -236,7 +248,8 @@ def report(console: Console, outcomes: Sequence[Outcome]) -> None:
         codes = "/".join(map(str, one.exit_codes))
         counts = (str(one.requests), "yes" if one.fails_directly else "no", codes, str(one.refused), str(one.invalid))
         figures = (f"{one.read:.2f}", f"{p50:.1f} / {p95:.0f}", f"{one.processor_ms:.0f}")
-        table.add_row(one.agent, *counts, *figures, *facts, style=None if one.is_good else "red")
+        kept = (str(one.lost), f"{100 * one.twice:.2f}")
+        table.add_row(one.agent, *counts, *figures, *facts, *kept, style=None if one.is_good else "red")
     console.print(table)
     for one in outcomes:
         if one.said:

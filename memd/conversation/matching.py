@@ -21,7 +21,7 @@ import itertools
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -132,9 +132,8 @@ def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return chain[::-1]
 
 
-Holders = dict[Conversation, None]
+Holders = tuple[Conversation, ...]
 """The conversations that have one message, in the order of addition."""
-_NOBODY: Holders = {}
 
 MESSAGE_BYTES, SLOT_BYTES, CONVERSATION_BYTES = 400, 16, 1_800
 """Bytes of a message besides its text, of each place it has, and of a conversation (measured with tracemalloc)."""
@@ -184,7 +183,7 @@ class ConversationIndex:
         del self._used[conversation]
         self._at.remove([item.digest for item in conversation.messages], conversation)
         self._saying.remove(self._contents.pop(conversation), conversation)
-        self._standing.remove([item.stored_as for item in conversation.messages], conversation)
+        self._standing.remove([item.stored_as for item in conversation.messages if item.stored_as], conversation)
 
     def prefixes(self, contents: Sequence[bytes], session: str | None) -> tuple[int, list[Conversation]]:
         """Return the length of a request's longest known beginning, and the conversations that have it, most recently
@@ -233,67 +232,43 @@ class ConversationIndex:
         return holders if session is None else [one for one in holders if one.session == session]
 
 
-class Group:
-    """Messages with the same holders: mostly neighbours, or an answer shared by thousands of conversations."""
-
-    __slots__ = "count", "holders"
-
-    def __init__(self, holders: Holders) -> None:
-        self.holders = holders
-        self.count = 0
-        """Number of messages."""
-
-
 class HolderTable:
-    """The conversations that have each message. A change takes time proportional to the conversation's length, however
-    many others have the same messages."""
+    """The conversations that have each message; messages with the same holders mostly share one tuple of them. A change
+    takes time proportional to the conversation's length, however many others have the same messages."""
 
     def __init__(self) -> None:
-        self._groups: dict[bytes, Group] = {}
-        self._alone: dict[Conversation, Group] = {}
-        """By conversation, the group of messages that no other one had when they were added."""
+        self._holders: dict[bytes, Holders] = {}
+        self._alone: dict[Conversation, Holders] = {}
+        """The tuple of each conversation alone."""
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self._holders)
 
     def holders(self, key: bytes) -> Holders:
-        """Return the holders of one message; not to be changed."""
-        group = self._groups.get(key)
-        return _NOBODY if group is None else group.holders
+        """Return the holders of one message."""
+        return self._holders.get(key, ())
 
-    def add(self, keys: Iterable[bytes], conversation: Conversation) -> None:
+    def add(self, keys: Sequence[bytes], conversation: Conversation) -> None:
         """Note that a conversation has these messages too."""
-        for group, own in self._grouped(keys).items():
-            if group is not None and conversation in group.holders:
-                continue
-            if group is None:
-                whole = self._alone.get(conversation)
-                if whole is None or len(whole.holders) > 1:
-                    whole = self._alone[conversation] = Group({})
-            elif len(own) == group.count:
-                whole = group
-            else:  # the rest of the group has other holders from now on
-                whole = Group({**group.holders})
-                group.count -= len(own)
-            whole.holders[conversation] = None
-            if whole is not group:
-                whole.count += len(own)
-                self._groups.update(dict.fromkeys(own, whole))
+        alone = self._alone.setdefault(conversation, (conversation,))
+        before = [self._holders.get(key, ()) for key in keys]  # held, so that each keeps its `id`
+        more = {id(held): held if conversation in held else (*held, conversation) for held in _each(before)}
+        self._holders.update((key, more[id(held)] if held else alone) for key, held in zip(keys, before, strict=True))
 
-    def remove(self, keys: Iterable[bytes], conversation: Conversation) -> None:
+    def remove(self, keys: Sequence[bytes], conversation: Conversation) -> None:
         """Remove a conversation, which has these messages and no others."""
         self._alone.pop(conversation, None)
-        for group, own in self._grouped(keys).items():
-            if group is not None:
-                del group.holders[conversation]
-                for key in () if group.holders else own:
-                    del self._groups[key]
+        before = [self._holders.get(key, ()) for key in keys]
+        fewer = {id(held): tuple(one for one in held if one is not conversation) for held in _each(before)}
+        for key, held in zip(keys, before, strict=True):
+            if left := fewer[id(held)]:
+                self._holders[key] = left if len(left) > 1 else self._alone[left[0]]
+            else:
+                self._holders.pop(key, None)
 
-    def _grouped(self, keys: Iterable[bytes]) -> dict[Group | None, list[bytes]]:
-        grouped: dict[Group | None, list[bytes]] = {}
-        for key in dict.fromkeys(keys):
-            grouped.setdefault(self._groups.get(key), []).append(key)
-        return grouped
+
+def _each(before: Sequence[Holders]) -> Collection[Holders]:
+    return {id(held): held for held in before}.values()
 
 
 SHARED_MIN = 2

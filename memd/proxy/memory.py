@@ -6,7 +6,6 @@ only the embedding failed, the block shows chunks found by words.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import msgspec
@@ -107,33 +106,17 @@ class Memory(msgspec.Struct, frozen=True):
     retriever: Retriever
     counter: TokenCounter
     redactor: Redactor
-    recalling: dict[tuple[str, str, bytes], asyncio.Event] = {}
-    """Set once a turn's block is there; by topic, conversation and the turn's digest."""
 
     async def recall(self, received: Received, room: PromptRoom) -> Recalled:
         """Compute this turn's block unless it has one; steps and retries of a turn show the same block again."""
         prompt, turn = received.prompt, received.prompt.turn_digest
-        if turn is None or not room.fits or room.block <= 0 or received.request.goes_on_with:
+        if turn is None or room.block <= 0 or received.request.goes_on_with:
             return Recalled()  # `goes_on_with`: the upstream would keep the block, and those of all later turns
-        key = received.topic.id, prompt.conversation.id, turn
-        if other := self.recalling.get(key):  # the same request at the same moment: both show one block
-            await other.wait()
-            if prompt.has_block:
-                return Recalled()
         if prompt.has_block and not received.needs_block:
             return Recalled()
         if prompt.has_block:  # asked again much later
             remove_blocks(received, [turn])
-        done = self.recalling[key] = asyncio.Event()
-        try:
-            return await self._recall(received, turn, room)
-        finally:
-            done.set()
-            if self.recalling.get(key) is done:
-                del self.recalling[key]
-
-    async def _recall(self, received: Received, turn: bytes, room: PromptRoom) -> Recalled:
-        prompt, drift = received.prompt, self.counter.drift.factor(received.request.model)
+        drift = self.counter.drift.factor(received.request.model)
         budget = Budget(room.thresholds.injection, drift, room.block, self.timeout_seconds)
         question = next(iter(prompt.user_texts()), "").strip()
         asked = Recalled(retrieved=Retrieved(question=question, topic_ids=(), budget=budget), step=_step(prompt))
@@ -146,7 +129,8 @@ class Memory(msgspec.Struct, frozen=True):
             return msgspec.structs.replace(asked, trouble=degraded(error))
         if room.is_short and placed.chunks and recalled.retrieved is not None and recalled.retrieved.fill_ratio > 1:
             placed = msgspec.structs.replace(placed, is_short=True)
-        received.record(Placed(prompt.conversation.id, turn, placed))
+        if not prompt.has_block:  # else the same request came at the same moment: both show one block
+            received.record(Placed(prompt.conversation.id, turn, placed))
         return recalled
 
     def settle(self, received: Received, corrected: CorrectionResult, recalled: Recalled) -> SettledPrompt:

@@ -49,8 +49,6 @@ class PromptRoom(msgspec.Struct, frozen=True):
     """In the model's tokens."""
     block: int
     """Limit for this turn's block; 0 if there is no room for it."""
-    fits: bool
-    """False if nothing more may leave and there is no room for memory."""
     is_short: bool
     """The block gets less than `SHORT_SHARE` of its limit, because unread messages may not leave."""
 
@@ -81,7 +79,7 @@ class RoomMaker(msgspec.Struct, frozen=True):
         reserved = 0 if has_block else max(0, limits.injection_min - self._current_tokens(received))
         if is_short:  # all that follows is read anew anyway, so more leaves at once
             await self._fit(received, limits, limits.room // 2)
-        fits = await self._fit(received, limits, limits.room - reserved)
+        await self._fit(received, limits, limits.room - reserved)
         used = await self._used_tokens(received, limits, limits.room)
         if used > limits.room:
             remove_blocks(received, list(conversation.blocks))
@@ -92,7 +90,7 @@ class RoomMaker(msgspec.Struct, frozen=True):
         if conversation.left_out_count() or conversation.lines:
             three = self.counter.drift.drifted(received.request.model, THREE_CHUNKS_TOKENS)
             most = min(most, max(limits.room // BLOCK_SHARE, min(three, limits.room // THREE_CHUNKS_SHARE)))
-        return PromptRoom(limits, max(0, min(most, free)), fits or free >= 0, free < SHORT_SHARE * most)
+        return PromptRoom(limits, max(0, min(most, free)), free < SHORT_SHARE * most)
 
     def learn(self, received: Received, refusal: LengthRefusal) -> bool:
         """Learn from the upstream's refusal of the present prompt, so that `make_room` can run again. False if the
@@ -163,21 +161,20 @@ class RoomMaker(msgspec.Struct, frozen=True):
             return
         received.record(Returned(prompt.conversation.id, position, prompt.texts_from(position)))
 
-    async def _fit(self, received: Received, limits: compaction.Thresholds, hard: int) -> bool:
-        """Compact until the prompt takes at most `hard`; False if that is impossible. A prompt larger than the room,
-        which the upstream would refuse, may also lose parts of the open turn's last unit."""
+    async def _fit(self, received: Received, limits: compaction.Thresholds, hard: int) -> None:
+        """Compact until the prompt takes at most `hard`, if possible. A prompt larger than the room, which the upstream
+        would refuse, may also lose parts of the open turn's last unit."""
         used = await self._used_tokens(received, limits, hard)
         coming = 0 if self._current_tokens(received) or not received.prompt.has_results else limits.injection
         kept = max(limits.hard // 2, min(hard, limits.hard, limits.room - coming))
         for _ in range(HARD_ROUNDS_MAX):
             if used <= hard:
-                return True
+                return
             if not await self._take_oldest(received, used - kept):
                 break
             used = await self._used_tokens(received, limits, hard)
-        if used > limits.room and await self._take_oldest(received, used - limits.room, forced=True):
-            used = await self._used_tokens(received, limits, hard)
-        return used <= hard
+        if used > limits.room:
+            await self._take_oldest(received, used - limits.room, forced=True)
 
     async def _limit_instructions(self, received: Received, window_tokens: int | None) -> None:
         """Remove the oldest instructions in mid-conversation if together they take too much of the window."""

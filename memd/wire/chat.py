@@ -36,7 +36,7 @@ from memd.wire.lenient_json import (
     is_object,
     is_string,
     lenient_text,
-    with_stand_ins,
+    read_mended,
 )
 from memd.wire.reply import (
     CAPTURE_BYTES_MAX,
@@ -328,11 +328,7 @@ class ChatCapture(Capture):
 def parsed_or_none(raw: Raw, parse: Callable[[Raw], Message]) -> Message | None:
     """Parse a message or item of a whole answer, with stand-ins if needed; None if it is unreadable."""
     try:
-        return parse(raw)
-    except BadRequestBody:
-        readable = with_stand_ins(bytes(raw))
-    try:
-        return None if readable == bytes(raw) else parse(Raw(readable))
+        return read_mended(parse, raw)
     except BadRequestBody:
         return None
 

@@ -13,10 +13,13 @@ Unicode, which nobody uses. In parsed text a stand-in is U+FFFD; in forwarded by
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
+
+from memd.errors import BadRequestBody
 
 UNREADABLE = (ValueError, RecursionError)
 """Errors of decoding untrusted JSON: ValueError covers msgspec and Unicode, the other is deep nesting."""
@@ -38,18 +41,20 @@ _TAKEN = re.compile(rb"\\u[dD][bB][fF][e-fE-F]|\xf4\x8f[\xa0-\xbf]")
 _IN_TEXT = re.compile("([\U0010f800-\U0010fbff])([\U0010fc00-\U0010ffff])|[\U0010f800-\U0010ffff]")
 
 
+def read_mended(read: Callable[[Any], Decoded], data: Raw | bytes) -> Decoded:
+    """Apply `read` to JSON text, with stand-ins if it fails without. Raises what `read` raises."""
+    try:
+        return read(data)
+    except (BadRequestBody, *UNREADABLE):
+        if (readable := with_stand_ins(bytes(data))) == data:
+            raise
+    return read(Raw(readable))
+
+
 def decode_or_none(decoder: msgspec.json.Decoder[Decoded], data: Raw | bytes) -> Decoded | None:
     """Decode `data`, with stand-ins if needed; None if it is unreadable or of another type."""
     try:
-        return decoder.decode(data)
-    except msgspec.ValidationError:
-        return None
-    except UNREADABLE:
-        readable = with_stand_ins(bytes(data))
-    if readable == data:
-        return None
-    try:
-        return decoder.decode(readable)
+        return read_mended(decoder.decode, data)
     except UNREADABLE:
         return None
 
