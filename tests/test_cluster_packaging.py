@@ -17,7 +17,7 @@ from nginx_server import running_nginx
 from recording_upstream import RecordingUpstream
 from reserved_port import reserved_port
 
-from memd.settings.loading import known_keys, load_config, variable_of
+from memd.settings.loading import KEYS, load_config, variable_of
 
 FOLDER = Path(__file__).parent.parent / "packaging" / "cluster"
 DAEMONS = ("memd1", "memd2")
@@ -38,7 +38,7 @@ def filled(text: str) -> str:
 @pytest.mark.parametrize("name", DAEMONS)
 def test_the_settings_of_each_daemon_are_settings_of_memd(name: str) -> None:
     given = compose()["services"][name]["environment"]
-    assert set(given) <= {variable_of(key) for key in known_keys()}
+    assert set(given) <= {variable_of(key) for key in KEYS}
     in_container = {"MEMD_DATA_DIR": "/data", "MEMD_LISTEN_HOST": "0.0.0.0"}
     loaded = load_config(None, {key: filled(value) for key, value in given.items()} | in_container, {})
     assert loaded.cluster.is_on

@@ -19,7 +19,7 @@ from memd.cli.main import main
 from memd.entries import TOPIC_ID_PATTERN
 from memd.errors import ConfigError
 from memd.principals import Principal
-from memd.settings.loading import REMOVED, known_keys, load_config, read_settings, variable_of
+from memd.settings.loading import KEYS, REMOVED, load_config, read_settings, variable_of
 from memd.settings.model import Config, SourceSettings, TopicName, UpstreamSettings
 
 SHIPPED = Path(__file__).parent.parent / "config.yaml"
@@ -55,9 +55,9 @@ def test_the_shipped_files_give_the_defaults(file: Path) -> None:
 
 
 def test_all_settings_stand_once_in_the_order_of_the_structs_and_those_that_people_set_in_config_yaml() -> None:
-    assert [setting.key for setting in read_settings(DEFAULTS)] == list(known_keys())
+    assert [setting.key for setting in read_settings(DEFAULTS)] == list(KEYS)
     kept = [setting.key for setting in read_settings(SHIPPED)]
-    assert len(kept) == 10 and kept == [key for key in known_keys() if key in kept]
+    assert len(kept) == 10 and kept == [key for key in KEYS if key in kept]
 
 
 @pytest.mark.parametrize("file", [SHIPPED, DEFAULTS])
@@ -71,7 +71,7 @@ def test_every_setting_has_a_comment_above_it_and_the_same_in_both_files(file: P
 
 
 def test_no_two_settings_share_an_environment_variable() -> None:
-    names = [variable_of(key) for key in known_keys()]
+    names = [variable_of(key) for key in KEYS]
     assert len(set(names)) == len(names)
     assert "MEMD_CONFIG" not in names
 

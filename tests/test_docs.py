@@ -17,7 +17,7 @@ from memd.cli.main import main
 from memd.conversation import tokens
 from memd.conversation.hot_buffer import CORRECTABLE_TURNS
 from memd.entries import HELPFUL_STEPS_MAX, UNHELPFUL_STEPS_MAX, UTILITY_RATIO
-from memd.settings.loading import known_keys
+from memd.settings.loading import KEYS
 from memd.settings.model import Config
 from memd.store.log import segment
 from memd.wire.api import CACHE_BYTES_MAX
@@ -60,7 +60,7 @@ def shipped_values() -> dict[str, str]:
 
 
 def test_the_settings_page_has_all_settings_in_their_order_with_their_defaults() -> None:
-    assert list(settings_table()) == list(known_keys()) and settings_table() == shipped_values()
+    assert list(settings_table()) == list(KEYS) and settings_table() == shipped_values()
 
 
 def command_sections() -> dict[str, str]:

@@ -21,12 +21,12 @@ from packaging.utils import canonicalize_name
 
 from memd.cli.check.machine import DISTRIBUTION
 from memd.cli.main import main
-from memd.settings.loading import known_keys, variable_of
+from memd.settings.loading import KEYS, variable_of
 from memd.wording import pip_install
 
 ROOT = Path(__file__).parent.parent
 PACKAGING = ROOT / "packaging"
-VARIABLES = {variable_of(key) for key in known_keys()}
+VARIABLES = {variable_of(key) for key in KEYS}
 
 
 def assert_is_a_command_of_memd(words: list[str]) -> None:

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "clock": set[str](),
     "caching": set[str](),
     "principals": {"errors"},
-    "settings": {"errors", "principals", "assets"},
+    "settings": {"errors", "principals", "assets", "wording"},
     "assets": set[str](),
     "wire": WORDS,
     "embedding": WORDS | {"assets"},

@@ -29,6 +29,7 @@ from memd.errors import ConfigError
 from memd.principals import EVERY_TOPIC, OWNER_NAME, RIGHTS, digest_of, overlapping
 from memd.settings import model
 from memd.settings.model import AuthSettings, Config, IngestSettings, SourceSettings, TokenSettings
+from memd.wording import meant
 
 FILE_BYTES_MAX = 1 << 20  # a config file is a page long; anything bigger is the wrong file
 
@@ -48,6 +49,8 @@ class Setting(msgspec.Struct, frozen=True):
     """The folder for relative paths: the file's, else the working directory."""
     item_places: tuple[str, ...] = ()
     """For a list in a file, the place of each item."""
+    layer: int = 0
+    """0: from the file, 1: the environment, 2: the command line. Higher ones override lower ones."""
 
 
 def read_settings(path: Path, whole: Collection[str] = ()) -> list[Setting]:
@@ -100,7 +103,7 @@ class SettingsSource:
                 self._now = self.read()
             self._seen = stamp
         known = msgspec.structs.replace(self._known, auth=auth)
-        return [key for key in _KEYS if attrgetter(key)(known) != attrgetter(key)(self._now)]
+        return [key for key in KEYS if attrgetter(key)(known) != attrgetter(key)(self._now)]
 
 
 def _read_text(path: Path) -> str:
@@ -127,6 +130,24 @@ def _settings(
     if not isinstance(mapping, yaml.MappingNode):
         line = mapping.start_mark.line + 1
         raise ConfigError(f"{path}, line {line}: expected settings, one `key: value` per line; see `memd config`")
+    for key, line, value_node in _pairs(mapping, path, group):
+        if isinstance(value_node, yaml.MappingNode) and value_node.value and not group and key not in whole:
+            yield from _settings(loader, value_node, path, f"{key}.")
+            continue
+        items = value_node.value if isinstance(value_node, yaml.SequenceNode) else []
+        for node in (value_node, *items):
+            if isinstance(node, yaml.MappingNode):
+                list(_pairs(node, path, f"{key}."))  # YAML would silently drop the first of two
+        try:
+            value = loader.construct_document(value_node)
+        except ValueError as error:  # 2026-99-99, or an integer of 5,000 digits
+            raise ConfigError(f"{path}, line {line}: {key} cannot be read: {error}; correct it") from None
+        places = tuple(f"{path}, line {item.start_mark.line + 1}" for item in items)
+        yield Setting(key, value, f"{path}, line {line}", path.parent, places)
+
+
+def _pairs(mapping: yaml.MappingNode, path: Path, group: str) -> Iterator[tuple[str, int, yaml.Node]]:
+    """Yield the keys of a mapping with their lines and values. Raises ConfigError: one is no word, or repeated."""
     lines: dict[str, int] = {}
     for name_node, value_node in mapping.value:
         line = name_node.start_mark.line + 1
@@ -136,33 +157,11 @@ def _settings(
         if key in lines:
             raise ConfigError(f"{path}, line {line}: {key} is given twice, first in line {lines[key]}; remove one")
         lines[key] = line
-        if isinstance(value_node, yaml.MappingNode) and value_node.value and not group and key not in whole:
-            yield from _settings(loader, value_node, path, f"{key}.")
-        else:
-            items = value_node.value if isinstance(value_node, yaml.SequenceNode) else []
-            for node in (value_node, *items):
-                _reject_repeated_keys(node, path, key)
-            try:
-                value = loader.construct_document(value_node)
-            except ValueError as error:  # 2026-99-99, or an integer of 5,000 digits
-                raise ConfigError(f"{path}, line {line}: {key} cannot be read: {error}; correct it") from None
-            places = tuple(f"{path}, line {item.start_mark.line + 1}" for item in items)
-            yield Setting(key, value, f"{path}, line {line}", path.parent, places)
-
-
-def _reject_repeated_keys(node: yaml.Node, path: Path, key: str) -> None:
-    """Reject a mapping (as a value) with a repeated key: YAML would silently drop the first."""
-    lines: dict[str, int] = {}
-    for name_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-        line, name = name_node.start_mark.line + 1, str(name_node.value)
-        if name in lines:
-            raise ConfigError(
-                f"{path}, line {line}: {key}.{name} is given twice, first in line {lines[name]}; remove one"
-            )
-        lines[name] = line
+        yield key, line, value_node
 
 
 Item = TypeVar("Item", SourceSettings, TokenSettings)
+ITEMS_MAX = 10_000
 _MEMBERS = {
     SourceSettings: {
         "path": "the path of a folder",
@@ -202,25 +201,30 @@ def _item(at: str, item: Any, kind: type[Item]) -> Item:
     raise ConfigError(f"{at}: {member} is not what it should be; give {allowed[member]}{given}")
 
 
+def _items(setting: Setting, form: str) -> list[tuple[str, Any]]:
+    """Return the items of a YAML list, each with the place to name in errors. `form`: what an item looks like."""
+    given = [] if setting.value in (None, "") else setting.value
+    if not isinstance(given, list | tuple) or len(given) > ITEMS_MAX:
+        shown = "no list" if setting.key != "sources" else f"{given!r:.60}"  # anything else may be a token
+        what = f"a list, each of its items {form} ({ITEMS_MAX:,} at most)"
+        raise ConfigError(f"{setting.place}: {setting.key} is {shown}; give {what}")
+    places = setting.item_places or [setting.place] * len(given)
+    named = enumerate(zip(places, given, strict=True), 1)
+    return [(f"{place}: {setting.key}, item {number}", item) for number, (place, item) in named]
+
+
 def _read_sources(setting: Setting) -> list[tuple[str, SourceSettings]]:
     """Return the sources in a YAML list, each with the place to name in errors.
 
     Paths and exclusions become absolute if they name a place. A folder need not exist, because its disk may be mounted
     later, but it must not be a file.
     """
-    given = setting.value
-    if given in (None, ""):
-        return []
-    if not isinstance(given, list | tuple):
-        raise ConfigError(f"{setting.place}: sources is {given!r:.60}; give a list, each of its items `- path: FOLDER`")
     items: list[tuple[str, SourceSettings]] = []
     excluded: list[str] = []
-    places = setting.item_places or [setting.place] * len(given)
-    for number, (place, item) in enumerate(zip(places, given, strict=True), 1):
+    for at, item in _items(setting, "`- path: FOLDER`"):
         if isinstance(item, str) and item.startswith("!"):
             excluded.append(_exclusion(setting, item[1:]))
             continue
-        at = f"{place}: sources, item {number}"
         source = _item(at, {"path": item} if isinstance(item, str) else item, SourceSettings)
         path = _absolute(setting, source.path)
         source = msgspec.structs.replace(
@@ -230,11 +234,10 @@ def _read_sources(setting: Setting) -> list[tuple[str, SourceSettings]]:
             formats=tuple(suffix.lower().removeprefix(".") for suffix in source.formats),
         )
         if unread := next((one for one in source.formats if one not in _suffixes()), None):
-            near = difflib.get_close_matches(unread, _suffixes(), n=1)
-            remedy = f"did you mean {near[0]}?" if near else "docs/documents.md lists those that it reads"
+            remedy = meant(unread, _suffixes(), "docs/documents.md lists those that it reads")
             raise ConfigError(f"{at}: formats has {unread}, which memd does not read; {remedy}")
-        items.append((place, source))
-    return [(place, msgspec.structs.replace(one, exclude=(*one.exclude, *excluded))) for place, one in items]
+        items.append((at.partition(", item")[0], source))
+    return [(at, msgspec.structs.replace(one, exclude=(*one.exclude, *excluded))) for at, one in items]
 
 
 @functools.cache
@@ -245,51 +248,35 @@ def _suffixes() -> list[str]:
 
 def _source_problems(sources: tuple[SourceSettings, ...], data_dir: Path) -> Iterator[tuple[int, str]]:
     """Yield the index of a source and its problem: with the other sources, or with memd's own data."""
-    places = [(one, Path(one.path).resolve()) for one in sources]
-    for number, (one, place) in enumerate(places):
+    places = [(number, one.path, Path(one.path).resolve()) for number, one in enumerate(sources)]
+    for number, path, place in places:
         if place.is_relative_to(data_dir.resolve()):
-            yield number, f"has {one.path}, which is in memd's own data directory ({data_dir}); name another folder"
+            yield number, f"has {path}, which is in memd's own data directory ({data_dir}); name another folder"
         if place.is_file():
-            yield (
-                number,
-                f"has {one.path}, which is a file; name its folder, or remember it once with `memd add {one.path}`",
-            )
-    for (before, (one, place)), (number, (other, inside)) in itertools.permutations(enumerate(places), 2):
+            yield number, f"has {path}, which is a file; name its folder, or remember it once with `memd add {path}`"
+    for (before, path, place), (number, other, inside) in itertools.permutations(places, 2):
         if inside == place and before < number:
-            yield number, f"has {one.path} twice; remove one"
+            yield number, f"has {path} twice; remove one"
         elif inside != place and inside.is_relative_to(place):
-            yield (
-                number,
-                f"has {other.path}, which is inside {one.path}: its files would be remembered twice; remove one of the "
-                "two, or name the folders beside it",
-            )
+            why = f"which is inside {path}: its files would be remembered twice"
+            yield number, f"has {other}, {why}; remove one of the two, or name the folders beside it"
 
 
 def _exclusion(setting: Setting, text: str) -> str:
     return str(_absolute(setting, text)) if text.startswith(("/", "~")) else text.strip("/")
 
 
-TOKENS_MAX = 10_000
 _STARS_MAX = 8
 """Limit per pattern: more slow down matching, and nobody needs them."""
 
 
 def read_tokens(setting: Setting) -> tuple[TokenSettings, ...]:
     """Return the tokens in a YAML list. Raises ConfigError: the list or one of its items is malformed."""
-    given = setting.value
-    if given in (None, ""):
-        return ()
-    if not isinstance(given, list | tuple) or len(given) > TOKENS_MAX:
-        lines = "`- name: …`, `token_sha256: …`, `topics: […]`, `rights: […]`"
-        raise ConfigError(
-            f"{setting.place}: {setting.key} is no list of at most {TOKENS_MAX:,} items; give lines {lines}"
-        )
-    places = setting.item_places or [setting.place] * len(given)
-    items = enumerate(zip(places, given, strict=True), 1)
-    tokens = [_item(f"{place}: {setting.key}, item {number}", one, TokenSettings) for number, (place, one) in items]
+    items = _items(setting, "lines `name: …`, `token_sha256: …`, `topics: […]`, `rights: […]`")
+    tokens = tuple(_item(at, item, TokenSettings) for at, item in items)
     for number, problem in token_problems(tokens):
-        raise ConfigError(f"{places[number]}: {setting.key}, item {number + 1}: {problem}")
-    return tuple(tokens)
+        raise ConfigError(f"{items[number][0]}: {problem}")
+    return tokens
 
 
 def token_problems(tokens: Sequence[TokenSettings], owner_token: str = "") -> Iterator[tuple[int, str]]:
@@ -324,77 +311,36 @@ CONFIG_VARIABLE = "MEMD_CONFIG"
 
 
 CONSTANTS_VARIABLE = "MEMD_CONSTANTS"
-"""If set, as in tests, settings in `REMOVED` that are constants in the code are read and take effect."""
-_CHUNKS = "a chunk has 50 to 300 tokens"
+"""If set, as in tests, settings that are constants in the code are read and take effect."""
 _NO_BOUNDARIES = "chunks end where they have 50 tokens"
-_MEASURED = "the weights of recall fit together: they were chosen by measurement"
-REMOVED = {
+_GONE = {
     "retrieval.min_evidence": "where nothing stored is near a question, one fixed threshold decides",
+    "retrieval.min_share": "retrieval.min_score alone decides what is too weak",
     "buffer.handover_ms": "a new conversation waits for none",
+    "buffer.journal_fsync_seconds": "with `interval` the journal is synced every second",
     "chunking.similarity": _NO_BOUNDARIES,
     "chunking.budget_ms": _NO_BOUNDARIES,
     "chunking.window_tokens": _NO_BOUNDARIES,
     "chunking.overlap_tokens": _NO_BOUNDARIES,
     "upstream.keepalive_seconds": "idle connections are dropped after 3 s, before llama-server closes its own",
-    "buffer.journal_fsync_seconds": "with `interval` the journal is synced every second",
+    "upstream.connect_timeout_seconds": "connecting may take 10 s",
     "compaction.fraction": "half of the buffer leaves in one compaction",
     "corrections.window_turns": "a chunk can be corrected in 64 turns of its topic",
     "limits.corrections_max": "one request corrects 1,000 chunks at most",
     "limits.related_topics_max": "one request has 64 related topics at most",
     "rerank.candidates": "the reranker is asked about the 32 best chunks",
     "processor.one_core": "threads take the cores that there are",
-    "upstream.connect_timeout_seconds": "connecting may take 10 s",
     "utility.step_ratio": "a step of Helpful counts 1.5 times, one of Unhelpful 1 / 1.5",
     "utility.max_helpful_steps": "more than 10 steps of Helpful change nothing",
     "utility.max_unhelpful_steps": "more than 4 steps of Unhelpful change nothing",
     "embedding.timeout_seconds": "a batch of texts may take 30 s",
-    "buffer.soft_tokens": "what leaves after a reply is an eighth less than what has to leave before a request",
-    "buffer.idle_seconds": "a conversation that rests for five minutes is stored completely",
-    "buffer.hard_tokens": "the window decides when old turns leave: set upstream.window to a smaller one",
-    "buffer.store_after_seconds": "turns are stored a second after their reply",
-    "compaction.retry_seconds": "a write that failed is tried again after 5 s, then ever more rarely",
-    "chunking.min_tokens": _CHUNKS,
-    "chunking.max_tokens": _CHUNKS,
-    "dedupe.cosine": "chunks with the same words count as one from a similarity of 0.99 on",
-    "segment.max_entries": "a segment has 5,000 entries",
-    "store.topic_idle_seconds": "a topic is closed after ten minutes without a request, see store.memory_bytes_max",
-    "retrieval.top_k": "as many chunks are recalled as fit injection.budget_tokens",
-    "retrieval.min_share": "retrieval.min_score alone decides what is too weak",
-    "retrieval.lexical_weight": _MEASURED,
-    "retrieval.feedback_weight": _MEASURED,
-    "retrieval.neighbour_weight": _MEASURED,
-    "retrieval.time_weight": _MEASURED,
-    "retrieval.timeout_ms": "a recall that takes longer than two seconds is skipped",
-    "rerank.timeout_ms": "a question waits half a second for the reranker",
     "injection.role": "memory stands in front of the user's message: many templates drop a message of its own",
     "injection.header": "the block's first line is always the same",
-    "injection.pressure_ratio": "context_pressure is signalled from 0.8 on",
-    "injection.freeze_seconds": "a request that is repeated within two minutes is a retry",
-    "injection.sticky_tokens": "blocks of earlier turns have 4,000 tokens together, a quarter of the window at most",
     "injection.dates": "a block states today's date and the day of each chunk: a model without them takes old for new",
-    "ingest.reindex_seconds": "sources are read again every five minutes, and when files change; `memd add` reads once",
-    "backup.seconds": "changes go to the bucket every ten seconds: at most those are lost with a disk",
-    "limits.connections_max": "1,000 clients may be connected, fewer where the limit of descriptors is low",
-    "conversation.max_open": "256 conversations are kept in memory, and the others stored",
-    "embedding.threads": "a text is embedded by one thread",
-    "limits.bodies_bytes_max": "the bodies of all requests have 512 MB, or limits.body_bytes_max where that is more",
-    "limits.header_bytes_max": "headers have at most 64 KB",
-    "limits.capture_bytes_max": "at most 8 MB of a reply are remembered",
-    "receipts.bytes_max": "receipts have 32 MB, about 2,000 turns",
-    "limits.idle_seconds": "a connection may wait 75 s",
-    "shutdown.grace_seconds": "replies in flight have 10 s when memd ends",
 }
-"""Settings of earlier versions, and why they are gone. memd starts in spite of them."""
-_MASTER_KEY = "encryption.key"
-"""A field that no settings file may give."""
 _FORMER_CLUSTER = ("url", "bucket", "endpoint", "region", "access_key", "secret_key", "own_url", "lease_seconds")
 FORMER = {f"store.{name}": "a cluster's log is in PostgreSQL: cluster.database" for name in _FORMER_CLUSTER}
 """Settings of earlier versions that selected another memory, and their replacement. memd refuses to start with them."""
-
-
-def known_keys() -> dict[str, Any]:
-    """Return the dotted key of every setting with its type, in the order of `defaults.yaml`."""
-    return {key: kind for key, kind in _fields().items() if key not in REMOVED and key != _MASTER_KEY}
 
 
 def _fields() -> dict[str, Any]:
@@ -407,6 +353,23 @@ def _fields() -> dict[str, Any]:
             is_path = field.name == "data_dir"  # a type that msgspec does not support
             keys[field.name] = model.Text if is_path else field.type
     return keys
+
+
+_SINGLE = ("data_dir", "sources", "retention")
+_MASTER_KEY = "encryption.key"
+"""A field that no settings file may give."""
+_GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name not in _SINGLE)
+_FIELDS = _fields()
+REMOVED = _GONE | {
+    key: reason
+    for key, kind in _FIELDS.items()
+    for reason in getattr(kind, "__metadata__", ())
+    if isinstance(reason, str)
+}
+"""Settings of earlier versions, and why they are gone. memd starts in spite of them."""
+KEYS = {key: kind for key, kind in _FIELDS.items() if key not in REMOVED and key != _MASTER_KEY}
+"""The dotted key of every setting with its type, in the order of `defaults.yaml`."""
+_MAY_BE_EMPTY = _GROUPS | {"retention"} | {key.partition(".")[0] for key in REMOVED}
 
 
 def variable_of(key: str) -> str:
@@ -432,9 +395,7 @@ def load_config(
         ConfigError: a file that cannot be read, or a setting that is unknown or not allowed.
     """
     path = _settings_file(path, env)
-    data_dir = (path.parent if path else Path()) / Config().data_dir
-    values: dict[str, Any] = {}
-    places: dict[str, str] = {}
+    given: dict[str, Setting] = {}
     sources: list[tuple[str, SourceSettings]] = []
     for setting in _layers(path, env, overrides):
         if setting.key in _MAY_BE_EMPTY and setting.value in (None, {}):
@@ -445,26 +406,22 @@ def load_config(
         if setting.key == "sources":
             sources = _read_sources(setting)
             continue
-        values[setting.key] = read_tokens(setting) if setting.key == "auth.tokens" else _checked(setting)
-        _drop_overridden(setting, values, places)
-        places[setting.key] = setting.place
-        if setting.key == "data_dir":
-            data_dir = setting.folder / _expanded(setting)
-        if setting.key in _PATHS and setting.value:
-            values[setting.key] = str(_absolute(setting, setting.value))
-        if setting.key == "embedding.model" and setting.value.startswith(_PATH):
-            values[setting.key] = f"{_PATH}{_absolute(setting, setting.value.removeprefix(_PATH))}"
-    values["sources"] = tuple(source for _, source in sources)
-    url, urls = values.get("upstream.url"), values.get("upstream.urls")
-    if url is not None and urls and all(model.base_of(url) != model.base_of(one) for one in urls):
+        if setting.key in _SERVERS and setting.value != []:
+            for other in (one for one in _SERVERS if one in given and given[one].layer < setting.layer):
+                del given[other]
+        given[setting.key] = msgspec.structs.replace(setting, value=_read(setting))
+    url, urls = (given[key].value if key in given else () for key in _SERVERS)
+    if url and urls and all(model.base_of(url) != model.base_of(one) for one in urls):
         said = f"upstream.urls is given, and upstream.url too, which is {model.without_credentials(url):.60}"
-        raise ConfigError(f"{places['upstream.urls']}: {said}; remove one of the two")
-    config = _built(values | {"data_dir": data_dir.absolute()})
+        raise ConfigError(f"{given['upstream.urls'].place}: {said}; remove one of the two")
+    data_dir = (path.parent if path else Path()) / Config().data_dir
+    values = {"data_dir": data_dir.absolute(), **{key: one.value for key, one in given.items()}}
+    config = _built(values | {"sources": tuple(source for _, source in sources)})
     for key, problem in _contradictions(config):
-        place = next(places[name] for name in (key, *_PARTNERS.get(key, ())) if name in places)
+        place = next(given[name].place for name in (key, *_PARTNERS.get(key, ())) if name in given)
         raise ConfigError(f"{place}: {key} {problem}")
     for number, problem in _source_problems(config.sources, config.data_dir):
-        raise ConfigError(f"{sources[number][0]}: sources {problem}")
+        raise ConfigError(f"{sources[number][0]} {problem}")
     return config
 
 
@@ -477,10 +434,6 @@ def places_of_settings(
     return path, {setting.key: setting.place for setting in _layers(path, env, overrides) if setting.key not in REMOVED}
 
 
-_SINGLE = ("data_dir", "sources", "retention")
-_GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name not in _SINGLE)
-_MAY_BE_EMPTY = _GROUPS | {"retention"} | {key.partition(".")[0] for key in REMOVED}
-_FIELDS, _KEYS = _fields(), known_keys()
 _WRITTEN = {
     model.PATTERN_COUNTRY: "a country in two capital letters (ISO 3166: DE, GB)",
     model.PATTERN_WORD: "a word or phrase of at most 100 characters, without signs and spaces at its ends",
@@ -493,9 +446,7 @@ _SECRET = frozenset(
     }
 )
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key", "encryption.key_file"})
-_COMMAND_LINE = "the command line"
-_KEY_PLACES = (variable_of(_MASTER_KEY), _COMMAND_LINE)  # there it comes from stdin: no flag takes a key
-_NO_KEY_HERE = "a key does not belong into a settings file; give encryption.key_file, or the variable " + _KEY_PLACES[0]
+_NO_KEY_HERE = "a key does not belong into a settings file; give encryption.key_file, or MEMD_ENCRYPTION_KEY"
 _PATH = "path:"  # of embedding.model
 _SERVERS = ("upstream.url", "upstream.urls")  # alternatives
 _PARTNERS = {
@@ -529,7 +480,7 @@ def _layers(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, o
         if former := {variable_of(key): key for key in FORMER}.get(name):
             raise ConfigError(f"{name}: {_unknown(former)} (or unset the variable)")
         if name not in key_of:
-            known = [one.removeprefix(ENVIRONMENT_PREFIX) for one in (*map(variable_of, _KEYS), CONFIG_VARIABLE)]
+            known = [one.removeprefix(ENVIRONMENT_PREFIX) for one in (*map(variable_of, KEYS), CONFIG_VARIABLE)]
             near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), known, n=1)
             remedy = f"did you mean {ENVIRONMENT_PREFIX}{near[0]}?" if near else "docs/settings.md lists them all"
             raise ConfigError(f"{name}: there is no such setting; {remedy} (or unset the variable)")
@@ -539,32 +490,22 @@ def _layers(path: Path | None, env: Mapping[str, str], overrides: Mapping[str, o
             value = env[name] if is_text else yaml.safe_load(env[name])
         except (yaml.YAMLError, ValueError, RecursionError):
             raise ConfigError(f"{name}: {env[name][:60]!r} is not a YAML value; put text in quotes") from None
-        yield Setting(key, value, name)
+        yield Setting(key, value, name, layer=1)
     for key, value in overrides.items():
-        yield Setting(key, value, _COMMAND_LINE)
+        yield Setting(key, value, "the command line", layer=2)
 
 
-def _drop_overridden(setting: Setting, values: dict[str, Any], places: Mapping[str, str]) -> None:
-    """Drop the alternative setting for model servers if it was given at a place of lower precedence."""
-    if setting.key not in _SERVERS or setting.value == []:
-        return
-    other = _SERVERS[1 - _SERVERS.index(setting.key)]
-    if other in values and _rank(places[other]) < _rank(setting.place):
-        del values[other]
-
-
-def _rank(place: str) -> int:
-    return 2 if place == _COMMAND_LINE else int(place in map(variable_of, _SERVERS))
-
-
-def _checked(setting: Setting) -> Any:
+def _read(setting: Setting) -> Any:
+    """Return the value of a setting; paths in it become absolute. Raises ConfigError: it is not allowed."""
     if setting.key not in _FIELDS:
         raise ConfigError(f"{setting.place}: {_unknown(setting.key)}")
-    if setting.key == _MASTER_KEY and setting.value and setting.place not in _KEY_PLACES:
+    if setting.key == _MASTER_KEY and setting.value and not setting.layer:
         raise ConfigError(f"{setting.place}: {_NO_KEY_HERE}")
+    if setting.key == "auth.tokens":
+        return read_tokens(setting)
     expected = _FIELDS[setting.key]
     try:
-        return msgspec.convert(setting.value, expected)
+        value = msgspec.convert(setting.value, expected)
     except (msgspec.ValidationError, RecursionError) as error:  # RecursionError: a YAML list that contains itself
         shown = "empty" if setting.value in (None, "") else f"{model.without_credentials(repr(setting.value)):.60}"
         if setting.key in _SECRET and shown != "empty":
@@ -574,21 +515,26 @@ def _checked(setting: Setting) -> Any:
             shown = f"wrong in item {int(item[1]) + 1}" if item else "not such a list"
         allowed = _allowed(msgspec.inspect.type_info(expected))
         raise ConfigError(f"{setting.place}: {setting.key} is {shown}; give {allowed}") from None
+    if setting.key == "data_dir":
+        return _absolute(setting, value)
+    if setting.key == "embedding.model" and value.startswith(_PATH):
+        return f"{_PATH}{_absolute(setting, value.removeprefix(_PATH))}"
+    return str(_absolute(setting, value)) if setting.key in _PATHS and value else value
 
 
 def _unknown(key: str) -> str:
     if key in FORMER:
         return f"there is no setting {key} any more; {FORMER[key]}"
     if key in _GROUPS:
-        inner = ", ".join(known.removeprefix(f"{key}.") for known in _KEYS if known.startswith(f"{key}."))
+        inner = ", ".join(known.removeprefix(f"{key}.") for known in KEYS if known.startswith(f"{key}."))
         return f"{key} is a group of settings; write them indented below it: {inner}"
     group, _, name = key.rpartition(".")
-    siblings = {known.rpartition(".")[2]: known for known in _KEYS if known.startswith(f"{group}.")}
-    near = [known for known in _KEYS if known.rpartition(".")[2] == name]
+    siblings = {known.rpartition(".")[2]: known for known in KEYS if known.startswith(f"{group}.")}
+    near = [known for known in KEYS if known.rpartition(".")[2] == name]
     if siblings:
         near = near or [siblings[close] for close in difflib.get_close_matches(name, siblings, n=1)]
     else:
-        near = near or difflib.get_close_matches(key, _KEYS if group else [*_KEYS, *_GROUPS], n=1)
+        near = near or difflib.get_close_matches(key, KEYS if group else [*KEYS, *_GROUPS], n=1)
     if near:
         return f"there is no setting {key}; did you mean {near[0]}?"
     return f"there is no setting {key}; there are {', '.join(siblings.values() or [*_SINGLE, *sorted(_GROUPS)])}"
@@ -623,14 +569,9 @@ def _allowed(kind: msgspec.inspect.Type) -> str:
 
 
 def _absolute(setting: Setting, text: str) -> Path:
-    """Return the path in a setting's value as absolute; relative paths start from the settings file's folder."""
-    return (setting.folder / _expanded(msgspec.structs.replace(setting, value=text))).absolute()
-
-
-def _expanded(setting: Setting) -> Path:
-    """Return a path with its leading `~` expanded."""
+    """Return a path as absolute; relative ones start from the settings file's folder, `~` is the home folder."""
     try:
-        return Path(setting.value).expanduser()
+        return (setting.folder / Path(text).expanduser()).absolute()
     except RuntimeError:
         raise ConfigError(f"{setting.place}: {setting.key}: '~' has no home folder here; give a full path") from None
 
@@ -684,18 +625,18 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield "listen.tls_cert", "and listen.tls_key belong together: set both, or neither for plain HTTP"
     for key in ("ignore", "ignore_system", "strip"):
         for pattern in getattr(config.ingest, key) or ():
-            try:
-                re.compile(pattern)
-            except (re.error, RecursionError, OverflowError) as error:
-                yield f"ingest.{key}", f"has {pattern[:60]!r}, which is no regular expression ({error}); correct it"
-    yield from _of_redaction(config.ingest)
-
-
-def _of_redaction(ingest: IngestSettings) -> Iterator[tuple[str, str]]:
-    listed = [model.LISTED_WORD] if ingest.redact_words else []
-    taken = {*get_args(model.RedactionName), *ingest.redact_persons, *listed}
+            if problem := _pattern_problem(pattern, may_be_empty=True):
+                yield f"ingest.{key}", f"has {pattern[:60]!r}, {problem}"
+    ingest = config.ingest
+    taken = {
+        *get_args(model.RedactionName),
+        *ingest.redact_persons,
+        *([model.LISTED_WORD] if ingest.redact_words else []),
+    }
     for name, pattern in ingest.redact_patterns.items():
-        problem = _redaction_problem(name, pattern, taken)
+        problem = _pattern_problem(pattern, may_be_empty=False)
+        if name in taken:
+            problem = "but that is the name of a built-in pattern; give it another name"
         if problem:
             yield "ingest.redact_patterns", f"has {name}: {pattern[:60]!r}, {problem}"
     for key in ("redact_persons", "redact_words"):
@@ -703,16 +644,16 @@ def _of_redaction(ingest: IngestSettings) -> Iterator[tuple[str, str]]:
             yield f"ingest.{key}", "replaces nothing while ingest.redact is false; set that to true, or remove this"
 
 
-def _redaction_problem(name: str, pattern: str, taken: Collection[str]) -> str | None:
-    if name in taken:
-        return "but that is the name of a built-in pattern; give it another name"
+def _pattern_problem(pattern: str, *, may_be_empty: bool) -> str:
+    """Return what is wrong with a regular expression; empty if nothing is. `may_be_empty`: it may match no text."""
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         return f"which is no regular expression ({error}); correct it"
-    if any(found.start() == found.end() for probe in ("", string.printable) for found in compiled.finditer(probe)):
-        return "which matches the empty string, so there is nothing to replace; say what has to be there (+ for *)"
-    return None
+    found = (match for probe in ("", string.printable) for match in compiled.finditer(probe))
+    if may_be_empty or all(match[0] for match in found):
+        return ""
+    return "which matches the empty string, so there is nothing to replace; say what has to be there (+ for *)"
 
 
 Kind = Literal["ignore", "ignore_system", "message", "reply", "result", "strip", "sub_agent"]
@@ -744,8 +685,10 @@ class Programs(msgspec.Struct, frozen=True):
 @cache
 def rules() -> tuple[Rule, ...]:
     """Return the table in order. Raises OSError: the package was installed without its data files."""
-    found = msgspec.convert(words_of("programs")["rules"], tuple[Rule, ...])
-    return tuple(msgspec.structs.replace(rule, pattern=_written_out(rule.pattern)) for rule in found)
+    found = msgspec.convert(words_of("programs")["rules"], list[Rule])
+    for word, meaning in _STANDS_FOR.items():
+        found = [msgspec.structs.replace(rule, pattern=rule.pattern.replace(word, meaning)) for rule in found]
+    return tuple(found)
 
 
 def programs_of(settings: IngestSettings) -> Programs:
@@ -758,9 +701,3 @@ def programs_of(settings: IngestSettings) -> Programs:
             for kind, given in own.items()
         }
     )
-
-
-def _written_out(pattern: str) -> str:
-    for word, meaning in _STANDS_FOR.items():
-        pattern = pattern.replace(word, meaning)
-    return pattern

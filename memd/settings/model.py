@@ -1,8 +1,9 @@
 """The settings: names, defaults and bounds; and the addresses of HTTP servers in them.
 
 Rule: defaults are here and in `defaults.yaml`, where comments explain the settings; a test keeps them equal. A field
-with a docstring is a constant that tests may override (`loading.py: REMOVED` has its reason). Addresses are judged by
-their text alone, without a resolver, whose answer may change a moment later.
+whose type is annotated with a sentence was a setting and is a constant now, which tests may override: the sentence
+tells a user whose file still has it what holds. Addresses are judged by their text alone, without a resolver, whose
+answer may change a moment later.
 """
 
 from __future__ import annotations
@@ -99,8 +100,7 @@ class BackupSettings(msgspec.Struct, frozen=True, kw_only=True):
     region: str = ""
     access_key: str = ""
     secret_key: str = ""
-    seconds: Annotated[float, Meta(ge=0.1, le=3_600)] = 10.0
-    """Interval at which changes are written to the bucket: the most that a lost disk costs."""
+    seconds: Annotated[float, "changes go to the bucket every ten seconds: at most those are lost with a disk"] = 10.0
     keep_days: Annotated[int, Meta(ge=1, le=3_650)] = 7
 
     @property
@@ -124,8 +124,9 @@ class EncryptionSettings(msgspec.Struct, frozen=True, kw_only=True):
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The topics kept open in memory."""
 
-    topic_idle_seconds: Annotated[float, Meta(ge=0.01, le=3_600)] = 600.0
-    """A topic without a request for this long is closed; its next request reads it from disk."""
+    topic_idle_seconds: Annotated[
+        float, "a topic is closed after ten minutes without a request, see store.memory_bytes_max"
+    ] = 600.0
     memory_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 4 << 30
 
 
@@ -141,7 +142,6 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Seconds = Annotated[float, Meta(ge=0, le=604_800)]
-PositiveSeconds = Annotated[float, Meta(ge=0.01, le=3_600)]
 Tokens = Annotated[int, Meta(ge=256, le=100_000_000)]
 Threshold = Literal["auto"] | Tokens
 Prefix = Annotated[str, Meta(max_length=1_000)]
@@ -199,45 +199,42 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
 class BufferSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The hot buffer: the part of each conversation that is still in the prompt."""
 
-    soft_tokens: Threshold = "auto"
-    """Above this a compaction runs in the background after the reply; auto: 7/8 of the hard threshold."""
-    hard_tokens: Threshold = "auto"
-    """Above this a compaction runs before the request is forwarded; auto: derived from the model's window."""
-    idle_seconds: Seconds = 300.0
-    """A conversation without a request for this long is stored completely (and stays in its prompt)."""
-    store_after_seconds: Seconds = 1.0
-    """Finished turns are stored this long after their reply, in the background (and stay in their prompt)."""
+    soft_tokens: Annotated[
+        Threshold, "what leaves after a reply is an eighth less than what has to leave before a request"
+    ] = "auto"
+    hard_tokens: Annotated[
+        Threshold, "the window decides when old turns leave: set upstream.window to a smaller one"
+    ] = "auto"
+    idle_seconds: Annotated[float, "a conversation that rests for five minutes is stored completely"] = 300.0
+    store_after_seconds: Annotated[float, "turns are stored a second after their reply"] = 1.0
     journal_fsync: Literal["interval", "always"] = "interval"
 
 
 class CompactionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Moving the oldest turns from the buffer into the log."""
 
-    retry_seconds: PositiveSeconds = 5.0
-    """Wait after a failed append; doubles with every further failure, up to 30 s."""
+    retry_seconds: Annotated[
+        float, "a write that failed is tried again after 5 s, then ever more rarely, at least every 30 s"
+    ] = 5.0
 
 
 class ChunkingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Cutting turns into the chunks that are stored and recalled. Tokens are cl100k tokens."""
 
-    min_tokens: Annotated[int, Meta(ge=1, le=2_000)] = 50
-    """A chunk goes on until it has this many tokens, or its turn ends."""
-    max_tokens: Annotated[int, Meta(ge=20, le=4_000)] = 300
-    """A chunk never has more than this."""
+    min_tokens: Annotated[int, "a chunk has at least 50 tokens, unless its turn ends before"] = 50
+    max_tokens: Annotated[int, "a chunk has at most 300 tokens"] = 300
 
 
 class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Leaving out repetitions within one compaction."""
 
-    cosine: Annotated[float, Meta(ge=0.5, le=1)] = 0.99
-    """Chunks with the same words count as duplicates from this similarity on; the first is kept."""
+    cosine: Annotated[float, "chunks with the same words count as one from a similarity of 0.99 on"] = 0.99
 
 
 class SegmentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The files of the log."""
 
-    max_entries: Annotated[int, Meta(ge=2, le=1_000_000)] = 5000
-    """Entries after which a segment is sealed and gets its vector index."""
+    max_entries: Annotated[int, "a segment has 5,000 entries, then it is sealed and gets its vector index"] = 5000
 
 
 class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,20 +243,14 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     question: Literal["auto", "table", "model"] = "auto"
     """The vectors that find chunks by meaning: the question table's, which cost nothing; the embedding model's; or the
     model's only if the table's meaning and the words disagree."""
-    top_k: Annotated[int, Meta(ge=0, le=1_000)] = 0
-    """Limit on recalled chunks; 0: as many as fit the budget."""
+    top_k: Annotated[int, "as many chunks are recalled as fit injection.budget_tokens"] = 0
     min_score: Annotated[float, Meta(ge=0, le=1)] = 0.06
-    lexical_weight: Annotated[float, Meta(ge=0, le=1)] = 0.65
-    """Share of word matching (BM25) in the score; 0 is meaning alone."""
-    feedback_weight: Annotated[float, Meta(ge=0, le=1)] = 0.2
-    """Share of the similarity to the five best chunks in the score."""
-    neighbour_weight: Annotated[float, Meta(ge=0, le=1)] = 0.3
-    """Share of the neighbouring chunks' relevance that is added to a short chunk's own."""
-    time_weight: Annotated[float, Meta(ge=0, le=10)] = 2.0
-    """Share by which a chunk's score grows if it was said at a time that the question names ("last week")."""
+    lexical_weight: Annotated[float, "the share of words (BM25) beside meaning in a score, as measured"] = 0.65
+    feedback_weight: Annotated[float, "a fifth of a score is the likeness to the five best chunks, as measured"] = 0.2
+    neighbour_weight: Annotated[float, "a short chunk gets 0.3 of its neighbours' relevance, as measured"] = 0.3
+    time_weight: Annotated[float, "what was said at a time that a question names counts up to three times"] = 2.0
     recall_budget_ms: Annotated[int, Meta(ge=1, le=600_000)] = 20
-    timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 2000
-    """A recall that takes longer is skipped; the request goes on without memory (`degraded:timeout`)."""
+    timeout_ms: Annotated[int, "a recall that takes longer than two seconds is skipped (degraded:timeout)"] = 2000
     global_topics: tuple[TopicName, ...] = ()
 
 
@@ -267,12 +258,11 @@ class InjectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Putting recalled chunks into the prompt."""
 
     budget_tokens: Annotated[int, Meta(ge=64, le=1_000_000)] = 2000
-    sticky_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 4000
-    """Limit on blocks kept from earlier turns, together; they leave before history does."""
-    pressure_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.8
-    """The fill ratio from which `context_pressure` is signalled; above 1 it is `context_overflow`."""
-    freeze_seconds: Seconds = 120.0
-    """A request repeated within this time is a retry: same block, corrections not applied again."""
+    sticky_tokens: Annotated[
+        int, "blocks of earlier turns have 4,000 tokens together, a quarter of the window at most"
+    ] = 4000
+    pressure_ratio: Annotated[float, "context_pressure is signalled from 0.8 on, context_overflow above 1"] = 0.8
+    freeze_seconds: Annotated[float, "a request that is repeated within two minutes is a retry: same block"] = 120.0
 
 
 class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,8 +275,7 @@ class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True):
 class ConversationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The live conversations."""
 
-    max_open: Annotated[int, Meta(ge=1, le=100_000)] = 256
-    """Limit on conversations in memory; beyond it the least recently used one is stored and closed."""
+    max_open: Annotated[int, "256 conversations are kept in memory, and the others stored"] = 256
     header: HeaderName = ""
     history: Literal["client", "daemon"] = "client"
 
@@ -304,9 +293,9 @@ class IngestSettings(msgspec.Struct, frozen=True, kw_only=True):
     redact_persons: tuple[PersonName, ...] = ()
     redact_countries: Annotated[tuple[CountryCode, ...], Meta(max_length=10)] = ()
     redact_words: Annotated[tuple[ListedWord, ...], Meta(max_length=10_000)] = ()
-    reindex_seconds: Seconds = 300.0
-    """Interval at which `sources` are scanned, besides at changes in the file system; 0: neither, only on request
-    (`memd index`)."""
+    reindex_seconds: Annotated[
+        float, "sources are read again every five minutes, and when files change; `memd add` reads once"
+    ] = 300.0
 
 
 class SourceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -328,8 +317,7 @@ class EmbeddingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model that turns text into vectors."""
 
     model: Text = "bundled"
-    threads: Annotated[int, Meta(ge=1, le=256)] = 1
-    """CPU threads per embedding."""
+    threads: Annotated[int, "a text is embedded by one thread"] = 1
     idle_unload_seconds: Seconds = 0.0
     query_prefix: Prefix = "auto"
     text_prefix: Prefix = "auto"
@@ -344,8 +332,7 @@ class RerankSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
     name: Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*$")] = ""
     api_key: str = ""
-    timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 500
-    """Time that a question waits for it, within `retrieval.timeout_ms`; after that the order stays."""
+    timeout_ms: Annotated[int, "a question waits half a second for the reranker, then the order stays"] = 500
 
 
 class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -353,25 +340,24 @@ class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     body_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 32)] = 100 * 1024 * 1024
     """Size of a request body; larger ones get 413."""
-    bodies_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 36)] = 512 * 1024 * 1024
-    """Size of all request bodies held at the same time; beyond it requests get 503 and may be retried."""
-    header_bytes_max: Annotated[int, Meta(ge=4_096, le=1 << 20)] = 64 * 1024
-    """Size of all request headers together; larger ones get 431."""
-    capture_bytes_max: Annotated[int, Meta(ge=1_024, le=1 << 30)] = 8 * 1024 * 1024
-    """Limit on the remembered part of a reply; the client gets all. A longer one is not read unless it is a stream."""
-    connections_max: Annotated[int, Meta(ge=1, le=100_000)] = 1000
-    """Simultaneous client connections. A further one replaces one without a token or an idle one."""
-    idle_seconds: PositiveSeconds = 75.0
-    """Time that a connection may wait for the next request, headers included, or for more of a body. A body may be
-    slower than 1 KB a second for no longer than that."""
+    bodies_bytes_max: Annotated[
+        int, "the bodies of all requests have 512 MB, or limits.body_bytes_max where that is more"
+    ] = 512 * 1024 * 1024
+    header_bytes_max: Annotated[int, "headers have at most 64 KB"] = 64 * 1024
+    capture_bytes_max: Annotated[int, "at most 8 MB of a reply are remembered"] = 8 * 1024 * 1024
+    connections_max: Annotated[int, "1,000 clients may be connected, fewer where the limit of descriptors is low"] = (
+        1000
+    )
+    idle_seconds: Annotated[float, "a connection may wait 75 s for its next request or for more of a body"] = 75.0
 
 
 class ReceiptsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The record of what memory did in each turn: the question, the block, the scores, the reply."""
 
     enabled: bool = True
-    bytes_max: Annotated[int, Meta(ge=65_536, le=1 << 36)] = 32 * 1024 * 1024
-    """Size of all receipts, about 2,000 turns; when it is full, the oldest half is dropped."""
+    bytes_max: Annotated[
+        int, "receipts have 32 MB, about 2,000 turns; when they are full, the oldest half is dropped"
+    ] = 32 * 1024 * 1024
 
 
 class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -384,8 +370,7 @@ class AuditSettings(msgspec.Struct, frozen=True, kw_only=True):
 class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Ending memd."""
 
-    grace_seconds: Annotated[float, Meta(ge=0, le=3_600)] = 10.0
-    """Time for replies in flight after SIGTERM or Ctrl-C."""
+    grace_seconds: Annotated[float, "replies in flight have 10 s when memd ends"] = 10.0
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
