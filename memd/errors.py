@@ -124,6 +124,8 @@ class OAuthRefused(MemdError):
         """`code`: the error code of RFC 6749, 7591 or 8707."""
         super().__init__(message)
         self.code = code
+        self.back = ""
+        """The URL that reports it to the client; empty if the client may not be told."""
 
 
 class AddressUnusable(MemdError):

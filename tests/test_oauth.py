@@ -25,17 +25,20 @@ from yarl import URL
 
 from memd.access import WrongTokens
 from memd.admin.oauth.endpoint import OAuthEndpoint
-from memd.admin.oauth.ledger import GrantFile, Ledger
-from memd.admin.oauth.protocol import (
+from memd.admin.oauth.ledger import (
     ACCESS_SECONDS,
     CODE_SECONDS,
     GRANTS_MAX,
     REFRESH_SECONDS,
     Allowed,
+    GrantFile,
+    Ledger,
+    Tokens,
+)
+from memd.admin.oauth.protocol import (
     OAuthClient,
     Permission,
     TokenRequest,
-    Tokens,
     client_id_of,
     permission_asked,
     token_asked,

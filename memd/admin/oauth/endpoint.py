@@ -16,10 +16,10 @@ from aiohttp import web
 from memd import access
 from memd.access import WrongTokens
 from memd.admin.oauth import protocol
-from memd.admin.oauth.ledger import Ledger
-from memd.admin.oauth.protocol import Allowed, GivenGrant
+from memd.admin.oauth.ledger import Allowed, GivenGrant, Ledger
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import Body, get, post
+from memd.caching import Latest
 from memd.errors import NotFound, OAuthRefused, StoreError
 from memd.principals import Principal, Right, digest_of
 from memd.settings.model import is_this_machine
@@ -50,7 +50,7 @@ class OAuthEndpoint:
         self._wrong_tokens, self._principals = wrong_tokens, wrong_tokens.principals
         self._idle_seconds = idle_seconds
         self._recorded = recorded
-        self._led_on: set[tuple[str, Right]] = set()
+        self._led_on = Latest[tuple[str, Right], None](LED_ON_MAX)
 
     def serves(self, request: web.BaseRequest) -> bool:
         """Return whether the request is for one of these routes, which exist only if a token is needed."""
@@ -81,15 +81,12 @@ class OAuthEndpoint:
         asked = next((one for one in request.get(_LEFT_OUT, ()) if one[1] == right), None)
         if asked is None or asked in self._led_on or not issuer:
             return None
-        if len(self._led_on) >= LED_ON_MAX:
-            self._led_on.clear()
-        self._led_on.add(asked)
+        self._led_on[asked] = None
         allowed = f"this program was allowed {' and '.join(one for one in protocol.SCOPES if one in has) or 'nothing'}"
         message = f"memd: {allowed}, and this tool needs {right}; it can ask you in your browser"
-        refusal = access.error_response(403, message, INSUFFICIENT)
         scopes = [one for one in protocol.SCOPES if one in has or one == right]
-        refusal.headers["WWW-Authenticate"] = protocol.challenge_of(issuer, INSUFFICIENT, scopes)
-        return refusal
+        headers = {"WWW-Authenticate": protocol.challenge_of(issuer, INSUFFICIENT, scopes)}
+        return access.error_response(403, message, INSUFFICIENT, headers=headers)
 
     def leading(self, request: web.BaseRequest, refusal: web.Response) -> web.Response:
         """Add to a refusal where an MCP client can ask for a token, if it can get one."""
@@ -110,17 +107,9 @@ class OAuthEndpoint:
         if access.is_from_another_page(request) and not is_opened:  # a client's page may make the browser open memd's
             return _refusal(OAuthRefused("access_denied", "pages of other addresses may not ask"), 403)
         if request.method not in methods:
-            refusal = _refusal(OAuthRefused("invalid_request", f"{path} takes {' and '.join(methods)}"), 405)
-            refusal.headers["Allow"] = ", ".join(methods)
-            return refusal
-        if path == protocol.AUTHORIZE and request.method == "GET":
-            query = request.raw_path.partition("?")[2]
-            try:
-                permission = protocol.permission_asked(query, self._ledger.key, issuer)
-            except OAuthRefused as error:
-                return _page_of_refusal(error)
-            return _page(protocol.consent_page(permission, query, rights=permission.scopes))
-        if request.method != "POST":
+            wrong = OAuthRefused("invalid_request", f"{path} takes {' and '.join(methods)}")
+            return _refusal(wrong, 405, Allow=", ".join(methods))
+        if request.method != "POST" and path != protocol.AUTHORIZE:
             return _json(protocol.metadata(path, issuer))
         body = await access.read_body(request, BODY_BYTES_MAX, self._idle_seconds)
         if body is None:
@@ -128,10 +117,9 @@ class OAuthEndpoint:
         form = body.decode("ascii", "replace")
         try:
             if path == protocol.AUTHORIZE:
-                return await self._take_answer(request, form, issuer)
+                return await self._ask_person(request, form, issuer)
             if path == protocol.REGISTER:
-                client = protocol.registered(body)
-                return _json(protocol.registration(client, await self._ledger.key_to_register()), 201)
+                return _json(protocol.registration(body, await self._ledger.key_to_register()), 201)
             if path == protocol.TOKEN:
                 return _json(await self._ledger.tokens_for(protocol.token_asked(form, self._ledger.key, issuer)))
             token = protocol.token_to_revoke(form)
@@ -141,20 +129,20 @@ class OAuthEndpoint:
                 await self._recorded(request, grant.principal, "a program is let in no more")
             return _json({})
         except OAuthRefused as error:
-            return _refusal(error)
+            return _page(protocol.refusing_page(error), 400) if path == protocol.AUTHORIZE else _refusal(error)
         except StoreError as error:
             return _refusal(OAuthRefused("server_error", f"what was asked for cannot be kept: {error}"), 503)
 
-    async def _take_answer(self, request: web.Request, form: str, issuer: str) -> web.Response:
+    async def _ask_person(self, request: web.Request, form: str, issuer: str) -> web.Response:
+        """Show the consent page to a person, or take their answer."""
         try:
             filled = parse_qs(form, keep_blank_values=True, max_num_fields=16)
         except ValueError:
             raise OAuthRefused("invalid_request", "the form has too many fields") from None
-        query = filled.get("request", [""])[0]
-        try:
-            permission = protocol.permission_asked(query, self._ledger.key, issuer)
-        except OAuthRefused as error:
-            return _page_of_refusal(error)
+        query = request.raw_path.partition("?")[2] if request.method == "GET" else filled.get("request", [""])[0]
+        permission = protocol.permission_asked(query, self._ledger.key, issuer)
+        if request.method == "GET":
+            return _page(protocol.consent_page(permission, query, rights=permission.scopes))
         if filled.get("answer") != ["allow"]:
             url = permission.answer(issuer, error="access_denied", error_description="the person refused")
             return _page(protocol.going_back_page(permission, url, is_allowed=False))
@@ -243,22 +231,16 @@ def _problem_with(whole: Principal | None, rights: tuple[str, ...], topics: list
     return ""
 
 
-def _json(document: object, status: int = 200) -> web.Response:
+def _json(document: object, status: int = 200, **headers: str) -> web.Response:
     body = msgspec.json.encode(document)
-    headers = {"Cache-Control": "no-store"}
-    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+    kept = {"Cache-Control": "no-store", **headers}
+    return web.Response(status=status, body=body, content_type="application/json", headers=kept)
 
 
-def _refusal(error: OAuthRefused, status: int = 0) -> web.Response:
+def _refusal(error: OAuthRefused, status: int = 0, **headers: str) -> web.Response:
     status = status or (UNAUTHORIZED if error.code == "invalid_client" else 400)  # at 401 clients register anew
-    return _json({"error": error.code, "error_description": f"memd: {error}"}, status)
+    return _json({"error": error.code, "error_description": f"memd: {error}"}, status, **headers)
 
 
 def _page(text: str, status: int = 200) -> web.Response:
     return web.Response(status=status, text=text, content_type="text/html", headers=protocol.PAGE_HEADERS)
-
-
-def _page_of_refusal(error: OAuthRefused) -> web.Response:
-    """Return a page for the person. The program learns of it if they go back: nobody has checked its address."""
-    back = error.back if isinstance(error, protocol.PermissionRefused) else ""
-    return _page(protocol.refusing_page(f"{error}.", back), 400)

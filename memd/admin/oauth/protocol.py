@@ -1,17 +1,14 @@
-"""OAuth 2.1 between a client and memd: metadata, requests for permission and for tokens, the consent page, and grants
-with their codes and tokens.
+"""OAuth 2.1 between a client and memd: registrations, metadata, requests for permission and for tokens, and the pages
+for a person.
 
-Rule: pure; time and secrets are passed in. A request is either fully read or refused with a standard error code and a
-sentence with the reason. Nothing is guessed, a repeated parameter is refused, and an unknown one ignored (RFC 6749
-section 3.1). There are only public clients, codes with PKCE by S256, and one resource: what MCP requires
+Rule: pure. A request is either fully read or refused with a standard error code and a sentence with the reason. Nothing
+is guessed, a repeated parameter is refused, and an unknown one ignored (RFC 6749 section 3.1). There are only public
+clients, codes with PKCE by S256, and one resource: what MCP requires
 (https://modelcontextprotocol.io/specification/2026-07-28/basic/authorization) and no more.
 
 A client's id is its own registration, sealed by memd, so that registrations need no storage. Answers go only to
 registered addresses. Pages are complete and without scripts. Every value is untrusted until escaped. No page repeats a
 token, or tells whether one is right unless it was submitted.
-
-Only the SHA-256 of a secret is stored. Codes and refresh tokens work once. A second use ends the grant, because one of
-the two users is a thief (OAuth 2.1 section 4.3.1).
 """
 
 from __future__ import annotations
@@ -20,17 +17,16 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from html import escape
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
-from msgspec import Meta
 
 from memd.assets import words_of
 from memd.errors import OAuthRefused
-from memd.principals import Held, Right, surplus
+from memd.principals import Right
 from memd.settings.model import is_this_machine
 
 NAME_CHARACTERS_MAX = 60
@@ -63,7 +59,7 @@ class OAuthClient(msgspec.Struct, frozen=True, array_like=True):
         return uri in self.redirect_uris or _without_port(uri) in map(_without_port, self.redirect_uris)
 
 
-class Registration(msgspec.Struct, frozen=True):
+class _Registration(msgspec.Struct, frozen=True):
     """The relevant members of a registration (RFC 7591 section 2); others are ignored, as it requires."""
 
     redirect_uris: list[str]
@@ -72,10 +68,11 @@ class Registration(msgspec.Struct, frozen=True):
     response_types: tuple[str, ...] = ("code",)
 
 
-def registered(body: bytes) -> OAuthClient:
-    """Return the client described by a registration. Raises OAuthRefused: it is not acceptable."""
+def registration(body: bytes, key: bytes) -> Mapping[str, Any]:
+    """Return the answer to a registration (RFC 7591 section 3.2.1). `key`: seals the client's id. Raises OAuthRefused:
+    it is not acceptable."""
     try:
-        asked = msgspec.json.decode(body, type=Registration)
+        asked = msgspec.json.decode(body, type=_Registration)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise OAuthRefused("invalid_client_metadata", f"the registration cannot be read: {error}") from None
     if "authorization_code" not in asked.grant_types or "code" not in asked.response_types:
@@ -87,11 +84,7 @@ def registered(body: bytes) -> OAuthClient:
             raise OAuthRefused("invalid_redirect_uri", f"{uri[:80]!r} {problem}")
     # Without characters that hide or reverse words on a page.
     name = " ".join("".join(one if one.isprintable() else " " for one in asked.client_name).split())
-    return OAuthClient(name[:NAME_CHARACTERS_MAX] or "A program without a name", tuple(asked.redirect_uris))
-
-
-def registration(client: OAuthClient, key: bytes) -> Mapping[str, Any]:
-    """Return the answer to a registration (RFC 7591 section 3.2.1)."""
+    client = OAuthClient(name[:NAME_CHARACTERS_MAX] or "A program without a name", tuple(asked.redirect_uris))
     return {
         "client_id": client_id_of(client, key),
         "client_name": client.name,
@@ -105,7 +98,7 @@ def registration(client: OAuthClient, key: bytes) -> Mapping[str, Any]:
 def client_id_of(client: OAuthClient, key: bytes) -> str:
     """Return a client's id: its registration and the seal, in base64url."""
     said = msgspec.json.encode(client)
-    return f"{_base64(said)}.{_base64(_seal(said, key))}"
+    return f"{_base64(said)}.{_seal(said, key)}"
 
 
 def client_of(client_id: str, key: bytes) -> OAuthClient | None:
@@ -115,19 +108,10 @@ def client_of(client_id: str, key: bytes) -> OAuthClient | None:
         return None
     try:
         encoded = base64.urlsafe_b64decode(said + "=" * (-len(said) % 4))
-        if not hmac.compare_digest(seal.encode(), _base64(_seal(encoded, key)).encode()):
-            return None
-        return msgspec.json.decode(encoded, type=OAuthClient)
+        is_sealed = hmac.compare_digest(seal.encode(), _seal(encoded, key).encode())
+        return msgspec.json.decode(encoded, type=OAuthClient) if is_sealed else None
     except ValueError:  # not base64, not ASCII, or not a client
         return None
-
-
-def told_host(uri: str) -> str:
-    """Return the destination of an answer in words for a person: a host, or a program on this machine."""
-    parts = urlsplit(uri)
-    if parts.scheme not in ("http", "https"):
-        return f"the program that opens {parts.scheme}: addresses"
-    return "a program on this computer" if is_this_machine(parts.hostname or "") else parts.hostname or ""
 
 
 def _problem_of(uri: str) -> str:
@@ -154,8 +138,8 @@ def _without_port(uri: str) -> str:
     return _LOOPBACK_PORT.sub(r"\1", uri, count=1)
 
 
-def _seal(said: bytes, key: bytes) -> bytes:
-    return hmac.new(key, b"memd: a client of OAuth\n" + said, hashlib.sha256).digest()[:_SEAL_BYTES]
+def _seal(said: bytes, key: bytes) -> str:
+    return _base64(hmac.new(key, b"memd: a client of OAuth\n" + said, hashlib.sha256).digest()[:_SEAL_BYTES])
 
 
 def _base64(data: bytes) -> str:
@@ -178,6 +162,8 @@ PARAMETER_CHARACTERS_MAX = 8_192
 _CHALLENGE = re.compile(r"[A-Za-z0-9_-]{43}")
 """SHA-256 in base64url (RFC 7636 section 4.2)."""
 _VERIFIER = re.compile(r"[A-Za-z0-9._~-]{43,128}")
+_SERVER = re.compile("^[^/]*//[^/]*")
+"""The part of a URL in which case does not count."""
 
 
 class Permission(msgspec.Struct, frozen=True):
@@ -195,13 +181,9 @@ class Permission(msgspec.Struct, frozen=True):
         """Return the URL that delivers the answer to the client (RFC 6749 section 4.1.2, RFC 9207)."""
         return _answered(self.redirect_uri, self.state, issuer, **members)
 
-
-class PermissionRefused(OAuthRefused):
-    """A refused request for permission of a known client, to be reported to its address `back`."""
-
-    def __init__(self, code: str, message: str, back: str) -> None:
-        super().__init__(code, message)
-        self.back = back
+    def is_shown_by(self, verifier: str) -> bool:
+        """Return whether a verifier belongs to the challenge (RFC 7636 section 4.6)."""
+        return hmac.compare_digest(_base64(hashlib.sha256(verifier.encode()).digest()), self.challenge)
 
 
 class TokenRequest(msgspec.Struct, frozen=True):
@@ -253,8 +235,8 @@ def challenge_of(issuer: str, error: str = "", scopes: Iterable[Right] = SCOPES)
 
 
 def permission_asked(query: str, key: bytes, issuer: str) -> Permission:
-    """Read the query of a request for permission. `key`: seals client ids. Raises PermissionRefused: the client may be
-    told why; OAuthRefused: the client is unknown, so only the person is told."""
+    """Read the query of a request for permission. `key`: seals client ids. Raises OAuthRefused: it is invalid. Its
+    `back` leads to the client, unless that is unknown, so that only the person may be told."""
     asked = _parameters(query)
     client_id = asked.get("client_id", "")
     client = client_of(client_id, key)
@@ -271,8 +253,8 @@ def permission_asked(query: str, key: bytes, issuer: str) -> Permission:
             raise OAuthRefused("invalid_request", "a code_challenge is needed, with code_challenge_method S256")
         _check_resource(asked, issuer)
     except OAuthRefused as error:
-        back = _answered(redirect_uri, state, issuer, error=error.code, error_description=str(error))
-        raise PermissionRefused(error.code, str(error), back) from None
+        error.back = _answered(redirect_uri, state, issuer, error=error.code, error_description=str(error))
+        raise
     named = asked.get("scope", "").split()
     scopes = tuple(right for right in SCOPES if right in named) or tuple(SCOPES)
     return Permission(client_id, client, redirect_uri, state, asked["code_challenge"], scopes)
@@ -303,12 +285,6 @@ def token_to_revoke(body: str) -> str:
     raise OAuthRefused("invalid_request", "token is missing")
 
 
-def is_answer_to(challenge: str, verifier: str) -> bool:
-    """Return whether a verifier matches a challenge (RFC 7636 section 4.6)."""
-    made = base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=")
-    return hmac.compare_digest(made, challenge.encode())
-
-
 NO_CLIENT = "the program is not registered here; let it register again: in most, remove this server and add it again"
 
 
@@ -330,17 +306,9 @@ def _parameters(encoded: str) -> dict[str, str]:
 
 def _check_resource(asked: Mapping[str, str], issuer: str) -> None:
     """Check that a request naming a resource (RFC 8707) wants tokens for this memory."""
-    named = asked.get("resource")
-    if named is not None and _canonical(named) != _canonical(issuer + RESOURCE):
+    named = asked.get("resource", issuer + RESOURCE)
+    if _SERVER.sub(lambda server: server[0].lower(), named).rstrip("/") != issuer + RESOURCE:
         raise OAuthRefused("invalid_target", f"there are tokens for {issuer}{RESOURCE} alone, not for {named[:200]!r}")
-
-
-def _canonical(url: str) -> tuple[str, str, str, str]:
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # not a URL
-        return url, "", "", ""
-    return parts.scheme.lower(), parts.netloc.lower(), parts.path.rstrip("/"), parts.query + parts.fragment
 
 
 def _answered(redirect_uri: str, state: str | None, issuer: str, **members: str) -> str:
@@ -373,7 +341,10 @@ def consent_page(
         problem: the reason why the previous answer was not accepted.
     """
     uri, name = permission.redirect_uri, escape(permission.client.name)
-    host = urlsplit(uri).hostname or ""
+    scheme, host = urlsplit(uri).scheme, urlsplit(uri).hostname or ""
+    where = "a program on this computer" if is_this_machine(host) else host
+    if scheme not in ("http", "https"):
+        where = f"the program that opens {scheme}: addresses"
     ticks = (
         _WORDS["right"].format(right=right, words=words, checked=" checked" if right in rights else "")
         for right, words in SCOPES.items()
@@ -381,7 +352,7 @@ def consent_page(
     )
     body = _WORDS["form"].format(
         name=name,
-        host=escape(told_host(uri)),
+        host=escape(where),
         uri=escape(uri),
         warning=_WORDS["loopback"].format(name=name) if is_this_machine(host) else "",
         problem=f'<p class="problem" role="alert">{escape(problem)}</p>\n' if problem else "",
@@ -405,214 +376,13 @@ def going_back_page(permission: Permission, url: str, *, is_allowed: bool) -> st
     return _page(title, f"{body}\n<p>You can close this page then.</p>", refresh=url)
 
 
-def refusing_page(problem: str, back: str = "") -> str:
-    """Return the page with the reason for a refusal; `back`: the URL that reports it to the program."""
-    link = f'\n<p><a href="{escape(back)}">Back to the program</a></p>' if back else ""
-    return _page("This request cannot be answered", f'<p class="problem">{escape(problem)}</p>{link}')
+def refusing_page(error: OAuthRefused) -> str:
+    """Return the page with the reason for a refusal. The program learns of it if the person goes back: nobody has
+    checked its address."""
+    link = f'\n<p><a href="{escape(error.back)}">Back to the program</a></p>' if error.back else ""
+    return _page("This request cannot be answered", f'<p class="problem">{escape(f"{error}.")}</p>{link}')
 
 
 def _page(title: str, body: str, refresh: str = "") -> str:
     leading = f'<meta http-equiv="refresh" content="0;url={escape(refresh)}">\n' if refresh else ""
     return _WORDS["page"].format(title=escape(title), body=body, refresh=leading)
-
-
-NewSecret = Callable[[], str]
-"""Returns a new secret of 256 bits at each call."""
-CODE_SECONDS = 60
-ACCESS_SECONDS = 3_600
-REFRESH_SECONDS = 30 * 86_400
-"""Counted from the last issue of tokens: a program unused for so long has to ask again."""
-GRANTS_MAX = 256
-CODES_MAX = 256
-"""Limit for all principals together; the oldest code of the principal with the most is evicted (`memd.principals`)."""
-REFRESH_UNKNOWN = (
-    "the refresh token is not known: it was revoked, not used for 30 days, or made room for another, as there are at "
-    f"most {GRANTS_MAX} programs; ask again"
-)
-SPENT_MAX = 32
-"""Most recently used-up refresh tokens per grant that are still recognized. An older one is refused too, without ending
-the grant."""
-
-
-class Allowed(msgspec.Struct, frozen=True, kw_only=True):
-    """The person's answer."""
-
-    principal: str
-    principal_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    """Digest of the token with which it was allowed; the grant ends with that token."""
-    rights: tuple[Right, ...]
-    topics: tuple[str, ...]
-    """Patterns; empty: all topics of the principal."""
-
-
-class GivenGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """A grant as shown to people."""
-
-    id: str
-    program: str
-    """The program's own name for itself."""
-    principal: str
-    rights: tuple[Right, ...]
-    topics: tuple[str, ...]
-    created_at: int
-    until: int
-    """Expiry unless it is used before; in seconds since 1970, like `created_at`."""
-
-
-class Grant(Allowed, frozen=True, kw_only=True):
-    """One person's permission for one program. Times are in seconds since 1970, digests hexadecimal."""
-
-    id: str
-    program: str = msgspec.field(name="client_name")
-    client_sha256: str
-    """Digest of the client's id."""
-    created_at: int
-    access_sha256: str = ""
-    access_until: int = 0
-    refresh_sha256: str = ""
-    until: int = msgspec.field(default=0, name="refresh_until")
-    spent: tuple[str, ...] = ()
-    """Digests of used-up refresh tokens, newest last."""
-
-    @property
-    def given(self) -> GivenGrant:
-        """The grant without its digests."""
-        return GivenGrant(**{name: getattr(self, name) for name in GivenGrant.__struct_fields__})
-
-
-class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request for tokens (RFC 6749 section 5.1)."""
-
-    access_token: str
-    token_type: str = "Bearer"  # noqa: S105  # a kind of token
-    expires_in: int = ACCESS_SECONDS
-    refresh_token: str
-    scope: str
-
-
-class GivenCode(msgspec.Struct, frozen=True):
-    """A code issued to a program."""
-
-    permission: Permission
-    allowed: Allowed
-    until: int
-    grant_id: str = ""
-    """The grant made from it; empty until it is used."""
-
-
-class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
-    """All grants and the outstanding codes."""
-
-    key: bytes = b""
-    """Seals client ids; empty before the first registration."""
-    grants: tuple[Grant, ...] = ()
-    """Oldest first."""
-    codes: Mapping[str, GivenCode] = {}
-    """By their SHA-256, oldest first. A file has none, because codes do not survive a restart."""
-    changes: int = 0
-    """Number of changes of the book."""
-    made_room: Mapping[str, str] = {}
-    """Reasons for grants evicted by the last change, by their ids."""
-
-    def acting(self, access_token: str, now: int) -> Grant | None:
-        """Return the grant of a valid access token; None if it is not valid."""
-        digest = sha256_of(access_token)
-        found = next((one for one in self.grants if one.access_sha256 == digest), None)
-        return found if found is not None and now < found.access_until else None
-
-    def without(self, is_over: Callable[[Grant], bool]) -> LedgerState:
-        """Return the state without some grants."""
-        return msgspec.structs.replace(self, grants=tuple(one for one in self.grants if not is_over(one)))
-
-    def ended(self, grant_id: str) -> LedgerState:
-        """Return the state without a grant."""
-        return self.without(lambda one: one.id == grant_id)
-
-    def revoked(self, token: str) -> LedgerState:
-        """Return the state without the grant of an access or refresh token, if valid (RFC 7009 section 2.1)."""
-        digest = sha256_of(token)
-        return self.without(lambda one: digest in (one.access_sha256, one.refresh_sha256))
-
-    def allowed(self, permission: Permission, allowed: Allowed, code: str, now: int) -> LedgerState:
-        """Return the state with a code for a client that a person allowed."""
-        codes = {digest: one for digest, one in self.codes.items() if now < one.until}
-        codes[sha256_of(code)] = GivenCode(permission, allowed, now + CODE_SECONDS)
-        digests = list(codes)
-        for leaving in surplus((Held(one.allowed.principal) for one in codes.values()), CODES_MAX):
-            del codes[digests[leaving.place]]
-        return msgspec.structs.replace(self, codes=codes)
-
-    def asked(self, asked: TokenRequest, new_secret: NewSecret, now: int) -> tuple[LedgerState, Tokens | OAuthRefused]:
-        """Return the state after a request for tokens, and the answer: tokens for a code or refresh token, which is
-        then used up, or a refusal if it is unknown or another client's. A second use is refused and ends the grant."""
-        return (self._exchanged if asked.verifier is not None else self._refreshed)(asked, new_secret, now)
-
-    def _exchanged(self, asked: TokenRequest, new_secret: NewSecret, now: int) -> _Answer:
-        digest = sha256_of(asked.secret)
-        code = self.codes.get(digest)
-        if code is None or code.permission.client_id != asked.client_id or now >= code.until:
-            return self, _void(f"the code is not known: it is another program's, or older than {CODE_SECONDS} s")
-        if code.grant_id:  # the code may have been stolen (RFC 6749 section 4.1.2)
-            return self.ended(code.grant_id), _void("the code has served before, so its tokens are void; ask again")
-        grant_id = sha256_of(new_secret())[:8]
-        served = {**self.codes, digest: msgspec.structs.replace(code, grant_id=grant_id)}
-        state = msgspec.structs.replace(self, codes=served)
-        assert asked.verifier is not None
-        if not is_answer_to(code.permission.challenge, asked.verifier):
-            return state, _void("code_verifier does not belong to the code_challenge; ask again")
-        if asked.redirect_uri not in (None, code.permission.redirect_uri):
-            return state, _void("redirect_uri is another one than before; ask again")
-        grant = Grant(
-            id=grant_id,
-            program=code.permission.client.name,
-            client_sha256=sha256_of(asked.client_id),
-            created_at=now,
-            **msgspec.structs.asdict(code.allowed),
-        )
-        return state._with_room(now, code.allowed.principal)._given(grant, new_secret, now)
-
-    def _refreshed(self, asked: TokenRequest, new_secret: NewSecret, now: int) -> _Answer:
-        digest, client = sha256_of(asked.secret), sha256_of(asked.client_id)
-        for grant in self.grants:
-            if digest in grant.spent:
-                told = "the refresh token has served before; its grant is void, ask again"
-                return self.ended(grant.id), _void(told)
-            if digest == grant.refresh_sha256 and client == grant.client_sha256 and now < grant.until:
-                spent = (*grant.spent, digest)[-SPENT_MAX:]
-                return self._given(msgspec.structs.replace(grant, spent=spent), new_secret, now)
-        return self, _void(REFRESH_UNKNOWN)
-
-    def _given(self, grant: Grant, new_secret: NewSecret, now: int) -> _Answer:
-        access, refresh = new_secret(), new_secret()
-        grant = msgspec.structs.replace(
-            grant,
-            access_sha256=sha256_of(access),
-            access_until=now + ACCESS_SECONDS,
-            refresh_sha256=sha256_of(refresh),
-            until=now + REFRESH_SECONDS,
-        )
-        grants = {one.id: one for one in self.grants} | {grant.id: grant}
-        tokens = Tokens(access_token=access, refresh_token=refresh, scope=" ".join(grant.rights))
-        return msgspec.structs.replace(self, grants=tuple(grants.values())), tokens
-
-    def _with_room(self, now: int, principal: str) -> LedgerState:
-        """Return the state without expired grants, and with room for one more grant of this principal: the least
-        recently used grants of the principal with the most are evicted."""
-        live = sorted((one for one in self.grants if now < one.until), key=lambda one: one.until)
-        held = [*(Held(one.principal) for one in live), Held(principal)]
-        leaving = {one.place: one.why(GRANTS_MAX, "programs") for one in surplus(held, GRANTS_MAX)}
-        made_room = {live[place].id: why for place, why in leaving.items()}
-        grants = tuple(one for place, one in enumerate(live) if place not in leaving)
-        return msgspec.structs.replace(self, grants=grants, made_room=made_room)
-
-
-_Answer = tuple[LedgerState, Tokens | OAuthRefused]
-
-
-def _void(why: str) -> OAuthRefused:
-    return OAuthRefused("invalid_grant", why)
-
-
-def sha256_of(secret: str) -> str:
-    """Return the SHA-256 of a secret as received, in hexadecimal digits."""
-    return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
