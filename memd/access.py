@@ -24,7 +24,7 @@ import math
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -54,8 +54,6 @@ IDEMPOTENCY_HEADER = "Idempotency-Key"
 (draft-ietf-httpapi-idempotency-key-header)."""
 JOINED_AT_ONCE_BYTES = 4 << 20
 """Bodies up to this size are joined on the event loop, which takes 3 ms."""
-RETRY_SECONDS = 5
-"""`Retry-After` for a request whose body has no room."""
 OWN_HEADERS = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
 """Headers of all answers by memd itself: no page of another origin may load them as anything."""
 
@@ -77,9 +75,12 @@ def key_of(request: web.BaseRequest) -> str:
     return request.headers.get(IDEMPOTENCY_HEADER) or secrets.token_hex(16)
 
 
-def error_response(status: int, message: str, kind: str, api: Api = CHAT) -> web.Response:
+def error_response(
+    status: int, message: str, kind: str, api: Api = CHAT, headers: Mapping[str, str] | None = None
+) -> web.Response:
     """Return an error by memd itself in the shape that clients of `api` understand."""
-    return web.Response(status=status, body=api.error_body(status, message, kind), content_type="application/json")
+    body = api.error_body(status, message, kind)
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
 class TooManyBodies(MemdError):
@@ -125,9 +126,7 @@ class BodyRoom:
 
 def too_many_bodies(error: TooManyBodies, api: Api = CHAT) -> web.Response:
     """Return the answer to a request whose body has no room now."""
-    response = error_response(error.status, f"memd: {error}", error.kind, api)
-    response.headers["Retry-After"] = str(RETRY_SECONDS)
-    return response
+    return error_response(error.status, f"memd: {error}", error.kind, api, {"Retry-After": "5"})
 
 
 async def read_body(
@@ -200,7 +199,8 @@ _FORWARDING = re.compile(
     re.IGNORECASE,
 )
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,}")
-_TOKEN_WORD = re.compile(r"[\w-]+")
+_TOKEN_WORD = re.compile(rf"[\w-]{{{UNGUESSABLE_CHARACTERS},}}")
+"""What may be a token in a path, where a short one may be any word."""
 _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 """Hosts allowed in an address, as `urlsplit` returns them."""
 
@@ -400,8 +400,8 @@ class WrongTokens:
         includes these topics. None outside a cluster."""
         self._untold: dict[str, int] = {}
         """Refused requests per address since its last log line; dropped after a minute without one."""
-        self._tried: Latest[str, tuple[float, float]] = Latest(LIMITED_MAX)
-        """Per address, the attempts that still count and the time of the last one; oldest first."""
+        self._tried: Latest[str, float] = Latest(LIMITED_MAX)
+        """Per address, until when its attempts count: each for `ATTEMPT_SECONDS`, one after the other."""
 
     async def make_sure(self, request: web.BaseRequest, topics: Iterable[str]) -> Any:
         """In a cluster, fetch the tokens that other daemons know before a request is let in or refused. That includes
@@ -419,15 +419,13 @@ class WrongTokens:
         is_known = let_in(request, principals) is not None
         if is_known and principals.is_open:
             return None
-        shown, is_spent = [secret for _, secret in shown_secrets(request) if secret], self._is_spent(request.remote)
+        shown = [secret for _, secret in shown_secrets(request) if secret]
+        is_spent = self.wait_seconds(request.remote) > 0  # until then guessable secrets are not checked
         if is_known:
             right = [secret for secret in shown if is_spent and principals.find(secret) is not None]
             if right and all(len(secret) < UNGUESSABLE_CHARACTERS for secret in right):
                 return self._too_many(request.remote, api)
-            # A short secret may be any word of a path.
-            words = (
-                one for one in _TOKEN_WORD.findall(unquote(request.raw_path)) if len(one) >= UNGUESSABLE_CHARACTERS
-            )
+            words = _TOKEN_WORD.findall(unquote(request.raw_path))
             is_in_address = any(principals.find(one) is not None for one in (*words, *request.query.values()))
             return error_response(400, TOKEN_IN_ADDRESS, "invalid_request_error", api) if is_in_address else None
         self.note(request.remote)
@@ -442,7 +440,7 @@ class WrongTokens:
 
     def look_up(self, remote: str | None, secret: str) -> Principal | None:
         """Return the principal of a typed-in token; None if unknown, or if guessable while the address must wait."""
-        found, is_spent = self.principals.find(secret), self._is_spent(remote)
+        found, is_spent = self.principals.find(secret), self.wait_seconds(remote) > 0
         if found is None:
             self.note(remote)
             if not is_spent:
@@ -463,26 +461,17 @@ class WrongTokens:
         """Return how long an address must wait until its next attempt counts; 0 if it need not."""
         if not self._tried:
             return 0.0
-        return max(0.0, (self._level(_network(remote)) - (ATTEMPTS_MAX - 1)) * ATTEMPT_SECONDS)
+        counted_until = self._tried.get(_network(remote), 0.0)
+        return max(0.0, counted_until - self._clock() - (ATTEMPTS_MAX - 1) * ATTEMPT_SECONDS)
 
     def _count(self, remote: str | None) -> None:
-        network = _network(remote)
-        self._tried[network] = self._level(network) + 1, self._clock()
-
-    def _level(self, network: str) -> float:
-        level, at = self._tried.get(network, (0.0, 0.0))
-        return max(0.0, level - (self._clock() - at) / ATTEMPT_SECONDS)
-
-    def _is_spent(self, remote: str | None) -> bool:
-        """Return whether an address must wait; until then its guessable secrets are not checked."""
-        return self.wait_seconds(remote) > 0
+        network, now = _network(remote), self._clock()
+        self._tried[network] = max(self._tried.get(network, 0.0), now) + ATTEMPT_SECONDS
 
     def _too_many(self, remote: str | None, api: Api) -> web.Response:
         seconds = max(1, math.ceil(self.wait_seconds(remote)))
         message = f"memd: too many wrong tokens came from this address; try again in {seconds} s"
-        response = error_response(429, message, "rate_limit_error", api)
-        response.headers["Retry-After"] = str(seconds)
-        return response
+        return error_response(429, message, "rate_limit_error", api, {"Retry-After": str(seconds)})
 
     def _tell(self, address: str, attempts: int) -> None:
         log.warning("refused: no token that is known", extra={"remote": address, "attempts": attempts})

@@ -38,7 +38,6 @@ ASKED_CHARACTERS = 400
 """Limit for a question in lists, and in the receipts of later steps of a tool loop, which repeat it."""
 KEPT_CHARACTERS = 8_000
 """Limit for a question and for a reply; the log has the full text."""
-ERASED_NOTE = "Its texts were erased."
 FAILED_ID_DIGITS_MAX = 12
 """Longer ids that match no chunk are treated as secrets."""
 
@@ -115,6 +114,13 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int | None = None
     interrupted: bool = False
     error: str | None = None
+
+
+_TEXTS = ("asked", "reply", "question", "step", "note", "block", "error")
+"""Fields with words of a conversation, or of the model server."""
+_BLANKS = {one.name: one.default for one in msgspec.structs.fields(Receipt) if one.name in _TEXTS} | {
+    "note": "Its texts were erased."
+}
 
 
 class _Losing(msgspec.Struct, frozen=True, eq=False):
@@ -311,10 +317,6 @@ def _without_unreadable(receipt: Receipt, who: Principal) -> Receipt:
 
 def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
     """Return the receipt with secrets replaced in all texts from clients, models or the upstream."""
-
-    def kept(text: str | None) -> str | None:
-        return None if text is None else redactor.text(text)
-
     failed = {signal["chunk_id"] for signal in receipt.signals if signal.get("chunk_id")}
 
     def kept_id(chunk_id: str) -> str:
@@ -328,7 +330,7 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
             one,
             chunk_ids=tuple(map(kept_id, one.chunk_ids)),
             reason=redactor.text(one.reason),
-            content=kept(one.content),
+            content=one.content and redactor.text(one.content),
         )
         for one in receipt.corrections
     )
@@ -338,17 +340,11 @@ def _redacted(receipt: Receipt, redactor: Redactor) -> Receipt:
     )
     return msgspec.structs.replace(
         receipt,
-        asked=redactor.text(receipt.asked),
-        reply=redactor.text(receipt.reply),
+        **{name: redactor.text(text) for name in _TEXTS if (text := getattr(receipt, name))},
         calls=tuple(map(redactor.identifier, receipt.calls)),
-        question=kept(receipt.question),
-        note=kept(receipt.note),
-        step=redactor.text(receipt.step),
         filter=msgspec.structs.replace(receipt.filter, sources=tuple(map(redactor.text, receipt.filter.sources))),
-        block=kept(receipt.block),
         corrections=corrections,
         signals=tuple(signals),
-        error=kept(receipt.error),
         model=redactor.identifier(receipt.model),
     )
 
@@ -361,15 +357,14 @@ def _is_concerned(receipt: Receipt, concern: Concern) -> bool:
     if concern.topic_id not in topics or concern.overlap is None:
         return concern.topic_id in topics
     corrections = (text for one in receipt.corrections for text in (one.content, one.reason))
-    own = (receipt.asked, receipt.reply, receipt.question, receipt.step, receipt.block, receipt.note)
+    own = (getattr(receipt, name) for name in _TEXTS)
     return any(concern.overlap.shared(text) for text in (*own, *corrections) if text)
 
 
 def without_texts(receipt: Receipt) -> Receipt:
     """Return a receipt without its texts; figures stay."""
     corrections = tuple(msgspec.structs.replace(one, reason="", content=None) for one in receipt.corrections)
-    told = {"asked": "", "reply": "", "question": None, "step": "", "block": None, "error": None, "note": ERASED_NOTE}
-    return msgspec.structs.replace(receipt, corrections=corrections, **told)
+    return msgspec.structs.replace(receipt, corrections=corrections, **_BLANKS)
 
 
 def receipt_in(line: bytes) -> Receipt | None:

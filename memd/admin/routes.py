@@ -167,9 +167,7 @@ class OwnRoutes:
 
     async def _answer_mcp(self, request: web.Request, take: Take) -> web.Response:
         if request.method != "POST":
-            response = access.error_response(405, ONLY_POST, "method_not_allowed")
-            response.headers["Allow"] = "POST"
-            return response
+            return access.error_response(405, ONLY_POST, "method_not_allowed", headers={"Allow": "POST"})
         body = await access.read_body(request, MCP_BODY_BYTES_MAX, self._parts.config.limits.idle_seconds, take)
         if body is None:
             return access.error_response(413, TOO_LARGE, "invalid_request_error")
@@ -196,9 +194,8 @@ class OwnRoutes:
         matched = await self._router.resolve(request)
         if isinstance(matched.http_exception, web.HTTPMethodNotAllowed):
             allowed = ", ".join(sorted(matched.http_exception.allowed_methods))
-            response = access.error_response(405, f"memd: {request.path} takes {allowed}", "method_not_allowed")
-            response.headers["Allow"] = allowed
-            return response
+            message, headers = f"memd: {request.path} takes {allowed}", {"Allow": allowed}
+            return access.error_response(405, message, "method_not_allowed", headers=headers)
         if matched.http_exception is not None:
             return access.error_response(404, f"memd: there is no {request.path}", "not_found")
         if request.method == "POST" and request.content_type != "application/json":
@@ -292,10 +289,8 @@ async def _streamed(
 
 def _led(location: str) -> web.Response:
     """Redirect a client temporarily, because the port is a setting."""
-    message = f"memd: this is at {location}"
-    response = access.error_response(307, message, "moved")
-    response.headers.update({"Location": location, "Cache-Control": "no-store"})
-    return response
+    headers = {"Location": location, "Cache-Control": "no-store"}
+    return access.error_response(307, f"memd: this is at {location}", "moved", headers=headers)
 
 
 class OwnOperations:

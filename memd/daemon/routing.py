@@ -138,7 +138,7 @@ class Router(msgspec.Struct, frozen=True):
             return await self._pass_through(call, take)
         record = record_of(request)
         mode, status = self.reader.mode(request)
-        record.note_status(mode, status)
+        record.mode, record.status = mode, status
         if mode == "off" and status != BAD_MODE and request.content_length is not None:
             return await self._pass_through(call, take, _headers(record))
         came = await access.read_body(request, limits.body_bytes_max, limits.idle_seconds, take)
@@ -205,7 +205,7 @@ class Router(msgspec.Struct, frozen=True):
         record.outcome = "unreachable"
         first = self.pool.servers[0]
         url, reason = first.url, first.reason_of(error)
-        fields = {"turn": record.id or None, "url": url, "error": Content(reason) if is_unreadable(error) else reason}
+        fields = {"turn": record.turn or None, "url": url, "error": Content(reason) if is_unreadable(error) else reason}
         log.warning("the upstream did not answer", extra=fields)
         if isinstance(error, Unanswered):
             message = f"memd: no model server answered: {error}. Start one of them, or correct upstream.urls."
@@ -220,8 +220,7 @@ class Router(msgspec.Struct, frozen=True):
 
 
 def _tunnel_refusal(request: web.Request) -> web.Response:
-    response = access.error_response(405, NO_TUNNELS, "method_not_allowed")
-    response.headers["Allow"] = METHODS
+    response = access.error_response(405, NO_TUNNELS, "method_not_allowed", headers={"Allow": METHODS})
     response.force_close()  # the bytes that follow are not HTTP
     return response
 
@@ -240,7 +239,7 @@ def _path(target: str) -> str:
 
 def _headers(record: RequestRecord) -> list[tuple[str, str]]:
     """Return memory's headers for an answer without memory."""
-    return memory_headers(status=record.status, turn_id=record.id, mode=record.mode)
+    return memory_headers(status=record.status, turn_id=record.turn, mode=record.mode)
 
 
 def _with_headers(response: web.Response, record: RequestRecord) -> web.Response:

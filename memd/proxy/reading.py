@@ -264,7 +264,7 @@ class RequestReader:
         Without tokens the mode is `off` for pages of other machines, and for requests forwarded by a proxy. It is also
         `off` for an illegal value: a mistyped `readonly` or `off` must not be stored.
         """
-        turn_id = record_of(request).id
+        turn_id = record_of(request).turn
         if self._principals.is_open and is_from_foreign_page(request):
             fields = {"turn": turn_id, "origin": request.headers["Origin"][:200]}
             log.warning("a web page gets no memory", extra=fields)
@@ -282,7 +282,7 @@ class RequestReader:
         """Return a request whose body memd cannot or must not read, to be forwarded unchanged; the log says why."""
         client, api = call.client, call.api
         assert api is not None
-        turn_id = record_of(client).id
+        turn_id = record_of(client).turn
         fields = {"turn": turn_id, "problem": problem, "api": api.name}
         why = ": memd cannot read its body" if status == UNREADABLE_BODY else ""
         log.warning(f"a request goes on without memory{why}", extra=fields)
@@ -311,7 +311,7 @@ class RequestReader:
         """
         client, api = call.client, call.api
         assert api is not None
-        headers, turn_id = forwarded_headers(client, self._principals), record_of(client).id
+        headers, turn_id = forwarded_headers(client, self._principals), record_of(client).turn
         try:
             if len(body) <= READ_AT_ONCE_BYTES:
                 request, is_side_request = self._parsed(api, body)

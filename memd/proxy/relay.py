@@ -368,7 +368,7 @@ class ModelRelay(msgspec.Struct, eq=False):
             self._tell_unread(self.stream.problem)
 
     def _tell_unread(self, error: Exception) -> None:
-        fields = {"turn": record_of(self.request).id or None, "problem": error}
+        fields = {"turn": record_of(self.request).turn or None, "problem": error}
         log.warning("an answer is not remembered: memd cannot read it", extra=fields)
 
     async def _keep_reply(self) -> None:
@@ -396,7 +396,7 @@ class ModelRelay(msgspec.Struct, eq=False):
             break_off(self.request, error)
             return response
         if len(read) > self.bytes_max:  # not held completely, so nothing can be added or remembered
-            log.warning("an answer is too large to be remembered", extra={"turn": record_of(self.request).id or None})
+            log.warning("an answer is too large to be remembered", extra={"turn": record_of(self.request).turn or None})
             response = await self._begun(read, prepared(self.answer, extra, body_changes=False))
             passing = Passing(self.request.protocol, response, self.answer)
             return await _pass_on(passing, self.request, response, parts)
@@ -469,7 +469,7 @@ def break_off(request: web.BaseRequest, error: BrokenAnswer) -> None:
     """Abort the client's connection, so that a partial answer is not taken for the whole."""
     record = record_of(request)
     record.outcome = BROKEN
-    log.warning("the upstream broke off in mid-answer", extra={"turn": record.id or None, "error": error})
+    log.warning("the upstream broke off in mid-answer", extra={"turn": record.turn or None, "error": error})
     if request.transport is not None:
         request.transport.abort()
 

@@ -111,8 +111,8 @@ class TurnRunner(msgspec.Struct, frozen=True):
 
     async def without_memory(self, client: web.Request, plain: Plain) -> web.StreamResponse:
         """Forward a request without memory."""
-        record_of(client).note_status(plain.mode, plain.status)
-        headers, on_interim = plain.headers, interim_to(client)
+        record, headers, on_interim = record_of(client), plain.headers, interim_to(client)
+        record.mode, record.status = plain.mode, plain.status
         extra = memory_headers(status=plain.status, turn_id=plain.turn_id, mode=plain.mode, problem=plain.problem)
         if plain.is_refused:
             headers = headers.copy()
@@ -121,7 +121,7 @@ class TurnRunner(msgspec.Struct, frozen=True):
             status = None
             try:
                 async with await assignment.send("POST", plain.target, headers, plain.body, on_interim) as answer:
-                    record_of(client).server, status = assignment.shown, answer.status
+                    record.server, status = assignment.shown, answer.status
                     if not plain.is_refused or status != 200:
                         return await relay(client, answer, extra)
                     telling = ModelRelay(plain.api, client, answer, self.capture_bytes_max, plain.streams)
@@ -377,10 +377,10 @@ class Forwarding(msgspec.Struct, eq=False):
 
 def _note(record: RequestRecord, received: Received, prepared: Prepared, answered: Answered) -> None:
     asked, prompt, shown = received.asked, received.prompt, answered.shown
-    record.note_status(asked.mode, shown.status)
+    record.mode, record.status = asked.mode, shown.status
     record.asked = "" if asked.who.author else next(prompt.user_texts(), "")
     is_written = received.topic.write_trouble is None
-    record.is_kept = received.is_traced and is_written and not shown.status.startswith("degraded")
+    record.stored = received.is_traced and is_written and not shown.status.startswith("degraded")
     found = prepared.recalled.retrieved
     record.candidates = found.worth_showing if found is not None and found.topic_ids else None
     record.spans_ms.update(prepared.recalled.spans_ms)

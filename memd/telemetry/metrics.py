@@ -20,6 +20,7 @@ from itertools import accumulate, product
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from memd.entries import Correction
@@ -185,62 +186,49 @@ ASKED_CHARACTERS = 200
 """Limit on the logged part of a question; a terminal shows what fits."""
 
 
-class RequestRecord:
-    """The facts of one request to a model, or of one that passes through (`api` is empty)."""
+class RequestRecord(msgspec.Struct, kw_only=True):
+    """The facts of one request to a model, or of one that passes through (`api` is empty), as its log line has them."""
 
-    def __init__(self, api: str) -> None:
-        self.api = api
-        self.id = uuid.uuid4().hex[:16] if api else ""
-        """The turn's id, as in `X-Memory-Turn`."""
-        self.topic = ""
-        self.mode = "full"
-        self.status = "none"
-        """As in `X-Memory-Status`."""
-        self.outcome = "complete"
-        self.http_status = INTERNAL
-        self.server = ""
-        """The model server that answered; empty if there is only one."""
-        self.injected = 0
-        """Chunks in the prompt's memory blocks."""
-        self.injected_tokens = 0
-        self.left_out = 0
-        """Messages of the conversation that are not in the prompt."""
-        self.replaced = 0
-        """Results that are shortened to a line in the prompt."""
-        self.asked = ""
-        """The owner's question; empty for other principals."""
-        self.is_kept = False
-        self.candidates: int | None = None
-        """Chunks that recall found; None without recall."""
-        self.usage: Usage | None = None
-        self.spans_ms: dict[str, float] = {}
-        """Milliseconds by `metrics.STEPS` and `PARTS_OF_RECALL`."""
-        self._started = self._step_started = time.perf_counter()
+    turn: str = ""
+    """Its id, as in `X-Memory-Turn`."""
+    api: str
+    topic: str = ""
+    mode: str = "full"
+    status: str = "none"
+    """As in `X-Memory-Status`."""
+    http_status: int = INTERNAL
+    server: str = ""
+    """The model server that answered; empty if there is only one."""
+    outcome: str = "complete"
+    asked: str = ""
+    """The owner's question; empty for other principals."""
+    stored: bool = False
+    """Whether the messages are kept: in the log or in its journal."""
+    injected: int = 0
+    """Chunks in the prompt's memory blocks."""
+    injected_tokens: int = 0
+    left_out: int = 0
+    """Messages of the conversation that are not in the prompt."""
+    replaced: int = 0
+    """Results that are shortened to a line in the prompt."""
+    candidates: int | None = None
+    """Chunks that recall found; None without recall."""
+    usage: Usage | None = None
+    spans_ms: dict[str, float] = {}
+    """Milliseconds by `metrics.STEPS` and `PARTS_OF_RECALL`."""
+    began: float = msgspec.field(default_factory=time.perf_counter)
+    step_began: float = msgspec.field(default_factory=time.perf_counter)
 
     def end_step(self, step: str) -> None:
         """Record the time since the last step ended for `step`."""
         now = time.perf_counter()
-        self.spans_ms[step] = (now - self._step_started) * MILLISECONDS
-        self._step_started = now
-
-    def note_status(self, mode: str, status: str) -> None:
-        """Record the mode and status in the response's headers."""
-        self.mode, self.status = mode, status
+        self.spans_ms[step] = (now - self.step_began) * MILLISECONDS
+        self.step_began = now
 
     def note_answer_start(self) -> None:
         """Record that the upstream has begun to answer; further calls do nothing."""
         if "upstream" not in self.spans_ms:
             self.end_step("upstream")
-
-    def finish(self) -> None:
-        """End the last step."""
-        if "upstream" in self.spans_ms:
-            self.end_step("relay")
-
-    @property
-    def total_ms(self) -> float:
-        """Milliseconds since the request arrived."""
-        return (time.perf_counter() - self._started) * MILLISECONDS
 
 
 _RECORD = web.RequestKey("record", RequestRecord)
@@ -254,7 +242,7 @@ def record_of(request: web.BaseRequest) -> RequestRecord:
 @contextmanager
 def recorded(metrics: Metrics, request: web.BaseRequest, api: str) -> Iterator[RequestRecord]:
     """Keep a record of a request while the block runs; count and log it at the end."""
-    record = request[_RECORD] = RequestRecord(api)
+    record = request[_RECORD] = RequestRecord(api=api, turn=uuid.uuid4().hex[:16] if api else "")
     metrics.in_flight += 1
     try:
         yield record
@@ -266,13 +254,15 @@ def recorded(metrics: Metrics, request: web.BaseRequest, api: str) -> Iterator[R
         raise
     finally:
         metrics.in_flight -= 1
-        record.finish()
+        if "upstream" in record.spans_ms:
+            record.end_step("relay")
         _count(metrics, record)
+        total_ms = (time.perf_counter() - record.began) * MILLISECONDS
         if record.api and log.isEnabledFor(logging.INFO):
-            log.info("answered", extra=_log_fields(record))
+            log.info("answered", extra={**_log_fields(record), "total_ms": total_ms})
         elif not record.api and log.isEnabledFor(logging.DEBUG):
             fields = {"method": request.method, "path": Content(request.path), "http_status": record.http_status}
-            log.debug("passed through", extra={**fields, "outcome": record.outcome, "total_ms": record.total_ms})
+            log.debug("passed through", extra={**fields, "outcome": record.outcome, "total_ms": total_ms})
 
 
 def _count(metrics: Metrics, record: RequestRecord) -> None:
@@ -299,26 +289,9 @@ def _count(metrics: Metrics, record: RequestRecord) -> None:
 
 def _log_fields(record: RequestRecord) -> dict[str, object]:
     """Return the fields of the log line; those that are None are omitted."""
-    usage = record.usage
-    return {
-        "turn": record.id or None,
-        "api": record.api,
-        "topic": record.topic or None,
-        "mode": record.mode,
-        "status": record.status,
-        "http_status": record.http_status,
-        "server": record.server or None,
-        "outcome": record.outcome,
-        "asked": Content(record.asked[:ASKED_CHARACTERS]) if record.asked else None,
-        "stored": record.is_kept if record.api else None,
-        "injected": record.injected,
-        "injected_tokens": record.injected_tokens,
-        "left_out": record.left_out,
-        "replaced": record.replaced,
-        "candidates": record.candidates,
-        "prompt_tokens": None if usage is None else usage.prompt_tokens,
-        "cached_tokens": None if usage is None else usage.cached_tokens,
-        "completion_tokens": None if usage is None else usage.completion_tokens,
-        **{f"{step}_ms": milliseconds for step, milliseconds in record.spans_ms.items()},
-        "total_ms": record.total_ms,
-    }
+    fields = {name: None if value == "" else value for name, value in msgspec.structs.asdict(record).items()}
+    for name in ("usage", "spans_ms", "began", "step_began"):
+        del fields[name]
+    fields["asked"] = Content(record.asked[:ASKED_CHARACTERS]) if record.asked else None
+    told = {} if record.usage is None else msgspec.structs.asdict(record.usage)
+    return fields | told | {f"{step}_ms": milliseconds for step, milliseconds in record.spans_ms.items()}
