@@ -34,6 +34,12 @@ def day_and_time(microseconds: int) -> str:
     return datetime.fromtimestamp(microseconds / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
+def with_remedy(text: str) -> tuple[str, str]:
+    """Return what happened and, if the text says it behind its last semicolon, what to do now."""
+    happened, _, remedy = text.rpartition("; ")
+    return (happened, remedy) if happened else (text, "")
+
+
 def outdated(keys: Sequence[str]) -> str:
     """Say that a daemon still runs with older values of these settings, and what to do."""
     return f"the running daemon has former settings, without the change of {', '.join(keys)}; start it again"

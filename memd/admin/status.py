@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -24,7 +25,7 @@ from memd.store.bucket.writing import BackupHealth
 from memd.store.disk import Trouble
 from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.topic import TopicStats
-from memd.wording import outdated
+from memd.wording import outdated, with_remedy
 
 if TYPE_CHECKING:
     from memd.conversation.conversation import Conversation
@@ -178,10 +179,10 @@ async def health(parts: DaemonParts, who: Principal) -> DaemonHealth:
     troubles = _troubles(parts, topics, who)
     backup = parts.backup.health if parts.backup is not None and sees_all else None
     late = [_trouble(backup.trouble, _ago(backup.lag_seconds))] if backup is not None and backup.trouble else []
-    sealing = [error for topic in topics if (error := topic.log.troubles.get("seal")) is not None]
-    late += [_trouble(str(error), 0) for error in sealing[:TROUBLED_MAX]]
+    sealing = (topic.log.troubles.get("seal") for topic in topics)
+    late += map(_trouble, islice(filter(None, sealing), TROUBLED_MAX))
     changed = await asyncio.to_thread(parts.token_watch.changed_settings) if sees_all else []
-    late += [_trouble(outdated(changed), 0)] if changed else []
+    late += [_trouble(outdated(changed))] if changed else []
     upstreams = parts.upstreams()
     return DaemonHealth(
         status="ok",
@@ -336,11 +337,11 @@ def _troubles(parts: DaemonParts, topics: Sequence[Topic], who: Principal) -> li
     found = [] if disk is None else [Trouble(disk.what, disk.since, disk.remedy)]
     refused = [error for topic_id, error in parts.topics.refused.items() if who.may("read", topic_id)]
     refused += [error for topic in topics if (error := topic.log.troubles.get("load")) is not None]
-    found += [_trouble(str(error), 0) for error in refused[:TROUBLED_MAX]]
+    found += map(_trouble, refused[:TROUBLED_MAX])
     told = [(topic, error) for topic in topics if (error := topic.write_trouble) is not None]
     if disk is not None:  # the topics have the same trouble
         told = [(topic, error) for topic, error in told if not isinstance(error, DiskFull | ReadOnlyDisk)]
-    found += [_trouble(str(error), topic.trouble_since) for topic, error in told[:TROUBLED_MAX]]
+    found += [_trouble(error, topic.trouble_since) for topic, error in told[:TROUBLED_MAX]]
     if kept is not None and kept.trouble:
         found = [one for one in found if "PostgreSQL" not in one.what]  # the topics have the same trouble
         text = kept.trouble if who.may_everywhere("read") else "the database cannot be used; ask who runs this memd"
@@ -348,9 +349,9 @@ def _troubles(parts: DaemonParts, topics: Sequence[Topic], who: Principal) -> li
     return found
 
 
-def _trouble(text: str, since: int) -> Trouble:
-    said, _, remedy = text.rpartition("; ")
-    return Trouble(said or remedy, since, remedy if said else "")
+def _trouble(text: object, since: int = 0) -> Trouble:
+    happened, remedy = with_remedy(str(text))
+    return Trouble(happened, since, remedy)
 
 
 def _ago(seconds: float) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Literal, ParamSpec
+from typing import Literal, ParamSpec, get_args
 
 import msgspec
 
 from memd.errors import MemdError
+from memd.wording import with_remedy
 
 Mark = Literal["ok", "warning", "failed"]
 """ok: nothing to do (a remedy is only a hint). warning: memd works, but could work better. failed: it does not work, or
@@ -17,34 +18,21 @@ data is lost."""
 Asked = ParamSpec("Asked")
 
 
-class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """One line of the report."""
 
-    check: str = ""
     mark: Mark
     said: str
     remedy: str = ""
+    check: str = ""
 
 
-def ok(said: str, hint: str = "", check: str = "") -> CheckResult:
-    """Return the result of a passed check."""
-    return CheckResult(check=check, mark="ok", said=said, remedy=hint)
-
-
-def warning(said: str, remedy: str, check: str = "") -> CheckResult:
-    """Return the result of a check if memd works, but could work better."""
-    return CheckResult(check=check, mark="warning", said=said, remedy=remedy)
-
-
-def failed(said: str, remedy: str, check: str = "") -> CheckResult:
-    """Return the result of a check if memd does not work, or data is lost."""
-    return CheckResult(check=check, mark="failed", said=said, remedy=remedy)
+ok, warning, failed = (functools.partial(CheckResult, mark) for mark in get_args(Mark))
 
 
 def failed_with(error: MemdError, check: str = "") -> CheckResult:
-    """Return a failure with the text of a `MemdError`: the problem and, after the last semicolon, the remedy."""
-    said, _, remedy = str(error).rpartition("; ")
-    return failed(said or remedy, remedy if said else "", check)
+    """Return a failure with the text of a `MemdError`: the problem and the remedy."""
+    return failed(*with_remedy(str(error)), check)
 
 
 def check(name: str) -> Callable[[Callable[Asked, Iterator[CheckResult]]], Callable[Asked, Iterator[CheckResult]]]:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import msgspec
@@ -106,12 +107,11 @@ def address(config: Config, daemon: RunningDaemon | None) -> Iterator[CheckResul
     """Whether memd listens, or can listen, at its addresses."""
     host, port = config.listen.host, config.listen.port
     if daemon is not None:
+        told = f"the running daemon's own page is at {daemon.url}/memd/; to others it tells nothing more"
         if model_url := daemon.model_url:
-            elsewhere = port not in (0, urlsplit(model_url).port)
-            said = f"the running daemon listens at {model_url}, its own page is at {daemon.url}/memd/"
-            yield ok(said + (f" (the settings say port {port})" if elsewhere else ""))
-        else:
-            yield ok(f"the running daemon's own page is at {daemon.url}/memd/; to others it tells nothing more")
+            told = f"the running daemon listens at {model_url}, its own page is at {daemon.url}/memd/"
+            told += f" (the settings say port {port})" if port not in (0, urlsplit(model_url).port) else ""
+        yield ok(told)
         return
     try:
         tls_of(config)
@@ -242,10 +242,9 @@ def reranker(config: Config) -> Iterator[CheckResult]:
         asking = Reranker(config.rerank)
         try:
             asking.scores(KNOWN_TEXT, [KNOWN_TEXT, "memd"])
+            yield ok(asking.name)
         except RerankError as error:
             yield warning(str(error), "chunks stay in memd's own order; start it, or take rerank.url out")
-        else:
-            yield ok(asking.name)
 
 
 def _infidelity(embedder: Embedder) -> str:
@@ -474,6 +473,8 @@ OLDEST = 14
 CLOCKS_SECONDS = 2.0
 ROUND_TRIP_MS = 5.0
 """Above this a chat waits longer for the database than for memory."""
+# `may_write`: it has all privileges that memd needs, including creating the tables if they are missing. `standbys`: the
+# connected synchronous ones; NULL: this user may not see them.
 _SETTINGS = """SELECT
     current_setting('server_version_num')::int / 10000 AS number,
     split_part(current_setting('server_version'), ' ', 1) AS version,
@@ -503,33 +504,10 @@ def cluster(config: Config) -> Iterator[CheckResult]:
         yield from told_of(_server(config.cluster.database, place))
 
 
-class DatabaseServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A database server's report about itself."""
-
-    number: int
-    """Version number."""
-    version: str
-    is_standby: bool
-    is_read_only: bool
-    may_write: bool
-    """True if it has all privileges that memd needs, including creating the tables if they are missing."""
-    schema: int | None
-    """Version of memd's tables; None: there are none yet."""
-    is_pooled: bool
-    """True if a pooler such as PgBouncer stands between, so that the server does not hold this process's connection."""
-    round_trip_ms: float
-    clock_ahead: float
-    """Seconds by which its clock is ahead of this machine's."""
-    synchronous_commit: str
-    standby_names: str
-    standbys: int | None
-    """Connected synchronous standbys; None if this user may not see them."""
-    encoding: str
-    fsync: bool
-    full_page_writes: bool
-
-
-def _server(database: str, place: str) -> DatabaseServer:
+def _server(database: str, place: str) -> SimpleNamespace:
+    """Return a database server's report about itself: the columns of `_SETTINGS` and, in addition, `schema` (version of
+    memd's tables; None: there are none yet), `is_pooled` (the server does not hold this process's connection: a pooler
+    such as PgBouncer stands between), `round_trip_ms`, and `clock_ahead` (seconds by which its clock is ahead)."""
     import psycopg
     from psycopg.rows import dict_row
 
@@ -547,12 +525,12 @@ def _server(database: str, place: str) -> DatabaseServer:
     except psycopg.Error as error:
         raise StoreError(f"{place}: {words_of(error)}; {remedy_of(error)}") from None
     more = {"clock_ahead": row["clock"] - middle, "schema": found and found[0], "round_trip_ms": round_trip_ms}
-    return msgspec.convert({**row, **more, "is_pooled": is_pooled}, DatabaseServer)
+    return SimpleNamespace(**row, **more, is_pooled=is_pooled)
 
 
 @check("database")
-def told_of(server: DatabaseServer) -> Iterator[CheckResult]:
-    """Yield the findings about the server."""
+def told_of(server: SimpleNamespace) -> Iterator[CheckResult]:
+    """Yield the findings about a server, see `_server`."""
     said = f"PostgreSQL {server.version}"
     if server.number < OLDEST:
         yield failed(said, f"memd needs PostgreSQL {OLDEST} or later")

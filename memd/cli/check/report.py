@@ -36,7 +36,7 @@ from memd.store.layout import RECEIPTS_NAME
 from memd.store.tools.disk_usage import disk_usage
 from memd.wire.api import ModelRequest, read_request
 from memd.wire.registry import api_of
-from memd.wording import counted, for_terminal
+from memd.wording import counted, for_terminal, with_remedy
 
 _COLOUR: dict[Mark, str] = {"ok": "green", "warning": "yellow", "failed": "red"}
 _MARK_WIDTH, _NAME_WIDTH = 9, 17
@@ -106,8 +106,7 @@ def outcomes(
         return
     yield from machine.origin(file, places)
     for line in useless:
-        said, _, remedy = line.partition("; ")
-        yield warning(said, remedy, machine.SETTINGS)
+        yield warning(*with_remedy(line), machine.SETTINGS)
     yield from machine.access(config, file, places)
     yield from machine.open_files(config)
     for source in config.sources:

@@ -41,7 +41,7 @@ from memd.settings.model import Config, ListenSettings
 from memd.telemetry.metrics import Metrics
 from memd.telemetry.tasks import Tasks
 from memd.wire.chat import CHAT
-from memd.wording import counted
+from memd.wording import counted, with_remedy
 
 KEY_VARIABLE = variable_of("upstream.api_key")
 START_IT = (
@@ -89,7 +89,7 @@ async def asked(config: Config, *, is_served: bool = False, served: int | None =
             return unusable(failed(f"{url} is {IN_CIRCLES}", SERVER_ITSELF))
         health = await upstream.ask("GET", "/health", None, headers)
         if health.problem:
-            problem, _, remedy = health.problem.partition("; ")
+            problem, remedy = with_remedy(health.problem)
             return unusable(failed(f"{url} does not answer: {problem}", remedy or START_IT))
         own = await upstream.ask("GET", "/memd/health", None, headers)
         if isinstance(own.value, dict) and "data_dir" in own.value:
@@ -119,8 +119,7 @@ async def asked(config: Config, *, is_served: bool = False, served: int | None =
         counts = await upstream.count_tokens(CHAT.count_path, lambda: body, CIMultiDict()) is not None
         prompt = await upstream.rendered(_with_block(body), headers)
         told = [ok(f"{url} answers"), *_window(config, model or UNNAMED, window, source, wants_key=wants_key)]
-        said, _, remedy = NO_TEMPLATE.partition("; ")
-        told += [warning(said, remedy, "model")] if facts.lacks_template else []
+        told += [warning(*with_remedy(NO_TEMPLATE), "model")] if facts.lacks_template else []
         told += [*_counts(counts, prompt), *_placement(prompt)]
         return AskedServer(url=url, told=told, model=model, models=frozenset(models_of(models.value)), window=window)
     finally:
