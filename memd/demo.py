@@ -31,13 +31,13 @@ import aiohttp
 import msgspec
 import uvloop
 from aiohttp import web
-from rich.console import Console, Group
+from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.rule import Rule
 from rich.syntax import Syntax
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from memd.assets import bike_workshop, ranks_bytes
@@ -68,11 +68,11 @@ class ShownPrompt(NamedTuple):
     messages: Messages
     tokens: int
 
-    @property
-    def blocks(self) -> list[str]:
-        """The memory blocks in the prompt, in order."""
-        texts = (one["content"] for one in self.messages if one["role"] != "assistant")
-        return [found[0] for text in texts if (found := _BLOCK.search(text))]
+    def block_with(self, text: str) -> str:
+        """Return its last memory block with this text; empty if none has it."""
+        said = (one["content"] for one in reversed(self.messages) if one["role"] != "assistant")
+        blocks = (found[0] for content in said if (found := _BLOCK.search(content)))
+        return next((block for block in blocks if text in block), "")
 
 
 class FakeModel:
@@ -198,19 +198,11 @@ class ChatClient:
                 said = " ".join((await response.text()).split())[:REFUSAL_CHARACTERS]
                 raise NotShown(f"the model refuses {text!r} ({response.status}): {said}")
             reply = await response.json(content_type=None)
-            answer = ChatAnswer(
-                text=reply["choices"][0]["message"]["content"] or "",
-                status=response.headers.get("X-Memory-Status", ""),
-                recall_ms=_recall_ms(response.headers.get("Server-Timing", "")),
-            )
-        self.messages.append({"role": "assistant", "content": answer.text})
-        return answer
-
-
-def _recall_ms(server_timing: str) -> float | None:
-    spans = dict(re.findall(r"(\w+);dur=([0-9.]+)", server_timing))
-    parts = [float(spans[name]) for name in ("embed", "search", "inject") if name in spans]
-    return sum(parts) if parts else None
+            text, told = reply["choices"][0]["message"]["content"] or "", response.headers
+        self.messages.append({"role": "assistant", "content": text})
+        spans_ms = re.findall(r"(?:embed|search|inject);dur=([0-9.]+)", told.get("Server-Timing", ""))
+        recall_ms = sum(map(float, spans_ms)) if spans_ms else None
+        return ChatAnswer(text, told.get("X-Memory-Status", ""), recall_ms)
 
 
 SYSTEM_PROMPT = "You are a careful coding assistant. Answer briefly."
@@ -309,8 +301,8 @@ async def _play(console: Console, pause_seconds: float, model: Path | None, stay
                     f"In the conversation it reads its part of a script ({len(turns)} turns); to the questions "
                     "afterwards it can only know what memd put in front of it."
                 )
-                console.print()
-                console.print(Panel(text, title="[bold]memd demo[/]", border_style="blue", padding=(1, 2)))
+                panel = Panel(text, title="[bold]memd demo[/]", border_style="blue", padding=(1, 2))
+                console.print("", panel, sep="\n")
                 chat = await stage.long_conversation(turns)
                 await stage.questions(chat)
                 await stage.another_chat()
@@ -340,9 +332,8 @@ class _Stage(msgspec.Struct):
 
     def act(self, title: str, subtitle: str) -> None:
         """Print the heading of an act."""
-        self.console.print()
-        self.console.print(Rule(f"[bold]{title}[/]", style="blue", align="left"))
-        self.console.print(f"[dim]{escape(subtitle)}[/]\n")
+        rule = Rule(f"[bold]{title}[/]", style="blue", align="left")
+        self.console.print("", rule, f"[dim]{escape(subtitle)}[/]\n", sep="\n")
 
     async def long_conversation(self, turns: list[Exchange]) -> ChatClient:
         """Send all turns, each with the whole history; return the chat, still open."""
@@ -355,9 +346,7 @@ class _Stage(msgspec.Struct):
                 raise NotShown(f"turn {number} was answered {answer.text!r}")
             shown = self.standin.shown[-1]
             if number <= SHOWN_IN_FULL:
-                self._show("you", USER, _excerpt(turn.user))
-                self._show("model", MODEL, _excerpt(turn.assistant))
-                self.console.print()
+                self._show_answer(Question(_excerpt(turn.user), ""), ChatAnswer(_excerpt(turn.assistant), ""))
                 await self._pause()
             left = _left_out(chat, shown)
             if left and not left_before:
@@ -382,11 +371,10 @@ class _Stage(msgspec.Struct):
             if asyncio.get_running_loop().time() > until:
                 raise NotShown(f"nothing was stored within {STORED_SECONDS_MAX:.0f} s")
             await asyncio.sleep(0.05)
-        lines = [Text.from_markup(f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}") for text in contents[:LINES_SHOWN]]
-        lines.append(Text(f"… and {len(contents) - len(lines)} more", style="dim"))
+        lines = [f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}" for text in contents[:LINES_SHOWN]]
+        lines.append(f"[dim]… and {len(contents) - len(lines)} more[/]")
         title = f"remembered on disk: {len(contents)} chunks, word for word"
-        self.console.print()
-        self.console.print(Panel(Group(*lines), title=title, border_style=MEMORY))
+        self.console.print("", Panel("\n".join(lines), title=title, border_style=MEMORY), sep="\n")
         await self._pause()
         return chat
 
@@ -421,19 +409,15 @@ class _Stage(msgspec.Struct):
         self._show_answer(CHANGED, before)
         await self._pause()
         named = before.text.partition("[mem:")[2].partition("]")[0]
-        correction: dict[str, object] = {
-            "chunk_ids": [named],
-            "action": "Update",
-            "reason": CORRECTION_REASON,
-            "content": f"user: {CORRECTION}",
-        }
+        correction = {"chunk_ids": [named], "action": "Update", "reason": CORRECTION_REASON}
+        correction["content"] = f"user: {CORRECTION}"
         fields = [f"{key + ':':<11} {msgspec.json.encode(value).decode()}" for key, value in correction.items()]
         syntax = Syntax("\n".join(fields), "yaml", background_color="default", word_wrap=True)
         self.console.print(Panel(syntax, title="metadata.memory_in.corrections", border_style="yellow"))
         await self._pause()
         await self._say(chat, CORRECTION, [correction])
         after, shown = await self._asked(self.new_chat(), CHANGED_AGAIN)
-        if any(f"[mem:{named}]" in block for block in shown.blocks):
+        if shown.block_with(f"[mem:{named}]"):
             raise NotShown(f"chunk {named} is still shown although it was replaced")
         self._show_answer(CHANGED_AGAIN, after)
         self._show_event(
@@ -524,7 +508,7 @@ class _Stage(msgspec.Struct):
         if question.expects not in answer.text:
             said = f"should be answered with {question.expects!r}; the model said {answer.text!r}"
             raise NotShown(f"{question.text!r} {said}")
-        if not any(question.expects in block for block in shown.blocks):
+        if not shown.block_with(question.expects):
             raise NotShown(f"{question.expects!r} was known without memory")
         return answer, shown
 
@@ -533,8 +517,7 @@ class _Stage(msgspec.Struct):
 
     def _show(self, who: str, style: str, text: str | Text) -> None:
         """Print what somebody said."""
-        row = Table.grid(padding=(0, 1))
-        row.add_column(width=6, justify="right", style=style)
+        row = Table.grid(Column(width=6, justify="right", style=style), padding=(0, 1))
         row.add_row(who, text if isinstance(text, Text) else Text(text))
         self.console.print(Padding(row, (0, 0, 0, 1)))
 
@@ -555,8 +538,7 @@ class _Stage(msgspec.Struct):
 
     def _show_prompt(self, shown: ShownPrompt, sent: int, expects: str) -> None:
         """Print the memory block that contained the answer."""
-        block = next(block for block in reversed(shown.blocks) if expects in block)
-        head, *parts, tail = re.split(r"\n(?=\[mem:|-- |\[/memory\])", block)
+        head, *parts, tail = re.split(r"\n(?=\[mem:|-- |\[/memory\])", shown.block_with(expects))
         at = next(number for number, part in enumerate(parts) if expects in part)
         day = [part for part in parts[:at] if _DAY_LINE.fullmatch(part)][-1:]
         text = Text("\n".join(map(_excerpt, "\n".join([head, *day, parts[at]]).split("\n"))))

@@ -30,7 +30,7 @@ from memd.admin.routing import BEFOREHAND, IDS_MAX, TOPICS_MAX, Extent, chunks_i
 from memd.cli.main import main
 from memd.errors import StoreError
 from memd.principals import Principal, Principals
-from memd.settings.loading import TOKENS_MAX
+from memd.settings.loading import ITEMS_MAX
 from memd.store.audit import (
     KINDS,
     LINE_BYTES_MAX,
@@ -352,7 +352,7 @@ async def test_an_act_with_a_detail_of_any_length_keeps_no_other_out_of_the_audi
 ) -> None:
     auditor.note(act(1))
     await auditor.begin(msgspec.structs.replace(act(2, "backup"), detail="/\udcff" + "\x01" * 40_000))
-    auditor.note(msgspec.structs.replace(act(3, "start"), tokens=tuple(f"{name:064}" for name in range(TOKENS_MAX))))
+    auditor.note(msgspec.structs.replace(act(3, "start"), tokens=tuple(f"{name:064}" for name in range(ITEMS_MAX))))
     assert await auditor.flush()
     assert [(one.act, len(one.tokens)) for one in read(tmp_path)] == [("search", 0), ("backup", 0), ("start", 10_000)]
     [detail] = [one.detail for one in read(tmp_path) if one.act == "backup"]

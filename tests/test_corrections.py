@@ -23,7 +23,7 @@ from drafts import DIMENSION, draft, open_store, unit_vector, uuid_of
 from effort import SECONDS_MAX
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
 
-from memd.admin import history
+from memd.admin import parts
 from memd.entries import (
     HELPFUL_STEPS_MAX,
     UNHELPFUL_STEPS_MAX,
@@ -440,10 +440,10 @@ def test_digits_name_the_chunk_whose_public_id_they_are_or_those_that_begin_so(t
     shown, longer, other = UUIDS
     topics = [(three_chunks, NOTHING_UNSTORED)]
     for digits, uuid_ in (("a3f9", shown), ("a3f92", longer), ("a3f910", shown), (other.hex(), other)):
-        found = history.named(topics, f"mem:{digits}")
+        found = parts.named(topics, f"mem:{digits}")
         assert (found.snapshot.topic_id, found.uuid, found.waiting) == (three_chunks.topic_id, uuid_, None)
     with pytest.raises(NotFound):
-        history.named(topics, "a3fa")
+        parts.named(topics, "a3fa")
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ from drafts import (
 from effort import steps
 from encrypted_files import EncryptedCrashFiles
 
-from memd.admin import history
-from memd.admin.history import log_page
+from memd.admin import parts
+from memd.admin.reads import latest_entries
 from memd.cli.flags import config_to_begin
 from memd.cli.main import main
 from memd.cli.running import daemon_for
@@ -414,7 +414,7 @@ async def note(client: Client, topic_id: str, text: str) -> None:
     )
     topic = await daemon.topics.get(topic_id)
     logs = [(topic.log, topic.unstored())]
-    uuids = await asyncio.to_thread(history.uuids_of, logs, told["notes"][0]["chunk_ids"])
+    uuids = await asyncio.to_thread(parts.uuids_of, logs, told["notes"][0]["chunk_ids"])
     await daemon.archiver.store_named(topic, uuids.values())
 
 
@@ -584,7 +584,7 @@ def test_who_has_an_earlier_snapshot_gets_no_empty_text_and_stores_nothing_of_it
         with pytest.raises(StoreError, match="erased a moment ago"):
             before.read(hit.place)
         assert before.read_many([hit.place]) == {}
-    events = {one.uuid: one.event for one in log_page([before], OWNER, None, 100).events}
+    events = {one.uuid: one.event for one in latest_entries([before], OWNER, None, 100).events}
     assert [events[uuid_of(number).hex()] for number in (3, 4, 11)] == ["erased", "told", "erased"], (
         "nothing is damaged"
     )

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 
-from memd.admin.history import story
+from memd.admin.reads import story_of
 from memd.embedding.embedder import Embedder
 from memd.embedding.local import FINGERPRINT
 from memd.entries import Draft
@@ -135,7 +135,9 @@ def test_the_history_says_which_entries_are_only_embedded_anew(folder: Path, emb
     snapshot = store.topic("talk").snapshot()
 
     def events(number: int) -> list[str]:
-        return [version.event for version in story(snapshot, (number + 1).to_bytes(2, "big") * 8, None, bool).versions]
+        return [
+            version.event for version in story_of(snapshot, (number + 1).to_bytes(2, "big") * 8, None, bool).versions
+        ]
 
     assert [events(number) for number in (2, 3, 4)] == [
         ["told", "re-embedded"],

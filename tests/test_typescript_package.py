@@ -22,7 +22,7 @@ from recording_upstream import RecordingUpstream, Request, Response, answered, c
 from typescript_client import node
 from typescript_package import AI_SDKS, TypeScriptPackage, examples
 
-from memd.admin.history import LogEvent, LogPage
+from memd.admin.reads import LogEvent, LogPage
 from memd.entries import Correction
 from memd.notes import Note
 from memd.recall.explained import FoundChunk, SearchAnswer

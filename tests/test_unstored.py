@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import memd.recall.retrieve
-from memd.admin import history
+from memd.admin import parts
 from memd.conversation.conversation import Conversation, History
 from memd.conversation.events import Forgotten, Injected
 from memd.conversation.hot_buffer import HotBuffer
@@ -404,7 +404,7 @@ async def test_a_correction_of_a_stored_chunk_waits_for_no_storing(stage: Stage,
     (entry,) = live_entries(topic)
     async with topic.storing, asyncio.timeout(60):
         ids, logs = [entry.public_id, entry.uuid.hex(), entry.uuid.hex()[:9], "no id"], [(topic.log, topic.unstored())]
-        named = await asyncio.to_thread(history.uuids_of, logs, ids)
+        named = await asyncio.to_thread(parts.uuids_of, logs, ids)
         assert list(named.items()) == [(one, entry.uuid) for one in ids[:3]]
         await stage.archiver.store_named(topic, named.values())
     assert live_entries(topic) == [entry]

@@ -15,7 +15,7 @@ from conftest import MakeDaemon, Serving
 from daemon_process import DaemonProcess, ask, wait_until
 from recording_upstream import RecordingUpstream
 
-from memd.admin.history import QUARTER_US
+from memd.admin.reads import QUARTER_US
 from memd.admin.routing import PeriodQuery
 from memd.admin.turns import PERIODS_MAX, ConversationsQuery, FiguresQuery, conversation_of, figures_of, usage_of
 from memd.entries import Speaker

@@ -193,18 +193,13 @@ class Auditor:
         async with self._appending:
             waiting, self._waiting = self._waiting, []
             lost, self._lost = self._lost, 0
-            acts: list[Act] = []
-            refused: dict[tuple[str, ...], int] = {}  # merges equal refusals in quick succession
-            for act in waiting:
-                key = (act.who, act.source, act.what, act.detail, *act.topics)
-                if act.act == "refused" and key in refused:
-                    earlier = acts[refused[key]]
-                    acts[refused[key]] = msgspec.structs.replace(earlier, times=earlier.times + act.times)
-                    continue
-                if act.act == "refused":
-                    refused[key] = len(acts)
-                acts.append(act)
-            acts += [*([Act(at=_now(), act="lost", who="memd", count=lost)] if lost else []), *more]
+            merged: dict[object, Act] = {}  # equal refusals in quick succession are one line
+            for number, act in enumerate(waiting):
+                is_refused = act.act == "refused"
+                key = (act.who, act.source, act.what, act.detail, *act.topics) if is_refused else number
+                times = act.times + (merged[key].times if key in merged else 0)
+                merged[key] = msgspec.structs.replace(merged.get(key, act), times=times)
+            acts = [*merged.values(), *([Act(at=_now(), act="lost", who="memd", count=lost)] if lost else []), *more]
             if not acts:  # the previous append wrote them
                 return self._head or Head()
             try:
@@ -354,8 +349,7 @@ def audit_of(
     if kept is not None:
         told += [one for one in _without_beginnings(kept.acts) if wanted(one)]
         head, findings = kept.head, kept.findings
-        whole, notices = not findings, kept.notices
-        chain = ChainState(is_whole=whole, lines=head.n, head=str(head), findings=findings, notices=notices)
+        chain = ChainState(is_whole=not findings, lines=head.n, head=str(head), findings=findings, notices=kept.notices)
     since = None if oldest == 1 << 63 else oldest
     return AuditAnswer(chain=chain, receipts_since=since, acts=tuple(sorted(told, key=lambda one: (one.at, one.n))))
 

@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError
 from memd import __version__
 from memd.admin import documents, reads, status, writes
 from memd.admin.documents import IndexBody
-from memd.admin.history import LogEvent
+from memd.admin.reads import LogEvent
 from memd.admin.routes import TOOLS
 from memd.admin.routing import PAGE_MAX, Answer, AskedDaemon
 from memd.admin.writes import CorrectionBody

@@ -1,4 +1,4 @@
-"""The parts of a running daemon that operations use, and the topics that they are about.
+"""The parts of a running daemon that operations use, and the topics and chunks that they are about.
 
 Rule: an operation is a function of these parts and the request, and keeps no state. The parts are not replaced while
 the daemon runs, though most have a state of their own. An unknown topic is the caller's error, except for a note, which
@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from memd.admin.history import Named, named
 from memd.admin.routing import Listed
-from memd.entries import Draft, checked_topic_id
+from memd.entries import Draft, checked_topic_id, digits_of_id
 from memd.errors import BadQuestion, NotFound, Refused, StoreError, UnknownTopic
 from memd.principals import Principal, Right
+from memd.store.log.segment import NOTHING_PENDING
 from memd.wording import no_topic, unread_topics
 
 if TYPE_CHECKING:  # a command reads the declarations of operations and needs none of these
@@ -44,11 +44,21 @@ if TYPE_CHECKING:  # a command reads the declarations of operations and needs no
     from memd.receipts import Receipts
     from memd.settings.model import Config
     from memd.store.bucket.writing import BucketTender
+    from memd.store.log.segment import PendingView, UnstoredText
     from memd.store.store import Snapshot, Store, TopicLog
     from memd.telemetry.events import Events
     from memd.telemetry.tasks import Tasks
 
 Found = TypeVar("Found", bound=Listed)
+
+
+class Named(NamedTuple):
+    """A chunk found by its id, in the first topic that has it."""
+
+    snapshot: Snapshot
+    uuid: bytes
+    waiting: PendingView | None = None
+    """The pending chunks, if it is one of them."""
 
 
 class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,17 +147,10 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
             answer = await asyncio.to_thread(work, [topic.log.snapshot() for topic in found])
         return msgspec.structs.replace(answer, note=unread_topics(refused)) if refused else answer
 
-    def held_if_there(
-        self, names: Sequence[str], who: Principal, refused: Refused
-    ) -> AbstractAsyncContextManager[list[Topic]]:
-        """Hold those of these topics that still exist and `who` may read open during the block. `refused`: see
-        `Topics.readable`."""
-        return self.topics.held([one for one in names if who.may("read", one)], refused=refused)
-
     async def named(
         self, found: Sequence[Topic], chunk_ids: Iterable[str], names: Sequence[str], who: Principal
     ) -> list[Named]:
-        """Find chunks in held topics, see `history.named`. If `names` excluded another readable topic that has the
+        """Find chunks in held topics, see `named` below. If `names` excluded another readable topic that has the
         chunk, the error says so."""
 
         async def in_one_of(topics: Sequence[Topic], chunk_id: str) -> Named:
@@ -193,3 +196,45 @@ def check_changes(who: Principal, topic: TopicLog, drafts: Iterable[Draft], auth
         known = (snapshot.find(uuid) for uuid in {draft.uuid for draft in drafts})
         if any(one is not None and (one.author != author or (one.kind == "turn" and one.digests)) for one in known):
             who.check("correct", topic.topic_id)
+
+
+def named(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_id: str) -> Named:
+    """Find the chunk, stored or pending, with this public id, or else the one whose uuid begins with these digits.
+    Called in a thread, because it may cut text.
+
+    Args:
+        topics: where to search, each with its pending text.
+
+    Raises:
+        NotFound: there is no such chunk.
+        BadQuestion: it is not an id, or several chunks match.
+    """
+    if (digits := digits_of_id(chunk_id)) is None:
+        raise BadQuestion(f"{chunk_id[:60]!r} is no chunk's id: those are four or more hex digits, as in [mem:a3f9]")
+    # A whole uuid is unique, so a stored chunk needs no text to be cut.
+    is_stored = len(digits) == 32 and any(log.snapshot().knows(bytes.fromhex(digits)) for log, _ in topics)
+    found: dict[bytes, tuple[bool, Named]] = {}
+    for log, unstored in topics:
+        waiting = NOTHING_PENDING if is_stored else unstored.chunks()
+        snapshot = log.snapshot()  # taken second, so that a chunk stored in between is in one of them
+        for one, is_its in snapshot.named(digits).items():
+            found.setdefault(one, (is_its, Named(snapshot, one)))
+        for entry in (one.entry for one in waiting if one.entry.uuid.hex().startswith(digits)):
+            found.setdefault(entry.uuid, (entry.public_id == digits, Named(snapshot, entry.uuid, waiting)))
+    meant = [one for is_its, one in found.values() if is_its] or [one for _, one in found.values()]
+    if not meant:
+        raise NotFound(f"no chunk has the id {digits!r}; `memd search` and `memd log` show ids")
+    if len(meant) > 1:
+        names = ", ".join(f"{one.uuid.hex()[:12]} ({one.snapshot.topic_id})" for one in meant[:5])
+        raise BadQuestion(f"{digits!r} means {len(meant)} chunks: {names}; give more digits, or the topic")
+    return meant[0]
+
+
+def uuids_of(topics: Sequence[tuple[TopicLog, UnstoredText]], chunk_ids: Iterable[str]) -> dict[str, bytes]:
+    """Return the chunks by id, without unknown ids. Raises BadQuestion: an id names several. See `named`."""
+    found = {}
+    for one in chunk_ids:
+        if digits_of_id(one) is not None:
+            with contextlib.suppress(NotFound):
+                found[one] = named(topics, one).uuid
+    return found

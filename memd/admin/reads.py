@@ -1,37 +1,54 @@
-"""The operations that read the memory: search, log, chunks, export, digests, related chunks, names.
+"""The operations that read the memory: search, log, chunks and their history, export, digests, related chunks, names.
 
 Rule: nothing here changes the log or a prompt. Long answers are paged or streamed. Views are computed in a thread on
-request and never stored.
+request and never stored; they read only snapshots. An event names no chunk that its reader may not know (`known_to`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import date
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+import numpy as np
+from msgspec import UNSET, Meta
 
-from memd.admin import history, routing
+from memd.admin import routing
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import Before, Extent, Limit, Listed, chunks_in, get
-from memd.entries import Moment
-from memd.errors import BadQuestion, Refused
+from memd.entries import Entry, Erased, Moment, Status, multiplier_of
+from memd.errors import BadQuestion, ErasedMeanwhile, Refused, StoreError
 from memd.principals import Principal
 from memd.recall.columns import Searchable
+from memd.recall.corrections import STEPS
+from memd.recall.days import day_of
 from memd.recall.digest import Period, Said
 from memd.recall.digest import digest as digest_of
-from memd.recall.explained import SearchAnswer, search_answer
+from memd.recall.explained import SearchAnswer, origin_fields, search_answer
+from memd.recall.instructions import instructing_chunk
 from memd.recall.related import Related
 from memd.recall.related import related as related_to
+from memd.selection import EVERYTHING, Selection
 from memd.store.lexical.analyzer import Kind, entities_of, key_of, kind_of
-from memd.store.snapshot import chosen, live_ids
+from memd.store.lexical.postings import stream_of
+from memd.store.log.columns import may_be_wanted, uuid_bytes
+from memd.store.log.segment import PendingView
+from memd.store.snapshot import Place, chosen, id_before, live_ids, replacement_of, with_sources
 from memd.store.store import Snapshot
 from memd.store.tools.export import export as export_log
+from memd.wording import day_and_time
 
+LOOKED_THROUGH_MAX = 20_000
+"""Limit of chunks read from disk for one page of a filtered list."""
+QUARTER_US = 900_000_000
+"""In every time zone days begin at a multiple of this, so only few times must be converted to days."""
+Known = Callable[[bytes], bool]
+"""Returns whether a reader may know the chunk with this uuid."""
 EXPORTED_AT_ONCE = 200
 CHUNK_TURNS_MAX = 20
 
@@ -40,10 +57,94 @@ KindName = Literal["e-mail", "link", "path", "version", "ticket", "identifier", 
 """`entities.Kind`, as a parameter."""
 
 
+class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the log, as people read it."""
+
+    canonical_id: int
+    at: int
+    """Time it was appended, in microseconds since the epoch."""
+    said_at: int
+    """Time the chunk was said, in microseconds since the epoch."""
+    topic_id: str
+    id: str
+    uuid: str
+    event: str
+    """`told`, `replacement` (by an Update), `Helpful`, `Unhelpful`, `Update` (which removed the chunk), `Undo`,
+    `re-embedded`, `erased` (its text is gone), `pending` (not in the log yet) or `damaged` (it cannot be read)."""
+    reason: str | None
+    content: str
+    """The chunk's text; for a removed chunk, its last text."""
+    roles: tuple[str, ...]
+    kind: str
+    source: str | None
+    tags: tuple[str, ...] = ()
+    heading: tuple[str, ...] = ()
+    """The title of a note, or the headings above a document's chunk."""
+    page: int | None = None
+    sheet: str | None = None
+    author: str = ""
+    """The principal who said it; empty for the owner, or if there are no principals."""
+    by: str = ""
+    """The principal who wrote this entry: the speaker, or the author of the correction."""
+    multiplier: float
+    live: bool
+    """True if this entry is the chunk's present state and can be recalled."""
+    takes_out: bool = False
+    """True if this entry removes the chunk; `content` is then the removed text."""
+    supersedes: tuple[str, ...]
+    """The uuids of the chunks that it replaced."""
+    shown: tuple[str, ...] = ()
+    """The uuids of the chunks in the prompt of the assistant's message in it."""
+    instructs: tuple[str, ...] = ()
+    """Signs that a document or tool result in it tries to instruct a model."""
+
+
+class Transcript(Listed, frozen=True):
+    """Some live chunks, oldest first."""
+
+    chunks: tuple[LogEvent, ...]
+    of: int
+    """Number of all live chunks of the selection."""
+
+
+class SaidDay(msgspec.Struct, frozen=True):
+    """A day (ISO 8601) and the number of chunks said on it."""
+
+    day: str
+    chunks: int
+
+
+class LogPage(Listed, frozen=True, kw_only=True):
+    """Some events, newest first."""
+
+    events: tuple[LogEvent, ...]
+    next: int | None
+    """The value of `before` for the next page; None: this is the last one."""
+
+
+class ChunkStory(msgspec.Struct, frozen=True, kw_only=True):
+    """One chunk with its history."""
+
+    topic_id: str
+    id: str
+    uuid: str
+    live: bool
+    versions: tuple[LogEvent, ...]
+    """Oldest first."""
+    before: LogEvent | None
+    """The live chunks of its stream that were said just before and just after it."""
+    after: LogEvent | None
+    replaces: tuple[str, ...]
+    """The uuids of the chunks that it replaced, and of those that replaced it; without undone replacements."""
+    replaced_by: tuple[str, ...]
+    turns: tuple[str, ...] = ()
+    """The latest turns with it in the prompt."""
+
+
 class ChunksPage(Listed, frozen=True):
     """Present states of chunks, latest first."""
 
-    chunks: tuple[history.LogEvent, ...]
+    chunks: tuple[LogEvent, ...]
     next: int | None
     """The value of `before` for the next page; None: this is the last one."""
 
@@ -51,7 +152,7 @@ class ChunksPage(Listed, frozen=True):
 class SaidDays(Listed, frozen=True):
     """The days on which something was said, earliest first."""
 
-    days: tuple[history.SaidDay, ...]
+    days: tuple[SaidDay, ...]
 
 
 @get("/memd/search", "read", act="search", touches=lambda answer: chunks_in(answer.chunks), tool="search_memory")
@@ -90,9 +191,9 @@ async def log_page(
     *,
     before: Before = None,
     limit: Limit = routing.PAGE,
-) -> history.LogPage:
+) -> LogPage:
     """The latest entries of the log."""
-    return await parts.read(query.topic, who, lambda found: history.log_page(found, who, before, limit))
+    return await parts.read(query.topic, who, lambda found: latest_entries(found, who, before, limit))
 
 
 @get("/memd/chunks", "read", act="read", touches=lambda page: chunks_in(page.chunks))
@@ -108,26 +209,26 @@ async def chunks(
     """The present state of chunks."""
     states: Literal["last", "live"] = "last" if all else "live"
     chosen = before, limit, states, query.wanted
-    page = await parts.read(query.topic, who, lambda found: history.log_page(found, who, *chosen))
+    page = await parts.read(query.topic, who, lambda found: latest_entries(found, who, *chosen))
     return ChunksPage(page.events, page.next, note=page.note)
 
 
 @get("/memd/days", "read")
 async def days(parts: DaemonParts, query: routing.FilterQuery, who: Principal) -> SaidDays:
     """How many chunks were said on which day, of this machine's time zone."""
-    return await parts.read(query.topic, who, lambda found: SaidDays(history.said_days(found, query.wanted)))
+    return await parts.read(query.topic, who, lambda found: SaidDays(said_days(found, query.wanted)))
 
 
 @get("/memd/chunks/{id}", "read", act="read", touches=lambda story: chunks_in(story.versions), tool="read_memory")
-async def chunk(parts: DaemonParts, chunk_id: str, query: routing.TopicsQuery, who: Principal) -> history.ChunkStory:
+async def chunk(parts: DaemonParts, chunk_id: str, query: routing.TopicsQuery, who: Principal) -> ChunkStory:
     """Read one piece of memory: its whole text, what was said just before and after it, its earlier versions.
 
     Also one that is not in the log yet.
     """
     async with parts.held(query.topic, who, refused=None if query.topic else {}) as found:
         [named] = await parts.named(found, [chunk_id], query.topic, who)
-        known = history.known_to(who, [topic.log.snapshot() for topic in found])
-        story = await asyncio.to_thread(history.story, *named, known)
+        known = known_to(who, [topic.log.snapshot() for topic in found])
+        story = await asyncio.to_thread(story_of, *named, known)
     turns = await asyncio.to_thread(parts.receipts.latest, CHUNK_TURNS_MAX, who, uuid=story.uuid)
     return msgspec.structs.replace(story, turns=tuple(one.turn_id for one, _ in turns))
 
@@ -296,3 +397,202 @@ def _entities(snapshots: Sequence[Snapshot], wanted: str | None, kinds: Sequence
         chunks = tuple(name for _, name in latest)
         found.append(Entity(name=names[key], kind=kind_of(names[key]), count=len(having[key]), chunks=chunks))
     return Entities(tuple(found), len(kept))
+
+
+def known_to(who: Principal, snapshots: Sequence[Snapshot]) -> Known:
+    """Return the test for a reader; without the right to read every topic it admits only chunks of these."""
+    if who.may_everywhere("read"):
+        return lambda uuid: True
+    return lambda uuid: any(snapshot.knows(uuid) for snapshot in snapshots)
+
+
+def latest_entries(
+    snapshots: Sequence[Snapshot],
+    who: Principal,
+    before: int | None,
+    limit: int,
+    states: Literal["every", "last", "live"] = "every",
+    wanted: Selection = EVERYTHING,
+) -> LogPage:
+    """Return the latest entries of these topics, newest first, as `who` may read them. `states`: every entry, each
+    chunk's last one, or only the last ones of live chunks."""
+    merged = heapq.merge(*(_ids(one, before, wanted) for one in snapshots), key=lambda found: -found[0])
+    known, events, read = known_to(who, snapshots), list[LogEvent](), 0
+    for canonical_id, snapshot, place in merged:
+        if len(events) == limit or read == LOOKED_THROUGH_MAX:
+            return LogPage(events=tuple(events), next=canonical_id + 1)
+        if states != "every" and not snapshot.is_live(place):
+            if states == "live" or int(snapshot.views[place[0]].rows[place[1]]["status"]) == Status.ACTIVE:
+                continue
+            versions = snapshot.places(snapshot.read(place).uuid)
+            if max(_canonical_id(snapshot, one) for one in versions) != canonical_id:
+                continue
+        read += states != "every"
+        event = _event(snapshot, place, known)
+        if _is_wanted(event, wanted):
+            events.append(event)
+    return LogPage(events=tuple(events), next=None)
+
+
+def read_in_order(
+    snapshots: Sequence[Snapshot], who: Principal, wanted: Selection, skip: int, limit: int
+) -> Transcript:
+    """Return live chunks of a selection in the order said, without the first `skip`."""
+    known, parts = known_to(who, snapshots), []
+    for number, snapshot in enumerate(snapshots):
+        for segment_id, view in chosen(snapshot, wanted).views.items():
+            rows = np.flatnonzero(~view.dead)
+            said, ids = (view.rows[name][rows].astype(np.int64) for name in ("said_at", "canonical_id"))
+            parts.append(np.stack([said, ids, np.full_like(ids, number), np.full_like(ids, segment_id), rows]))
+    table = np.concatenate(parts, axis=1) if parts else np.empty((5, 0), dtype=np.int64)
+    some = table[:, np.lexsort((table[1], table[0]))][:, skip : skip + limit]
+    events = [_event(snapshots[number], (segment, row), known) for number, segment, row in some[2:].T.tolist()]
+    return Transcript(tuple(one for one in events if _is_wanted(one, wanted)), table.shape[1])
+
+
+def said_days(snapshots: Sequence[Snapshot], wanted: Selection) -> tuple[SaidDay, ...]:
+    """Count live chunks of a selection by the day they were said, earliest first."""
+    counts: Counter[date] = Counter()
+    for view in (view for one in snapshots for view in chosen(one, wanted).views.values()):
+        quarters, chunks = np.unique(view.rows["said_at"][~view.dead] // QUARTER_US, return_counts=True)
+        for quarter, number in zip(quarters.tolist(), chunks.tolist(), strict=True):
+            counts[day_of(quarter * QUARTER_US)] += number
+    return tuple(SaidDay(one.isoformat(), number) for one, number in sorted(counts.items()))
+
+
+def story_of(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingView | None, known: Known) -> ChunkStory:
+    """Return the history of a chunk found by `named`; a pending one has one version. Raises StoreError: an entry cannot
+    be read."""
+    versions: tuple[LogEvent, ...]
+    replaced_by: tuple[str, ...]
+    if waiting is not None:
+        rows, follows = {row: one.entry for row, one in waiting.by_row().items()}, waiting.segment.columns.follows
+        [at] = [row for row, entry in rows.items() if entry.uuid == chunk_uuid]
+        around = (
+            rows.get(at - 1) if follows[at] else None,
+            rows.get(at + 1) if follows[at + 1 : at + 2].any() else None,
+        )
+
+        def pending(entry: Entry) -> LogEvent:
+            facts = {"event": "pending", "at": entry.created_at, "reason": None, "content": entry.displayed}
+            return _told(entry, snapshot.topic_id, known, live=True, **facts)
+
+        versions, replaced_by = (pending(rows[at]),), ()
+        before, after = (None if one is None else pending(one) for one in around)
+    else:
+        places = sorted(snapshot.places(chunk_uuid), key=lambda place: _canonical_id(snapshot, place))
+        versions = tuple(_event(snapshot, place, known) for place in places)
+        before, after = (_beside(snapshot, places[-1], one, known) for one in snapshot.neighbours(places[-1]))
+        replacements = (replacement_of(snapshot, place, chunk_uuid) for place in places)
+        replaced_by = () if versions[-1].live else tuple(dict.fromkeys(one.hex() for one in replacements if one))
+    return ChunkStory(
+        topic_id=snapshot.topic_id,
+        id=versions[-1].id,
+        uuid=versions[-1].uuid,
+        live=versions[-1].live,
+        versions=versions,
+        before=before,
+        after=after,
+        replaces=tuple(dict.fromkeys(uuid_ for version in versions for uuid_ in version.supersedes)),
+        replaced_by=replaced_by,
+    )
+
+
+def _is_wanted(one: LogEvent, wanted: Selection) -> bool:
+    return wanted.admits(one.said_at, one.roles, one.kind, one.source, one.tags, one.content, one.author)
+
+
+def _told(entry: Entry, topic_id: str, known: Known, **facts: Any) -> LogEvent:
+    """Return an entry as an event; `facts`: fields that the entry does not have."""
+    return LogEvent(
+        canonical_id=entry.canonical_id,
+        said_at=entry.said,
+        topic_id=topic_id,
+        id=entry.public_id,
+        uuid=entry.uuid.hex(),
+        roles=entry.roles,
+        **origin_fields(entry),
+        by=entry.written_by,
+        multiplier=multiplier_of(entry.utility_steps),
+        supersedes=tuple(one.hex() for one in entry.supersedes),
+        shown=() if entry.shown is UNSET else tuple(one.hex() for one in entry.shown if known(one)),
+        instructs=instructing_chunk(entry),
+        **facts,
+    )
+
+
+def _event(snapshot: Snapshot, place: Place, known: Known) -> LogEvent:
+    try:
+        entry = snapshot.read(place)
+    except StoreError as error:
+        row = snapshot.views[place[0]].rows[place[1]]
+        digits = uuid_bytes(row["uuid_high"], row["uuid_low"]).hex()
+        return LogEvent(
+            canonical_id=int(row["canonical_id"]),
+            at=int(row["canonical_id"]),
+            said_at=int(row["origin_id"]),
+            topic_id=snapshot.topic_id,
+            id=digits[: int(row["public_digits"])],
+            uuid=digits,
+            event="erased" if isinstance(error, ErasedMeanwhile) else "damaged",
+            reason=str(error),
+            content="",
+            roles=(),
+            kind="",
+            source=None,
+            multiplier=1.0,
+            live=snapshot.is_live(place),
+            supersedes=(),
+        )
+    content, kind, reason = entry.displayed, _kind(snapshot, place, entry), entry.reason
+    if isinstance(entry.erased, Erased):
+        kind, reason = "erased", f"on {day_and_time(entry.erased.at)} by {entry.erased.by or 'somebody'}"
+    elif entry.status is not Status.ACTIVE:
+        earlier = [one for one in snapshot.history(entry.uuid) if one.canonical_id < entry.canonical_id]
+        content = next((one.displayed for one in reversed(earlier) if one.content), "")
+    facts = {"live": snapshot.is_live(place), "takes_out": kind != "erased" and entry.status is not Status.ACTIVE}
+    return _told(entry, snapshot.topic_id, known, at=entry.at, event=kind, reason=reason, content=content, **facts)
+
+
+def _kind(snapshot: Snapshot, place: Place, entry: Entry) -> str:
+    """Return the kind of change that an entry makes to its chunk."""
+    is_live = entry.status is Status.ACTIVE
+    plain = "replacement" if is_live and entry.action == "Update" else entry.action or "told"
+    earlier = [one for one in snapshot.places(entry.uuid) if _canonical_id(snapshot, one) < entry.canonical_id]
+    if not is_live or not earlier:
+        return plain
+    last = max(earlier, key=lambda one: _canonical_id(snapshot, one))
+    try:
+        before = snapshot.read(last)
+    except StoreError:
+        return plain
+    parts = ("status", "utility_steps", "action", "reason", "content")
+    if any(getattr(before, name) != getattr(entry, name) for name in parts):
+        return plain
+    # A repeated Helpful beyond the limit changes nothing, but is no re-embedding.
+    models = {snapshot.views[segment].segment.header.fingerprint for segment, _ in (last, place)}
+    return "re-embedded" if len(models) > 1 or entry.action not in STEPS else plain
+
+
+def _beside(snapshot: Snapshot, place: Place, other: Place | None, known: Known) -> LogEvent | None:
+    """Return the entry adjacent in time, unless it belongs to another stream or cannot be read."""
+    if other is None:
+        return None
+    try:
+        is_one_stream = stream_of(snapshot.read(place)) == stream_of(snapshot.read(other))
+    except StoreError:
+        return None
+    return _event(snapshot, other, known) if is_one_stream else None
+
+
+def _ids(snapshot: Snapshot, before: int | None, wanted: Selection) -> Iterator[tuple[int, Snapshot, Place]]:
+    """Yield the entries that may match, newest first."""
+    wanted = with_sources(snapshot, wanted)
+    bits = {number: may_be_wanted(view.rows, wanted) for number, view in snapshot.views.items()}
+    for place in snapshot.latest_places(None if before is None else id_before(snapshot, before)):
+        if bits[place[0]][place[1]]:
+            yield _canonical_id(snapshot, place), snapshot, place
+
+
+def _canonical_id(snapshot: Snapshot, place: Place) -> int:
+    return int(snapshot.views[place[0]].rows[place[1]]["canonical_id"])

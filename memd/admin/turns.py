@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from memd.admin import history, routing
-from memd.admin.history import QUARTER_US
+from memd.admin import routing
 from memd.admin.parts import DaemonParts
+from memd.admin.reads import QUARTER_US, Transcript, read_in_order
 from memd.admin.routing import Extent, Limit, Listed, Skip, chunks_in, get
 from memd.entries import WallTime
 from memd.errors import BadQuestion, NotFound, Refused
@@ -131,7 +131,8 @@ async def replay(
     if receipt.question is None:
         raise BadQuestion("memory was not asked in this turn: it showed the block of an earlier one, or none")
     refused: Refused = {}
-    async with parts.held_if_there((receipt.topic_id, *receipt.related), who, refused) as found:
+    topics = [one for one in (receipt.topic_id, *receipt.related) if who.may("read", one)]
+    async with parts.topics.held(topics, refused=refused) as found:  # those that are still there
         logs: Sequence[Searchable] = [topic.log for topic in found]
         if then:
             logs = await parts.retriever.as_of([topic.log for topic in found], WallTime(receipt.at), refused)
@@ -253,16 +254,17 @@ class TurnFacts(msgspec.Struct, frozen=True):
         """True if the model server accepted the prompt."""
         return self.http_status is not None and self.http_status < 400
 
+    @property
+    def parent(self) -> str | None:
+        """The conversation that this one, as its first turn, branched off from. One that branched off at its first
+        message shares nothing with the other: only their first words are the same."""
+        is_branch = self.branched is not None and (self.position > 0 or self.branched[1] is None)
+        return self.branched[0] if self.branched is not None and is_branch else None
+
 
 _facts_decoder = msgspec.json.Decoder(TurnFacts)
-
-
-class _Strand(msgspec.Struct, frozen=True):
-    """All turns with one conversation id, oldest first."""
-
-    turns: list[TurnFacts]
-    parent: str | None = None
-    root: str = ""
+_Strands = dict[tuple[str, str], list[TurnFacts]]
+"""Turns by topic and conversation, oldest first."""
 
 
 @get(
@@ -278,7 +280,7 @@ async def conversations(parts: DaemonParts, query: ConversationsQuery, who: Prin
     def page(snapshots: Sequence[Snapshot]) -> ConversationsPage:
         strands, reach = _strands(parts.receipts.lines(who), query.topic), dict[str, int]()
         for (topic_id, _), strand in strands.items():  # oldest first
-            reach.setdefault(topic_id, strand.turns[0].at)
+            reach.setdefault(topic_id, strand[0].at)
         found: list[tuple[ConversationBrief, tuple[Snapshot, Place] | None]] = [(one, None) for one in _recent(strands)]
         for snapshot in snapshots:
             found += [(one, (snapshot, place)) for one, place in _stretches(snapshot, reach.get(snapshot.topic_id))]
@@ -304,11 +306,11 @@ async def conversation(
 @get("/memd/transcript", "read", act="read", touches=lambda told: chunks_in(told.chunks))
 async def transcript(
     parts: DaemonParts, query: routing.FilterQuery, who: Principal, *, skip: Skip = 0, limit: Limit = routing.PAGE
-) -> history.Transcript:
+) -> Transcript:
     """The live chunks of a choice in the order in which they were said, oldest first."""
     if query.contains or query.author:  # would read all chunks for every page
         raise BadQuestion("what is read in order is not chosen by `contains` or `author`; GET /memd/chunks is")
-    read = partial(history.read_in_order, who=who, wanted=query.wanted, skip=skip, limit=limit)
+    read = partial(read_in_order, who=who, wanted=query.wanted, skip=skip, limit=limit)
     return await parts.read(query.topic, who, read)
 
 
@@ -332,7 +334,7 @@ def conversation_of(lines: Iterable[bytes], conversation_id: str, query: Convers
     if len(named) > 1:
         raise BadQuestion(f"conversations of {len(named)} topics have this id; name the topic")
     [(topic_id, _)] = named
-    turns, root = _chain(strands, topic_id, conversation_id), strands[named[0]].root
+    root, turns = _line_of(strands, topic_id, conversation_id)
     told = []
     for turn in turns[query.skip : query.skip + query.limit]:
         receipt = msgspec.json.decode(turn.line, type=Receipt)
@@ -341,7 +343,7 @@ def conversation_of(lines: Iterable[bytes], conversation_id: str, query: Convers
         known: dict[str, Any] = {name: getattr(receipt, name) for name in names}
         instructing = tuple(one.id for one in injected if one.instructs)
         told.append(ConversationTurn(**known, injected=len(injected), instructing=instructing))
-    family = [key[1] for key, one in strands.items() if key[0] == topic_id and one.root == root]
+    family = [name for one, name in strands if one == topic_id and _line_of(strands, topic_id, name)[0] == root]
     return ConversationTurns(
         topic_id=topic_id,
         conversation=conversation_id,
@@ -353,52 +355,42 @@ def conversation_of(lines: Iterable[bytes], conversation_id: str, query: Convers
     )
 
 
-def _strands(lines: Iterable[bytes], topics: Collection[str]) -> dict[tuple[str, str], _Strand]:
-    """Group turns by topic and conversation; dicts and lists have the oldest first."""
-    turns_read: list[TurnFacts] = []
+def _strands(lines: Iterable[bytes], topics: Collection[str]) -> _Strands:
+    turns: list[TurnFacts] = []
     for line in lines:
         turn = decode_or_none(_facts_decoder, line)
         if turn is not None and turn.conversation and (not topics or turn.topic_id in topics):
-            turns_read.append(msgspec.structs.replace(turn, line=line))
-    grouped: dict[tuple[str, str], list[TurnFacts]] = defaultdict(list)
-    for turn in sorted(turns_read, key=lambda one: one.at):
-        grouped[turn.topic_id, turn.conversation].append(turn)
-    strands: dict[tuple[str, str], _Strand] = {}
-    for (topic_id, name), turns in grouped.items():
-        first = turns[0]
-        # One that branched off at its first message shares nothing with the other: only their first words are the same.
-        branched_off = first.branched is not None and (first.position > 0 or first.branched[1] is None)
-        parent = first.branched[0] if first.branched is not None and branched_off else None
-        root = strands[topic_id, parent].root if parent is not None and (topic_id, parent) in strands else name
-        strands[topic_id, name] = _Strand(turns, parent, root)
-    return strands
+            turns.append(msgspec.structs.replace(turn, line=line))
+    strands: _Strands = defaultdict(list)
+    for turn in sorted(turns, key=lambda one: one.at):
+        strands[turn.topic_id, turn.conversation].append(turn)
+    return dict(strands)
 
 
-def _chain(strands: dict[tuple[str, str], _Strand], topic_id: str, conversation_id: str) -> list[TurnFacts]:
-    """Return the turns of a conversation, preceded by those of its ancestors before the branch."""
-    own = strands[topic_id, conversation_id]
-    parts = [own.turns]  # latest first
-    seen = {conversation_id}
-    while own.parent is not None and own.parent not in seen and (topic_id, own.parent) in strands:
-        seen.add(own.parent)
-        first = own.turns[0]
+def _line_of(strands: _Strands, topic_id: str, conversation_id: str) -> tuple[str, list[TurnFacts]]:
+    """Return the first known ancestor of a conversation, and its turns, after those of its ancestors before the
+    branch."""
+    own, seen = strands[topic_id, conversation_id], [conversation_id]
+    parts = [own]  # latest first
+    while (parent := own[0].parent) is not None and parent not in seen and (topic_id, parent) in strands:
+        first, own = own[0], strands[topic_id, parent]
         was_rewritten = first.branched is not None and first.branched[1] is None
-        own = strands[topic_id, own.parent]
-        before = [one for one in own.turns if one.at < first.at]
+        before = [one for one in own if one.at < first.at]
         parts.append([one for one in before if was_rewritten or one.position < first.position])
-    return [turn for part in reversed(parts) for turn in part]
+        seen.append(parent)
+    return seen[-1], [turn for part in reversed(parts) for turn in part]
 
 
-def _recent(strands: dict[tuple[str, str], _Strand]) -> Iterator[ConversationBrief]:
+def _recent(strands: _Strands) -> Iterator[ConversationBrief]:
     """Yield one conversation per family of branches: the one used last."""
     latest: dict[tuple[str, str], tuple[int, str]] = {}
-    for (topic_id, name), strand in strands.items():
-        if all(turn.is_retry for turn in strand.turns):
+    for (topic_id, name), turns in strands.items():
+        if all(turn.is_retry for turn in turns):
             continue  # a repeated request; the first one is listed
-        family = topic_id, strand.root
-        latest[family] = max(latest.get(family, (0, "")), (strand.turns[-1].at, name))
+        family = topic_id, _line_of(strands, topic_id, name)[0]
+        latest[family] = max(latest.get(family, (0, "")), (turns[-1].at, name))
     for (topic_id, _), (last_at, name) in latest.items():
-        turns = _chain(strands, topic_id, name)
+        _, turns = _line_of(strands, topic_id, name)
         yield ConversationBrief(
             topic_id=topic_id,
             conversation=name,

@@ -13,14 +13,14 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from memd.admin import history
-from memd.admin.parts import DaemonParts
+from memd.admin.parts import DaemonParts, Named, uuids_of
 from memd.admin.routing import Body, Extent, TopicBody, post
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction, Entry
 from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError, WrongKey
@@ -130,19 +130,10 @@ async def take_notes(
             check_not_ahead(note, time.time_ns() // 1000, f"notes[{position}].")
     except BadNote as error:
         raise BadQuestion(str(error)) from None
+    mark, is_apart = mark_of(key, body, who), not who.may("read", body.topic_id)
     async with parts.held_one(body.topic_id, who, "write", creating=True) as topic:
-        mark = mark_of(key, body, who)
-        taken = [
-            await take_note(
-                topic,
-                note,
-                parts.archiver,
-                who.author,
-                mark=b"%s%d" % (mark, position),
-                is_apart=not who.may("read", topic.id),
-            )
-            for position, note in enumerate(notes)
-        ]
+        take = partial(take_note, topic, archiver=parts.archiver, author=who.author, is_apart=is_apart)
+        taken = [await take(note, mark=b"%s%d" % (mark, position)) for position, note in enumerate(notes)]
     if all(one.error and not one.chunk_ids for one in taken):
         raise ErasedForGood(f"nothing was stored: {erased_for_good(body.topic_id)}")
     return NotesTaken(body.topic_id, tuple(taken))
@@ -175,7 +166,7 @@ async def correct(parts: DaemonParts, body: CorrectionBody, key: str, who: Princ
         if is_apart and body.content and topic.log.forbidden.has_text(parts.redactor.text(body.content)):
             await asyncio.to_thread(parts.encoder.embed_text, body.content)  # as long as if it were stored
             correction = msgspec.structs.replace(correction, content=None)
-        meant = await asyncio.to_thread(history.uuids_of, [(topic.log, topic.unstored())], body.chunk_ids)
+        meant = await asyncio.to_thread(uuids_of, [(topic.log, topic.unstored())], body.chunk_ids)
         await parts.archiver.store_named(topic, meant.values())
 
         async def work(snapshot: Snapshot, append: corrections.Append) -> Applied:
@@ -202,15 +193,8 @@ async def undo(parts: DaemonParts, body: UndoBody, key: str, who: Principal) -> 
         named = [] if place is None else [(await asyncio.to_thread(snapshot.read, place)).uuid]
 
         async def work(snapshot: Snapshot, append: corrections.Append) -> Applied:
-            return await corrections.undo(
-                snapshot,
-                body.canonical_id,
-                body.reason,
-                encoder=parts.encoder,
-                append=append,
-                by=who.author,
-                asked_by=mark,
-            )
+            undone = partial(corrections.undo, encoder=parts.encoder, append=append, by=who.author, asked_by=mark)
+            return await undone(snapshot, body.canonical_id, body.reason)
 
         done = await parts.archiver.change_once(topic, mark, named, work, lambda done: Applied(tuple(done)))
         return _corrected(done, named, is_apart=is_apart)
@@ -402,7 +386,7 @@ def _plans(snapshots: list[Snapshot], uuids: set[bytes]) -> list[PlannedErasure]
     return [plan for plan in plans if plan.entries or plan.unnamed]
 
 
-async def _written(parts: DaemonParts, topics: Sequence[Topic], body: ErasureBody) -> list[history.Named]:
+async def _written(parts: DaemonParts, topics: Sequence[Topic], body: ErasureBody) -> list[Named]:
     """Return all chunks of an author or a source, including pending ones. Open turns are stored first, because they
     would be stored after the erasure otherwise. Raises StoreError: one cannot be stored."""
     authors = ("" if body.author == OWNER_NAME else body.author,) if body.author else ()
@@ -417,11 +401,11 @@ async def _written(parts: DaemonParts, topics: Sequence[Topic], body: ErasureBod
                 )
     wanted = Selection(authors=authors, sources=(body.source,) if body.source else ())
 
-    def found(topic: Topic, unstored: UnstoredText) -> list[history.Named]:
+    def found(topic: Topic, unstored: UnstoredText) -> list[Named]:
         snapshot, waiting = topic.log.snapshot(), unstored.chunks()
         own = (one.entry.uuid for one in waiting if wanted.admits_entry(one.entry))
-        stored = [history.Named(snapshot, uuid) for uuid in erasing.ever_of(snapshot, wanted)]
-        return [*stored, *(history.Named(snapshot, uuid, waiting) for uuid in own)]
+        stored = [Named(snapshot, uuid) for uuid in erasing.ever_of(snapshot, wanted)]
+        return [*stored, *(Named(snapshot, uuid, waiting) for uuid in own)]
 
     return [one for topic in topics for one in await asyncio.to_thread(found, topic, topic.unstored())]
 

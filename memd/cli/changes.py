@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from memd.admin import reads, writes
-from memd.admin.history import ChunkStory, LogEvent
+from memd.admin.reads import ChunkStory, LogEvent
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
 from memd.cli.flags import FOUND_SOMETHING, say, tell_not_overwritten, with_settings
 from memd.cli.operations import Lines, options_of, print_lines, show

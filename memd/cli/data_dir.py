@@ -25,8 +25,7 @@ import click
 import msgspec
 
 from memd.admin import reads, status
-from memd.admin.oauth.ledger import GrantFile, SharedGrants
-from memd.admin.oauth.protocol import LedgerState
+from memd.admin.oauth.ledger import GrantFile, LedgerState, SharedGrants
 from memd.admin.routing import route_of
 from memd.assets import ranks_bytes
 from memd.cli import flags
@@ -236,8 +235,6 @@ def topics_folder(config: Config, topic_id: str | None = None) -> Iterator[tuple
         layout.check_no_cluster(files := disk_of(config), config.data_dir)
         yield config.data_dir, files
         return
-    from memd.store.shared.moving import into_folder  # slow to import
-
     with closing(shared_log(config)) as kept, tempfile.TemporaryDirectory(prefix="memd-") as folder:
         kept.connect()
         files = disk_of(msgspec.structs.replace(config, data_dir=Path(folder)), creating=True)
@@ -575,15 +572,13 @@ def _copy_rights(folder: Path, kept_there: SharedLog, *, is_into_cluster: bool) 
     )
     given, target = (here.read(), there) if is_into_cluster else (there.read(), here)
 
-    def joined(state: LedgerState) -> LedgerState:
-        if state.key not in (b"", given.key):
-            return state
-        ids = {one.id for one in state.grants}
-        new = (one for one in given.grants if one.id not in ids)
-        return msgspec.structs.replace(state, key=given.key, grants=(*state.grants, *new))
+    def join(state: LedgerState) -> None:
+        if state.key in (b"", given.key):
+            state.key = given.key
+            state.grants |= {id_: one for id_, one in given.grants.items() if id_ not in state.grants}
 
     before = len(target.read().grants)
-    return tokens, left, len(target.change(joined).grants) - before if given.key else 0
+    return tokens, left, len(target.change(join).grants) - before if given.key else 0
 
 
 def _copy_tokens(source: TokenList, target: TokenList) -> tuple[Names, Names]:
@@ -677,9 +672,8 @@ def _lines(figures: StoredFigures) -> Lines:
             loaded = [sized(known.memory_bytes), f"{known.indexes_loaded}/{known.indexes}", fan_out]
         shown.add_row(topic.topic_id, *cells, *loaded)
     lines: Lines = [shown, *(f"{one.topic_id}: {for_terminal(one.trouble)}" for one in figures.topics if one.trouble)]
-    for trouble in figures.troubles:
-        since = f" since {day_and_time(trouble.since)}" if trouble.since else ""
-        lines.append(f"In trouble{since}: {trouble}.")
+    since = {one: f" since {day_and_time(one.since)}" if one.since else "" for one in figures.troubles}
+    lines += [f"In trouble{at}: {trouble}." for trouble, at in since.items()]
     lines += [f"{unsearched(figures.unsearched_chunks)}."] if figures.unsearched_chunks else []
     if figures.is_cache:
         lines.append("These are the topics in this cache, as the daemon had them last; the cluster may have more.")

@@ -233,7 +233,8 @@ def config_to_begin(path: Path | None, given: dict[str, Any]) -> Config:
     config = config_of(path, given)
     path, places = places_of_settings(path, os.environ, {})
     is_told = path is not None or "data_dir" in places or given["data_dir"] is not None or config.cluster.is_on
-    if not is_told and not config.data_dir.exists() and (served := next(_noted(_is_held), None)):
+    is_served = functools.partial(_is_used, only_served=True)
+    if not is_told and not config.data_dir.exists() and (served := next(_noted(is_served), None)):
         raise ConfigError(
             f"memd runs on {served}, and this folder has no memory of its own: for that one give --data-dir {served} "
             f"(or set MEMD_DATA_DIR), for a new one here --data-dir {Config().data_dir}"
@@ -273,9 +274,9 @@ def memory_elsewhere(config: Config) -> str:
     """Say where else something is remembered or a memd runs; empty unless the user named no memory, and the working
     folder's is empty and without a memd."""
     data_dir = config.data_dir
-    if config.cluster.is_on or data_dir != Config().data_dir.absolute() or _has_topics(data_dir) or _is_held(data_dir):
+    if config.cluster.is_on or data_dir != Config().data_dir.absolute() or _is_used(data_dir):
         return ""
-    others = [str(one) for one in _noted(lambda one: _is_held(one) or _has_topics(one)) if one != data_dir]
+    others = [str(one) for one in _noted(_is_used) if one != data_dir]
     if not others:
         return ""
     return (
@@ -292,21 +293,14 @@ def _noted(is_meant: Callable[[Path], bool]) -> Iterator[Path]:
         yield from (one for one in _note()[1] if is_meant(one) and not (one / MARKER_NAME).exists())
 
 
-def _has_topics(folder: Path) -> bool:
+def _is_used(folder: Path, *, only_served: bool = False) -> bool:
+    """Return whether a daemon holds a folder or, unless `only_served`, topics are in it."""
     from memd.store.disk import LocalDisk
-    from memd.store.layout import topic_ids_in
+    from memd.store.layout import LOCK_NAME, topic_ids_in
 
     with suppress(OSError, StoreError):
-        return bool(topic_ids_in(LocalDisk(), folder))
-    return False
-
-
-def _is_held(folder: Path) -> bool:
-    from memd.store.disk import LocalDisk
-    from memd.store.layout import LOCK_NAME
-
-    with suppress(OSError, StoreError):
-        return LocalDisk().is_locked(folder / LOCK_NAME)
+        disk = LocalDisk()
+        return disk.is_locked(folder / LOCK_NAME) or (not only_served and bool(topic_ids_in(disk, folder)))
     return False
 
 

@@ -33,7 +33,7 @@ from memd.settings.model import Config
 from memd.wording import for_terminal, instructing_words, name_for_terminal
 
 if TYPE_CHECKING:
-    from memd.admin.history import LogEvent
+    from memd.admin.reads import LogEvent
     from memd.recall.explained import FoundChunk
 
 Lines = list[RenderableType]

@@ -25,8 +25,7 @@ from rich.text import Text
 from memd.admin import auditing
 from memd.admin.auditing import AuditAnswer, AuditedAct, AuditQuery, audit_of
 from memd.admin.oauth import endpoint
-from memd.admin.oauth.ledger import GrantFile, GrantList, SharedGrants
-from memd.admin.oauth.protocol import GivenGrant, Grant
+from memd.admin.oauth.ledger import GivenGrant, GrantFile, GrantList, SharedGrants
 from memd.admin.routing import ALL_TOPICS, as_given, decode_query
 from memd.admin.tokens import reload_tokens
 from memd.cli.flags import FOUND_SOMETHING, CommandGroup, config_to_begin, say, with_settings
@@ -66,11 +65,17 @@ def token() -> None:
 )
 @click.option("--rights", required=True, metavar="RIGHT,…", help=f"Of {', '.join(get_args(Right))}.")
 @with_settings(config_to_begin)
-def add(name: str, topics: str, rights: str, config: Config) -> int:
+def add(name: str, config: Config, **chosen: str) -> int:
     """Make a token for NAME and print it, once."""
     config.data_dir.mkdir(parents=True, exist_ok=True)
-    secret = _new_secret()
-    made = _checked(name, topics, rights, secret)
+    secret = SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    lists = {name: [one.strip() for one in text.split(",") if one.strip()] for name, text in chosen.items()}
+    item = {"name": name, "token_sha256": digest_of(secret).hex(), **lists}
+    try:
+        [given] = read_tokens(Setting("the token", [item], "memd token add"))
+    except ConfigError as error:  # drops the prefix of a list item
+        raise ConfigError(str(error).rpartition("item 1: ")[2]) from None
+    made = KeptToken(**msgspec.structs.asdict(given), since=time.time_ns() // 1000)
 
     def added(kept: Tokens) -> Tokens:
         if any(one.name == name for one in (*config.auth.tokens, *kept)):
@@ -90,7 +95,7 @@ def add(name: str, topics: str, rights: str, config: Config) -> int:
 @with_settings()
 def rotate(name: str, config: Config) -> int:
     """Make another secret for the token NAME and print it; the one before is refused from now on."""
-    secret = _new_secret()
+    secret = SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     new = {"token_sha256": digest_of(secret).hex(), "since": time.time_ns() // 1000}
 
     def rotated(kept: Tokens) -> Tokens:
@@ -111,7 +116,8 @@ def revoke(name: str, config: Config) -> int:
 
     The grants of programs that were given with a token end with it.
     """
-    tokens = (*config.auth.tokens, *_kept(config))
+    with _lists(config) as (listed, _):
+        tokens = (*config.auth.tokens, *listed.read())
     if all(one.name != name for one in tokens) and any(one.id == name for one in _live_grants(config)):
         _end_grant(config, name)
         click.echo(f"revoked {name}")
@@ -134,7 +140,8 @@ def revoke(name: str, config: Config) -> int:
 @with_settings()
 def list_(as_json: bool, config: Config) -> int:
     """List the tokens with their topics and rights, and the grants of programs (OAuth); never the secrets."""
-    tokens: list[TokenSettings] = [*config.auth.tokens, *_kept(config)]
+    with _lists(config) as (listed, _):
+        tokens: list[TokenSettings] = [*config.auth.tokens, *listed.read()]
     grants = _live_grants(config)
     if as_json:
         told: list[dict[str, object]] = list(map(msgspec.to_builtins, (*tokens, *grants)))
@@ -156,45 +163,26 @@ def list_(as_json: bool, config: Config) -> int:
     return 0
 
 
-def _checked(name: str, topics: str, rights: str, secret: str) -> KeptToken:
-    item = {
-        "name": name,
-        "token_sha256": digest_of(secret).hex(),
-        "topics": [one.strip() for one in topics.split(",") if one.strip()],
-        "rights": [one.strip() for one in rights.split(",") if one.strip()],
-    }
-    try:
-        [one] = read_tokens(Setting("the token", [item], "memd token add"))
-    except ConfigError as error:  # drops the prefix of a list item
-        raise ConfigError(str(error).rpartition("item 1: ")[2]) from None
-    return KeptToken(**msgspec.structs.asdict(one), since=time.time_ns() // 1000)
-
-
 def _change(config: Config, work: Callable[[Tokens], Tokens], act: str) -> Tokens:
     """Change the list; `act` describes the change in the audit. Returns the previous list."""
-    before: Tokens = ()
-    after: Tokens = ()
+    before: list[KeptToken] = []
+    gone: set[str] = set()
 
     def checked(kept: Tokens) -> Tokens:
-        nonlocal before, after
-        before, after = kept, work(kept)
+        after = work(kept)
         for _, problem in token_problems([*config.auth.tokens, *after]):
             raise ConfigError(problem)
+        before[:] = kept
+        gone.update({one.token_sha256 for one in kept} - {one.token_sha256 for one in after})
         return after
 
-    with _lists(config) as (listed, _):
+    with _lists(config) as (listed, grants):
         checked(listed.read())  # an impossible change leaves no line in the audit
         with command_act(config, "token", "", act):
             listed.change(checked)
-    gone = {one.token_sha256 for one in before} - {one.token_sha256 for one in after}
-    if config.cluster.is_on and gone:  # without a cluster the daemon ends their grants itself
-        _end_kept(config, lambda one: one.principal_sha256 in gone)
-    return before
-
-
-def _kept(config: Config) -> Tokens:
-    with _lists(config) as (listed, _):
-        return listed.read()
+        if config.cluster.is_on and gone:  # without a cluster the daemon ends their grants itself
+            grants.change(lambda state: state.end(lambda one: one.principal_sha256 in gone))
+    return tuple(before)
 
 
 def _make_sure(config: Config, kept: Tokens, name: str) -> None:
@@ -202,10 +190,6 @@ def _make_sure(config: Config, kept: Tokens, name: str) -> None:
         raise BadQuestion(f"the token {name} stands in auth.tokens of the settings; change it there")
     if not any(one.name == name for one in kept):
         raise NotFound(f"there is no token {name[:80]!r}; `memd token list` shows them")
-
-
-def _new_secret() -> str:
-    return SECRET_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
 
 
 def _show(secret: str) -> None:
@@ -237,23 +221,17 @@ def _live_grants(config: Config) -> tuple[GivenGrant, ...]:
         if daemon is not None:
             return daemon.ask(endpoint.grants).grants
     with _lists(config) as (_, kept):
-        return tuple(one.given for one in kept.read().grants if time.time() < one.until)
+        return tuple(one.given for one in kept.read().grants.values() if time.time() < one.until)
 
 
 def _end_grant(config: Config, grant_id: str) -> None:
-    if config.cluster.is_on:
-        with command_act(config, "token", "", f"ended the grant {grant_id}"):
-            _end_kept(config, lambda one: one.id == grant_id)
-    elif (daemon := RunningDaemon.find(config.data_dir, config.auth.token)) is not None:
+    is_shared = config.cluster.is_on
+    if not is_shared and (daemon := RunningDaemon.find(config.data_dir, config.auth.token)) is not None:
         daemon.ask(endpoint.end_grant, body={"id": grant_id})
-    else:
-        with LocalDisk().lock(config.data_dir / LOCK_NAME):
-            _end_kept(config, lambda one: one.id == grant_id)
-
-
-def _end_kept(config: Config, is_over: Callable[[Grant], bool]) -> None:
-    with _lists(config) as (_, grants):
-        grants.change(lambda state: state.without(is_over))
+        return
+    act = command_act(config, "token", "", f"ended the grant {grant_id}")
+    with act if is_shared else LocalDisk().lock(config.data_dir / LOCK_NAME), _lists(config) as (_, grants):
+        grants.change(lambda state: state.end(lambda one: one.id == grant_id))
 
 
 @contextmanager

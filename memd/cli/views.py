@@ -12,8 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from memd.admin import reads, status, turns
-from memd.admin.history import ChunkStory, LogEvent, LogPage
-from memd.admin.reads import ChunksPage, Digest, Entities, RelatedChunks
+from memd.admin.reads import ChunksPage, ChunkStory, Digest, Entities, LogEvent, LogPage, RelatedChunks
 from memd.admin.turns import TurnReplay, TurnsPage, UsageByDay
 from memd.cli.flags import FOUND_SOMETHING, Number, with_settings
 from memd.cli.operations import Lines, RouteAnswer, indented, json_flag, marks_of, shows, table, time_of
@@ -194,14 +193,14 @@ def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
 
     Example: memd usage --from 2026-11-01
     """
-    rows, topics = asked.answer.rows, asked.given.get("topic")
+    rows, topics, oldest = asked.answer.rows, asked.given.get("topic"), asked.answer.since
     if not rows:
         if topics:
             asked.daemon.ask(reads.log_page, topic=topics, limit=1)  # raises BadQuestion if the topic does not exist
-        if (oldest := asked.answer.since) is not None:
-            told = f"No request that was asked for has a receipt; the oldest that is kept is of {time_of(oldest)}."
-            return [told], FOUND_SOMETHING
-        return ["No request has a receipt; requests get one while receipts.enabled is true."], FOUND_SOMETHING
+        if oldest is None:
+            return ["No request has a receipt; requests get one while receipts.enabled is true."], FOUND_SOMETHING
+        told = f"No request that was asked for has a receipt; the oldest that is kept is of {time_of(oldest)}."
+        return [told], FOUND_SOMETHING
     models = {row.model for row in rows}
     which = ("topic", "model") if len(models) > 1 else ("topic",)
     shown = table("day", *which, *_COLUMNS, right=_COLUMNS, whole=("day", *_COLUMNS), show_footer=True)
@@ -216,8 +215,7 @@ def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
         lines.append(f"Each request named the model {name_for_terminal(rows[0].model)}.")
     if estimated := sum(row.estimated for row in rows):
         lines.append(f"Of {counted(estimated, 'request')} the model server told no tokens: memd estimated them.")
-    if asked.answer.since is not None:
-        lines.append(f"The oldest receipt that is kept is of {time_of(asked.answer.since)}.")
+    lines += [] if oldest is None else [f"The oldest receipt that is kept is of {time_of(oldest)}."]
     return lines, 0
 
 
