@@ -200,7 +200,7 @@ _FORWARDING = re.compile(
 )
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,}")
 _TOKEN_WORD = re.compile(rf"[\w-]{{{UNGUESSABLE_CHARACTERS},}}")
-"""What may be a token in a path, where a short one may be any word."""
+"""A possible token in a path, where a short one may be any word."""
 _HOST = re.compile(r"[a-z0-9.:_-]{1,253}")
 """Hosts allowed in an address, as `urlsplit` returns them."""
 

@@ -135,9 +135,8 @@ def test_the_history_says_which_entries_are_only_embedded_anew(folder: Path, emb
     snapshot = store.topic("talk").snapshot()
 
     def events(number: int) -> list[str]:
-        return [
-            version.event for version in story_of(snapshot, (number + 1).to_bytes(2, "big") * 8, None, bool).versions
-        ]
+        found = story_of(snapshot, (number + 1).to_bytes(2, "big") * 8, None, bool)
+        return [version.event for version in found.versions]
 
     assert [events(number) for number in (2, 3, 4)] == [
         ["told", "re-embedded"],
