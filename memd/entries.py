@@ -42,6 +42,8 @@ CORRECTION_STEPS_MAX = 10
 UTILITY_STEPS_LIMIT = 100
 """Bound of an entry's `utility_steps` in both directions: earlier settings allowed so many, and the log stores them in
 a byte."""
+STEPS = {"Helpful": 1, "Unhelpful": -1}
+"""Change of a chunk's utility, per step, for the actions that do not replace it."""
 UTILITY_RATIO = 1.5
 """Each Helpful step multiplies a chunk's score by this, each Unhelpful step divides it."""
 HELPFUL_STEPS_MAX, UNHELPFUL_STEPS_MAX = 10, 4

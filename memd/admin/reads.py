@@ -21,11 +21,10 @@ from msgspec import UNSET, Meta
 from memd.admin import routing
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import Before, Extent, Limit, Listed, chunks_in, get
-from memd.entries import Entry, Erased, Moment, Status, multiplier_of
+from memd.entries import STEPS, Entry, Erased, Moment, Status, multiplier_of
 from memd.errors import BadQuestion, ErasedMeanwhile, Refused, StoreError
 from memd.principals import Principal
 from memd.recall.columns import Searchable
-from memd.recall.corrections import STEPS
 from memd.recall.days import day_of
 from memd.recall.digest import Period, Said
 from memd.recall.digest import digest as digest_of

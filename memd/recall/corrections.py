@@ -17,14 +17,12 @@ import msgspec
 from msgspec import UNSET
 
 from memd.embedding.encoder import Encoder
-from memd.entries import Correction, Draft, Entry, Status, clamped_steps
+from memd.entries import STEPS, Correction, Draft, Entry, Status, clamped_steps
 from memd.errors import BadQuestion, NotFound
 from memd.messages import BlockChunk
 from memd.store.snapshot import Place, answered_anew, beside, is_made_at, live_copies, replacement_of
 from memd.store.store import Snapshot
 
-STEPS = {"Helpful": 1, "Unhelpful": -1}
-"""Change of a chunk's utility, per step, for the actions that do not replace it."""
 UNDO = "Undo"
 """Action of an entry that restores an earlier state of a chunk."""
 
