@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import UNSET
 from prose import texts
 from rich.console import Console
 from rich.table import Table
@@ -70,7 +71,7 @@ def opened(folder: Path, fingerprint: str, counter: TokenCounter | None = None) 
         StoreShared(
             model=ModelId(DIMENSION, fingerprint),
             segment_entries_max=SEGMENT_ENTRIES,
-            line_tokens=None if counter is None else lambda entry: counter.count(line_of(entry)),
+            line_tokens=lambda entry: UNSET if counter is None else counter.count(line_of(entry)),
         ),
     )
 

@@ -222,7 +222,8 @@ def test_who_holds_the_lock_without_answering_is_named_once_a_start_would_be_ove
         assert failures.keys() == {"lock"}
         assert failures["lock"].startswith(f"held by a daemon at http://203.0.113.9:8766 (pid {holder.pid},")
         (place.data_dir / "memd.url").unlink()
-        monkeypatch.setattr("memd.cli.running.time.sleep", lambda _: (holder.kill(), holder.wait()))
+        ended = (call() for call in (holder.kill, holder.wait))
+        monkeypatch.setattr("memd.cli.running.time.sleep", lambda _: list(ended))
         assert "lock" not in place.failures() and holder.poll() is not None, "it was waited for"
 
 

@@ -695,7 +695,7 @@ def test_an_old_log_is_searched_with_its_old_indexes_and_merged_anew(golden: Pat
     assert topic.findings == [] and topic.unsealed() == []
     is_merged = any(golden.rglob("merged_*.ivf"))
     assert is_merged or not list(golden.rglob("merged_*")), "an older memd's is removed"
-    full = [(1, 2)] if is_merged else [(1,), (2,), (3,)]
+    full: list[tuple[int, ...]] = [(1, 2)] if is_merged else [(1,), (2,), (3,)]
     assert topic.due_merge() == (() if is_merged else (1, 2, 3)), "a file whose entries have no words is full"
     if merges and not is_merged:
         topic.merge((1, 2, 3))

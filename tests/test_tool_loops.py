@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,7 +214,7 @@ def test_a_block_that_had_little_room_beside_a_long_result_is_made_anew_when_tha
         for number in range(7, 9):
             called = step(number, log_of(number))
             answer = answered(called[0])  # another answer than the history goes on with would be remembered, too
-            recorded.answer = lambda _, answer=answer: answer
+            recorded.answer = partial(lambda told, _: told, answer)
             assert daemon.chat(history).status == 200
             blocks.append(json.loads(recorded.prompts[-1])[0]["content"])
             history += called
