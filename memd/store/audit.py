@@ -351,21 +351,13 @@ class AuditBook:
         self._files.sync_directory(folder)
         self._name, self._size = name, 0
         head = self._write(head, [Act(at=at, act="file", who="memd", previous=head.hash)])
-        return self._without_old_files(head, at)
-
-    def _without_old_files(self, head: Head, at: int) -> Head:
-        """Remove files older than the kept months, after a line that says so."""
+        # Files older than the kept months go, after a line that says so.
         names = self._layout.names(self._files)
         old = names[: -self._keep_months] if self._keep_months else []  # by number: a clock may be wrong for a moment
-        if not old:
-            return head
-        following = self._files.read_at(self._layout.folder / names[len(old)], 0, LINE_BYTES_MAX).split(b"\n")[0]
-        kept = head_of(following)
-        if kept is not None:
-            removed = Act(at=at, act="removed", who="memd", count=len(old), upto=kept.n - 1)
-            head = self._write(head, [removed])
+        if old and (kept := head_of(self._files.read_at(folder / names[len(old)], 0, LINE_BYTES_MAX).split(b"\n")[0])):
+            head = self._write(head, [Act(at=at, act="removed", who="memd", count=len(old), upto=kept.n - 1)])
             for name in old:
-                self._files.remove(self._layout.folder / name)
+                self._files.remove(folder / name)
         return head
 
     def _caught_up(self) -> Head:

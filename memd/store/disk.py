@@ -601,12 +601,8 @@ def replace_file(
     wiper: Wiper | None = None,
     confirm: Callable[[], None] = lambda: None,
 ) -> FileChecksum:
-    """Replace the whole file durably: after a crash it is the old or the new one, never part of one.
-
-    Args:
-        wiper: overwrites the old file.
-        confirm: called after writing and before renaming; raises an error to prevent that.
-    """
+    """Replace the whole file durably: after a crash it is the old or the new one, never part of one. `wiper`:
+    overwrites the old file; `confirm`: called after writing and before renaming, raises an error to prevent that."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     with only_whole(files, temporary):
         written = write_pieces(files, temporary, [data] if isinstance(data, bytes) else data)

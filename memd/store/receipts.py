@@ -46,16 +46,9 @@ class ReceiptRing:
     """The two files of receipts. Any thread may read; one writes."""
 
     def __init__(self, files: LocalDisk, data_dir: Path, bytes_max: int, redaction: str = "") -> None:
-        """Open the ring. Files written under other redaction settings are removed. An unreadable one stays, without an
-        error.
-
-        Args:
-            bytes_max: of both files together.
-            redaction: identifies the redaction settings; empty if redaction is off.
-
-        Raises:
-            StoreError: a file cannot be removed.
-        """
+        """Open the ring. `bytes_max`: of both files together; `redaction`: identifies the redaction settings, empty if
+        redaction is off. Files written under other ones are removed; an unreadable one stays, without an error. Raises
+        StoreError: a file cannot be removed."""
         self._files = files
         self._newer, self._older = data_dir / RECEIPTS_NAME, data_dir / RECEIPTS_OLD_NAME
         self._bytes_max = bytes_max

@@ -429,12 +429,9 @@ def after_indexing(
     segments: Mapping[int, GrowingSegment | SealedSegment],
     uuid_index: UuidIndex | None = None,
 ) -> Snapshot:
-    """Return the snapshot with these indexes in place of those over the same segments.
-
-    Args:
-        segments: replace those of the same number, because they were sealed or rewritten by an erasure.
-        uuid_index: over all sealed segments; None if these are unchanged.
-    """
+    """Return the snapshot with these indexes in place of those over the same segments. `segments`: replace those of the
+    same number, because they were sealed or rewritten by an erasure. `uuid_index`: over all sealed segments; None if
+    these are unchanged."""
     views = dict(before.views)
     for number, segment in segments.items():
         dead = before.views[number].dead

@@ -81,14 +81,10 @@ class Store:
         kept: SharedLog | None = None,
         erasures: MakeErasures = ErasureLedger,
     ) -> None:
-        """Lock and open the directory, created if necessary; in a cluster it is a copy of `kept`.
-
-        Raises:
-            StoreLocked: another daemon holds it.
-            WrongKey: it is encrypted, and `shared.files` is not its encrypted disk.
-            StoreWriteFailed: it cannot be created or written. (On a disk that is read-only, but has the directory, each
-                write fails instead.)
-        """
+        """Lock and open the directory, created if necessary; in a cluster it is a copy of `kept`. Raises StoreLocked:
+        another daemon holds it; WrongKey: it is encrypted, and `shared.files` is not its encrypted disk;
+        StoreWriteFailed: it cannot be created or written. (On a disk that is read-only, but has the directory, each
+        write fails instead.)"""
         self.data_dir = data_dir
         self.shared = shared
         self.files = files = shared.files
@@ -121,13 +117,9 @@ class Store:
             raise
 
     def topic(self, topic_id: str) -> TopicLog:
-        """Return the topic's log, recovered from disk at the first call, created if there is none.
-
-        Raises:
-            BadTopicId: not a topic name, or one that differs only in case from that of another topic.
-            ForeignFile: its `active.bin` is not for this version of memd.
-            StoreError: its files cannot be read, repaired or created.
-        """
+        """Return the topic's log, recovered from disk at the first call, created if there is none. Raises BadTopicId:
+        not a topic name, or one that differs only in case from that of another topic; ForeignFile: its `active.bin` is
+        not for this version of memd; StoreError: its files cannot be read, repaired or created."""
         with self._opening_of(topic_id):
             topic = self._topics.get(topic_id)
             if topic is None:

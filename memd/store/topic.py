@@ -188,17 +188,11 @@ class TopicLog:
 
     def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
         """Store all drafts or none, as one group with one fsync; on return they are durable and in the next snapshot.
+        `made_at`: `head` before the drafts were made; None for the present one.
 
         A draft of a chunk that this topic has keeps the chunk's public id. A draft from another topic keeps the given
-        id unless a chunk here has it already.
-
-        Args:
-            made_at: `head` before the drafts were made; None for the present one.
-
-        Raises:
-            StoreWriteFailed: nothing was stored (DiskFull if the disk is full).
-            StoreError: a draft is too large, or the store is closed.
-            MemdError: raised by the draft filter; nothing was stored.
+        id unless a chunk here has it already. Raises StoreWriteFailed: nothing was stored (DiskFull if the disk is
+        full); StoreError: a draft is too large, or the store is closed; MemdError: the draft filter raised it.
         """
         if not drafts:
             return []
@@ -409,10 +403,8 @@ class TopicLog:
         """Build and write one index over these segments, and search it from the next snapshot on. Very slow.
 
         Appends, seals and searches continue meanwhile; `give_way` is called between batches and may wait until no query
-        needs the processor. Does nothing if one of the segments has no index.
-
-        Raises:
-            StoreError: a file could not be read or written; the old indexes stay in use.
+        needs the processor. Does nothing if one of the segments has no index. Raises StoreError: a file could not be
+        read or written; the old indexes stay in use.
         """
         with self._merging:
             before = self._snapshot
@@ -454,10 +446,7 @@ class TopicLog:
         `naming`: the chunks that name an erased call, by their `call_digest`s; they lose the name.
 
         Slow and resumable. Appends and searches continue meanwhile; appends go to another file while the active one is
-        rewritten.
-
-        Raises:
-            StoreError: a file could not be read or written; earlier steps of the erasure remain done.
+        rewritten. Raises StoreError: a file could not be read or written; earlier steps of the erasure remain done.
         """
         without = partial(without_text, uuids=uuids, mark=mark, calls=calls)
         self._erase_elsewhere({*uuids, *naming}, without)

@@ -78,11 +78,8 @@ def rekey(
     data_dir: Path, master: MasterKey, new: MasterKey, disk: LocalDisk, tell: Tell, *, data: bool
 ) -> ConversionReport:
     """Wrap the keys of a data directory with another master key; with `data`, also re-encrypt everything with new keys.
-
-    Raises:
-        WrongKey: it is not encrypted, or with another key than `master` (or `new`, when resuming).
-        StoreError: see `encrypt`.
-    """
+    Raises WrongKey: it is not encrypted, or with another key than `master` (or `new`, when resuming); StoreError: see
+    `encrypt`."""
     path = data_dir / layout.KEY_NAME
     with disk.lock(data_dir / layout.LOCK_NAME):
         directory, key, former = _opened(disk, data_dir, [new, master], "renewing")

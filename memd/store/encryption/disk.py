@@ -316,16 +316,10 @@ class EncryptedDisk(LocalDisk):
 
 
 def disk_of(config: Config, plain: LocalDisk | None = None, *, creating: bool = False) -> LocalDisk:
-    """Return a disk that reads and writes the data directory of the settings, with their key.
-
-    Args:
-        plain: the disk below.
-        creating: encrypts a directory without topics if there is a key.
-
-    Raises:
-        WrongKey: the key is missing, or not the one of this directory; or it is not encrypted yet.
-        StoreError: encryption is requested, and its package is not installed; or the restoration is not finished.
-    """
+    """Return a disk that reads and writes the data directory of the settings, with their key. `plain`: the disk below;
+    `creating`: encrypts a directory without topics if there is a key. Raises WrongKey: the key is missing, or not the
+    one of this directory, or it is not encrypted yet; StoreError: encryption is requested and its package is not
+    installed, or the restoration is not finished."""
     disk, data_dir, settings = plain or LocalDisk(), config.data_dir, config.encryption
     check_restored(disk, data_dir)
     is_encrypted = disk.size(data_dir / KEY_NAME) is not None

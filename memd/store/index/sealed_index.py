@@ -142,13 +142,9 @@ def has_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) -> bool:
 
 
 def read_segment_meta(files: LocalDisk, layout: TopicLayout, segment_id: int) -> tuple[Header, SegmentMeta]:
-    """Read a segment's `.meta` and the header of its .bin, if the two fit together.
-
-    Raises:
-        CorruptFile: the `.meta` is damaged or does not fit (ShortLogFile if a part of the .bin is missing).
-        ForeignFile: it has a newer format.
-        StoreError: it cannot be read.
-    """
+    """Read a segment's `.meta` and the header of its .bin, if the two fit together. Raises CorruptFile: the `.meta` is
+    damaged or does not fit (ShortLogFile if a part of the .bin is missing); ForeignFile: it has a newer format;
+    StoreError: it cannot be read."""
     path = layout.meta(segment_id)
     header, meta = _read(files, path, SegmentMeta)
     log = layout.bin(segment_id)
@@ -344,15 +340,9 @@ class SealedIndex:
         return np.concatenate([segment.rows[name] for segment in self.segments])
 
     def load(self, dead: Bits) -> list[StoreError]:
-        """Load the index unless it is loaded. Return the errors of unreadable vectors in the log.
-
-        Args:
-            dead: the dead labels.
-
-        Raises:
-            CorruptFile: the file of a merged index has changed since it was written.
-            StoreError: it cannot be read.
-        """
+        """Load the index, without these dead labels, unless it is loaded. Return the errors of unreadable vectors in
+        the log. Raises StoreError: the file of a merged index cannot be read (CorruptFile if it has changed since it
+        was written)."""
         with self._loading:
             if self.is_loaded:
                 return []
@@ -388,7 +378,7 @@ class SealedIndex:
         started = time.perf_counter()
         live = ~dead[scanned.labels]
         labels = scanned.labels[live]
-        weights = multipliers(self._steps[labels])
+        weights = self.multipliers[labels]
         scores = (np.maximum(cosines, 0) * weights for cosines in products(scanned.vectors[live], queries))
         found = np.unique(np.concatenate([labels[:0], *(labels[best_rows(one, k)] for one in scores)]))
         if self._compact is not None and lists is not None:
@@ -412,7 +402,7 @@ class SealedIndex:
     def read_vectors(self, but: Bits) -> tuple[Scanned, list[StoreError]]:
         """Read the vectors of all labels without these from the log: slow. Return the readable ones, and the errors of
         the others."""
-        wanted = np.flatnonzero(self._is_active & ~but)
+        wanted = np.flatnonzero((self.column("status") == Status.ACTIVE) & ~but)
         labels, vectors, problems = list[Rows](), list[Floats](), list[StoreError]()
         for segment, start, end in zip(self.segments, self._starts, self._starts[1:], strict=False):
             rows, matrix, errors = segment.vectors(wanted[(wanted >= start) & (wanted < end)] - start)
@@ -424,15 +414,7 @@ class SealedIndex:
     @cached_property
     def multipliers(self) -> Floats:
         """The utility multipliers in the log, by label."""
-        return multipliers(self._steps).astype(np.float32)
-
-    @cached_property
-    def _steps(self) -> NDArray[np.int8]:
-        return self.column("utility_steps").astype(np.int8)
-
-    @cached_property
-    def _is_active(self) -> Bits:
-        return np.asarray(self.column("status") == Status.ACTIVE, dtype=np.bool_)
+        return multipliers(self.column("utility_steps").astype(np.int8)).astype(np.float32)
 
 
 def seal(claim: Claim, segment: GrowingSegment) -> tuple[SealedSegment, list[SealedIndex]]:

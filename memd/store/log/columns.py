@@ -168,21 +168,18 @@ class UuidIndex:
     def __init__(self, segments: Sequence[tuple[int, Records, UInts]] = ()) -> None:
         """`segments`: (segment id, rows, first words of the digests) of each, in order."""
         rows = [records for _, records, _ in segments]
-        high = _joined([records["uuid_high"] for records in rows], np.uint64)
+        high = _joined([records["uuid_high"] for records in rows])
         order = np.argsort(high, kind="stable")
         self._high: UInts = high[order]
-        self._low: UInts = _joined([records["uuid_low"] for records in rows], np.uint64)[order]
+        self._low: UInts = _joined([records["uuid_low"] for records in rows])[order]
         # A place as one number: the segment id in the upper 32 bits, the row in the lower.
-        places = _joined(
-            [(segment_id << 32) + np.arange(len(records), dtype=np.uint64) for segment_id, records, _ in segments],
-            np.uint64,
-        )
+        places = _joined([(number << 32) + np.arange(len(own), dtype=np.uint64) for number, own, _ in segments])
         self._places: UInts = places[order]
-        texts = _joined([records["text_hash"] for records in rows], np.uint64)
+        texts = _joined([records["text_hash"] for records in rows])
         order = np.argsort(texts, kind="stable")
         self._texts: UInts = texts[order]
         self._text_places: UInts = places[order]
-        digests = np.sort(_joined([digests for _, _, digests in segments], np.uint64))
+        digests = np.sort(_joined([digests for _, _, digests in segments]))
         is_first = np.append(True, digests[1:] != digests[:-1])[: len(digests)]  # the first `np.unique` takes 7 ms
         self._digests: UInts = digests[is_first]
 
@@ -234,8 +231,8 @@ def hex_range(digits: str) -> tuple[np.uint64, np.uint64]:
     return np.uint64(low), np.uint64(high)
 
 
-def _joined(parts: Sequence[NDArray[np.uint64]], dtype: type[np.uint64]) -> UInts:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
+def _joined(parts: Sequence[UInts]) -> UInts:
+    return np.concatenate(parts) if parts else np.empty(0, np.uint64)
 
 
 def _equal(column: UInts, value: np.uint64) -> range:

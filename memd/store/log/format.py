@@ -140,12 +140,9 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(data: bytes, *, magic: bytes, name: str) -> Header:
-    """Decode the header of a file that should begin with `magic`; errors call the file `name`.
-
-    Raises:
-        CorruptFile: the bytes do not match their checksum; the file may never have been memd's.
-        ForeignFile: an intact header of another kind of file, of a newer format or with unknown flags.
-    """
+    """Decode the header of a file that should begin with `magic`; errors call the file `name`. Raises CorruptFile: the
+    bytes do not match their checksum, the file may never have been memd's; ForeignFile: an intact header of another
+    kind of file, of a newer format or with unknown flags."""
     if len(data) < HEADER_BYTES:
         raise CorruptFile(f"{name}: shorter than a header ({len(data)} of {HEADER_BYTES} bytes)")
     header = decode_any_header(data)

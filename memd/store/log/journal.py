@@ -87,10 +87,8 @@ class Journal:
         """Open a topic's journal, created if there is none. Return it and the payloads of its intact records.
 
         A torn tail is moved into a `.torn` file. If readable records follow the damage, the whole file is copied there.
-
-        Raises:
-            ForeignFile: it is of a newer format, another kind of file, or another topic's.
-            StoreError: it cannot be read, created or repaired.
+        Raises ForeignFile: it is of a newer format, another kind of file, or another topic's; StoreError: it cannot be
+        read, created or repaired.
         """
         files, path = claim.files, claim.layout.hot
         files.remove(path.with_name(path.name + TEMPORARY_SUFFIX))
@@ -160,16 +158,9 @@ class Journal:
         wiper: Wiper | None = None,
         mark: SharedMark | None = None,
     ) -> None:
-        """Replace the contents, durably: after a crash the journal is the old or the new one.
-
-        Args:
-            extent: of the log now; None keeps the present one.
-            wiper: overwrites the old file.
-            mark: follows the records.
-
-        Raises:
-            StoreWriteFailed: the old journal is still in place, and accepts no appends.
-        """
+        """Replace the contents, durably: after a crash the journal is the old or the new one. `extent`: of the log now,
+        None keeps the present one; `wiper`: overwrites the old file; `mark`: follows the records. Raises
+        StoreWriteFailed: the old journal is still in place, and accepts no appends."""
         extent = extent or self.extent
         tag = topic_tag(self._claim.layout.topic_id)
         header = Header(magic=MAGIC_JOURNAL, dimension=0, segment_id=0, fingerprint="", topic=tag)

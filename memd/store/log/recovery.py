@@ -264,12 +264,9 @@ class LogExtent(msgspec.Struct, frozen=True, tag="log"):
 
 
 def ahead_of_log(path: Path, extent: LogExtent | None, count_upto: Callable[[int], int]) -> list[Finding]:
-    """Return a finding if the log lacks entries that it had when the file at `path` was written, else none.
-
-    Args:
-        extent: of the log at that time; None if the file has none.
-        count_upto: returns the number of entries up to a canonical_id that the log has now.
-    """
+    """Return a finding if the log lacks entries that it had when the file at `path` was written, else none. `extent`:
+    of the log at that time, None if the file has none; `count_upto`: returns the number of entries up to a canonical_id
+    that the log has now."""
     missing = 0 if extent is None else extent.entries - count_upto(extent.upto)
     if extent is None or missing <= 0:
         return []

@@ -514,12 +514,9 @@ class UnstoredText:
         return False
 
     def chunks(self, but: Collection[bytes] = (), until: float | None = None) -> PendingView:
-        """Return its chunks. Called in a thread, because text may be cut first.
-
-        Args:
-            but: digests of messages; text with no other messages need not be cut.
-            until: a `time.monotonic()` at which cutting ends; text not cut by then is left out.
-        """
+        """Return its chunks. Called in a thread, because text may be cut first. `but`: digests of messages; text with
+        no other messages need not be cut. `until`: a `time.monotonic()` at which cutting ends; text not cut by then is
+        left out."""
         return NOTHING_PENDING
 
 

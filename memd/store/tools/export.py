@@ -74,19 +74,10 @@ def export(
     is_wanted: Wants = lambda topic_id: True,
     tells_others: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Yield every readable entry of one topic or of all, by canonical_id; `live_only` leaves out dead entries.
-
-    The members of a dict are those of `as_line`.
-
-    Args:
-        is_wanted: selects the topics to export if none is named.
-        tells_others: also exports ids, in `shown`, of chunks that no exported topic has.
-
-    Raises:
-        BadTopicId: not a topic name.
-        UnknownTopic: there is no such topic.
-        StoreError: a file cannot be read.
-    """
+    """Yield every readable entry of one topic or of all, by canonical_id, as `as_line` has it. `live_only` leaves out
+    dead entries; `is_wanted` selects the topics if none is named; `tells_others` also exports ids, in `shown`, of
+    chunks that no exported topic has. Raises BadTopicId: not a topic name; UnknownTopic: there is no such topic;
+    StoreError: a file cannot be read."""
     names = exported_topics(data_dir, files, topic_id, is_wanted)
     for name, entry, live in exported_entries(data_dir, files, names, live_only=live_only, tells_others=tells_others):
         yield as_line(entry, name, live=live)
