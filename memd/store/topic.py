@@ -38,7 +38,6 @@ from memd.store.index.sealed_index import (
     read_segment_meta,
     read_words,
     seal,
-    sealed_segment,
     with_merged,
     write_merged,
 )
@@ -660,7 +659,7 @@ class OpenedTopic:
             return
         header, meta = found
         if self._is_own(header, path):
-            self.segments[segment_id] = segment = sealed_segment(files, layout, header, meta)
+            self.segments[segment_id] = segment = SealedSegment(files, layout, header, meta)
             if self._model.wrote(header):
                 self.indexes.append(SealedIndex(files, layout, [segment]))
             for start, end in meta.gaps:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
 from memd.settings.model import Config, EncryptionSettings
+from memd.store import layout
 from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, make_folder, pieces_of, replace_file
 from memd.store.encryption.frames import FRAME_BYTES_MAX, DataKey, FrameTable, frame_at
 from memd.store.encryption.key_files import (
@@ -33,22 +34,6 @@ from memd.store.encryption.key_files import (
     read_topic_key,
     write_key_file,
     write_topic_key,
-)
-from memd.store.layout import (
-    AUDIT_NAME,
-    CONVERSION_NAME,
-    DIGESTS_SUFFIX,
-    ERASURES_NAME,
-    FORMER_NAMES,
-    KEY_NAME,
-    LOCK_NAME,
-    MODELS_NAME,
-    RECEIPTS_NAME,
-    RECEIPTS_OLD_NAME,
-    TOPIC_KEY_NAME,
-    TopicLayout,
-    check_restored,
-    topic_folders_in,
 )
 from memd.store.log.format import (
     FLAG_ENCRYPTED,
@@ -77,7 +62,7 @@ UNFINISHED = {
 """By `DirectoryKeyFile.state`: the words for a directory with an unfinished command."""
 _OWN_KINDS = (MAGIC_LOG, MAGIC_JOURNAL, MAGIC_META)
 
-_PLAIN_FOLDERS = {MODELS_NAME, AUDIT_NAME, ERASURES_NAME}
+_PLAIN_FOLDERS = {layout.MODELS_NAME, layout.AUDIT_NAME, layout.ERASURES_NAME}
 """Folders in the data directory that quote no text, except the digests of pending erasures."""
 _OF_THE_DISK_BELOW = (
     *("identity", "names", "is_directory", "changed_at", "may_write", "make_directory", "remove_directory", "link"),
@@ -260,12 +245,12 @@ class EncryptedDisk(LocalDisk):
         parts = path.relative_to(data_dir).parts
         name = parts[-1].removesuffix(TEMPORARY_SUFFIX) if parts else ""
         if len(parts) < 2:
-            return data_dir if name in (RECEIPTS_NAME, RECEIPTS_OLD_NAME) else None
-        if parts[0] == ERASURES_NAME and len(parts) == 2 and name.endswith(DIGESTS_SUFFIX):
+            return data_dir if name in (layout.RECEIPTS_NAME, layout.RECEIPTS_OLD_NAME) else None
+        if parts[0] == layout.ERASURES_NAME and len(parts) == 2 and name.endswith(layout.DIGESTS_SUFFIX):
             return data_dir
-        is_aside = parts[0] == ERASURES_NAME and len(parts) > 2  # a topic's folder, moved aside
-        depth = 2 if parts[0] == CONVERSION_NAME or is_aside else 1
-        is_plain = len(parts) == depth + 1 and name in (TOPIC_KEY_NAME, FORMER_NAMES)
+        is_aside = parts[0] == layout.ERASURES_NAME and len(parts) > 2  # a topic's folder, moved aside
+        depth = 2 if parts[0] == layout.CONVERSION_NAME or is_aside else 1
+        is_plain = len(parts) == depth + 1 and name in (layout.TOPIC_KEY_NAME, layout.FORMER_NAMES)
         if (parts[0] in _PLAIN_FOLDERS and not is_aside) or len(parts) <= depth or is_plain:
             return None
         return data_dir.joinpath(*parts[:depth])
@@ -276,7 +261,7 @@ class EncryptedDisk(LocalDisk):
         folder = self._folder(path)
         if folder is None or folder in self._data_dirs:
             return None if folder is None else self._directory_key
-        files, place = self.plain_files, folder / TOPIC_KEY_NAME
+        files, place = self.plain_files, folder / layout.TOPIC_KEY_NAME
         if (known := self._keys.get(folder)) is not None and known[0] == files.changed_at(place):
             return known[1]
         with self._keys_lock:
@@ -291,8 +276,8 @@ class EncryptedDisk(LocalDisk):
         for name in self.plain_files.names(folder):
             inside = folder / name
             is_folder = self.plain_files.is_directory(inside)
-            if self.plain_files.names(inside) if is_folder else name != FORMER_NAMES:
-                return not name.startswith(TOPIC_KEY_NAME)
+            if self.plain_files.names(inside) if is_folder else name != layout.FORMER_NAMES:
+                return not name.startswith(layout.TOPIC_KEY_NAME)
         return False
 
     def _table(self, path: Path, key: DataKey) -> FrameTable:
@@ -321,14 +306,14 @@ def disk_of(config: Config, plain: LocalDisk | None = None, *, creating: bool = 
     one of this directory, or it is not encrypted yet; StoreError: encryption is requested and its package is not
     installed, or the restoration is not finished."""
     disk, data_dir, settings = plain or LocalDisk(), config.data_dir, config.encryption
-    check_restored(disk, data_dir)
-    is_encrypted = disk.size(data_dir / KEY_NAME) is not None
+    layout.check_restored(disk, data_dir)
+    is_encrypted = disk.size(data_dir / layout.KEY_NAME) is not None
     if not is_encrypted and not settings.is_on:
         return disk
     if not settings.is_on:
         raise WrongKey(f"{data_dir}: is encrypted; {_GIVE}")
     check_installed()
-    if not is_encrypted and (names := topic_folders_in(disk, data_dir)):
+    if not is_encrypted and (names := layout.topic_folders_in(disk, data_dir)):
         check_not_lost(disk, data_dir)
         raise WrongKey(
             f"{data_dir}: a key is given, but there is plain text ({counted(len(names), 'topic')}); run "
@@ -337,17 +322,17 @@ def disk_of(config: Config, plain: LocalDisk | None = None, *, creating: bool = 
     master = master_key(settings)
     if not is_encrypted and creating:
         make_folder(disk, data_dir)
-        with disk.lock(data_dir / LOCK_NAME):
-            if disk.size(data_dir / KEY_NAME) is None:  # else another process has just made them
+        with disk.lock(data_dir / layout.LOCK_NAME):
+            if disk.size(data_dir / layout.KEY_NAME) is None:  # else another process has just made them
                 made = master.key_file(secrets.token_bytes(16).hex(), new_key())
-                write_key_file(disk, data_dir / KEY_NAME, made)
+                write_key_file(disk, data_dir / layout.KEY_NAME, made)
     return encrypted_disk(data_dir, master, disk) if is_encrypted or creating else disk
 
 
 def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
     """Return the id of the key that wraps those of the topics; None if the directory is not encrypted. Raises WrongKey:
     its `memd.key` is damaged."""
-    path = data_dir / KEY_NAME
+    path = data_dir / layout.KEY_NAME
     if disk.size(path) is None:
         return None
     return read_key_file(disk, path, DirectoryKeyFile).key_id
@@ -355,23 +340,23 @@ def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
 
 def check_not_lost(disk: LocalDisk, data_dir: Path) -> None:
     """Make sure that a directory without `memd.key` has not lost it. Raises WrongKey: it has."""
-    for topic_id in topic_folders_in(disk, data_dir):
-        layout = TopicLayout(data_dir, topic_id)
-        has_key = disk.size(layout.key) is not None
-        paths = (layout.active, layout.hot, layout.forbidden, *map(layout.bin, layout.segment_ids(disk)))
+    for topic_id in layout.topic_folders_in(disk, data_dir):
+        topic = layout.TopicLayout(data_dir, topic_id)
+        has_key = disk.size(topic.key) is not None
+        paths = (topic.active, topic.hot, topic.forbidden, *map(topic.bin, topic.segment_ids(disk)))
         headers = (decode_any_header(disk.read_at(one, 0, HEADER_BYTES)) for one in paths if disk.size(one))
         if has_key or any(one is not None and one.flags == FLAG_ENCRYPTED for one in headers):
-            missing = "it" if has_key else f"it, and the {TOPIC_KEY_NAME} of each topic,"
+            missing = "it" if has_key else f"it, and the {layout.TOPIC_KEY_NAME} of each topic,"
             raise WrongKey(
-                f"{data_dir / KEY_NAME}: is missing, but {topic_id} is encrypted; put {missing} back, out of a backup: "
-                "nothing can be read without that (where there is none, remove the folders of the topics)"
+                f"{data_dir / layout.KEY_NAME}: is missing, but {topic_id} is encrypted; put {missing} back, out of a "
+                "backup: nothing can be read without that (where there is none, remove the folders of the topics)"
             )
 
 
 def check_disk(files: LocalDisk, data_dir: Path) -> None:
     """Make sure that a disk writes to an encrypted directory with its key. Raises WrongKey: it would write plain text
     there."""
-    if files.size(data_dir / KEY_NAME) is not None and not files.encrypts(data_dir / RECEIPTS_NAME):
+    if files.size(data_dir / layout.KEY_NAME) is not None and not files.encrypts(data_dir / layout.RECEIPTS_NAME):
         raise WrongKey(f"{data_dir}: is encrypted; {_GIVE}")
 
 
@@ -394,7 +379,7 @@ def master_key(settings: EncryptionSettings) -> MasterKey:
 def encrypted_disk(data_dir: Path, master: MasterKey, disk: LocalDisk) -> EncryptedDisk:
     """Return the encrypted disk of a directory that has a `memd.key`. Raises WrongKey: the key is not the directory's,
     or a conversion of it is unfinished."""
-    path = data_dir / KEY_NAME
+    path = data_dir / layout.KEY_NAME
     found = read_key_file(disk, path, DirectoryKeyFile)
     key, _ = master.opened(path, found)
     if found.state != "whole":

@@ -50,7 +50,7 @@ from memd.store.index.vectors import (
 )
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import FORMAT, SealedColumns
-from memd.store.log.columns import ROW, Bits, Floats, Records, Rows
+from memd.store.log.columns import ROW, Bits, Floats, Rows
 from memd.store.log.format import (
     HEADER_BYTES,
     MAGIC_LOG,
@@ -65,7 +65,7 @@ from memd.store.log.format import (
     long_payload,
     payload_at,
 )
-from memd.store.log.segment import GrowingSegment, SealedSegment
+from memd.store.log.segment import GrowingSegment, SealedSegment, SegmentMeta
 
 READ_AT_ONCE = 250
 _COLUMNS = {
@@ -79,27 +79,6 @@ _COLUMNS = {
     "shown_uuids": "<u8",
     "mean_sum": "<f8",
 }
-
-
-class SegmentMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """The `.meta` of one segment; sizes in bytes, times in microseconds since the epoch."""
-
-    segment_id: int
-    chunk_count: int
-    canonical_id_range: tuple[int, int]
-    """Lowest and highest; (0, 0) without entries."""
-    sealed_at: int
-    bin_bytes: int
-    bin_crc: int
-    gaps: tuple[tuple[int, int], ...]
-    """(start, end) of the unreadable bytes of the .bin."""
-    rows: bytes
-    digests: bytes
-
-    @property
-    def columns(self) -> Records:
-        """The `rows`."""
-        return np.frombuffer(self.rows, dtype=ROW)
 
 
 class MergedMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,13 +151,6 @@ def read_merged_meta(files: LocalDisk, layout: TopicLayout, first: int, last: in
         return _read(files, layout.merged_meta(first, last), MergedMeta)[1]
     except StoreError:
         return None
-
-
-def sealed_segment(files: LocalDisk, layout: TopicLayout, header: Header, meta: SegmentMeta) -> SealedSegment:
-    """Return the segment that a `.meta` describes, without its index."""
-    digests = np.frombuffer(meta.digests, dtype=np.uint64)
-    path = layout.bin(meta.segment_id)
-    return SealedSegment(files, path, header, meta.columns, digests, bin_crc=meta.bin_crc)
 
 
 def with_merged(claim: Claim, indexes: Iterable[SealedIndex]) -> list[SealedIndex]:
@@ -436,7 +408,7 @@ def seal(claim: Claim, segment: GrowingSegment) -> tuple[SealedSegment, list[Sea
         digests=segment.digests.tobytes(),
     )
     claim.write(layout.meta(segment_id), encode_meta(segment.header, meta))
-    sealed = sealed_segment(files, layout, segment.header, meta)
+    sealed = SealedSegment(files, layout, segment.header, meta)
     if not segment.searchable:
         return sealed, []
     index = SealedIndex(files, layout, [sealed], matrix=segment.matrix)

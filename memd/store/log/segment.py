@@ -231,16 +231,35 @@ class GrowingSegment(LogSegment):
         self._paths = (path, *self._paths)
 
 
+class SegmentMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """The `.meta` of one segment; sizes in bytes, times in microseconds since the epoch."""
+
+    segment_id: int
+    chunk_count: int
+    canonical_id_range: tuple[int, int]
+    """Lowest and highest; (0, 0) without entries."""
+    sealed_at: int
+    bin_bytes: int
+    bin_crc: int
+    gaps: tuple[tuple[int, int], ...]
+    """(start, end) of the unreadable bytes of the .bin."""
+    rows: bytes
+    digests: bytes
+
+    @property
+    def columns(self) -> Records:
+        """The `rows`."""
+        return np.frombuffer(self.rows, dtype=ROW)
+
+
 class SealedSegment(LogSegment):
     """A full segment whose columns are in a `.meta` and in memory; contents and vectors are on disk."""
 
-    def __init__(
-        self, files: LocalDisk, path: Path, header: Header, rows: Records, digests: UInts, *, bin_crc: int
-    ) -> None:
-        super().__init__(files, [path], header)
-        self.rows = rows
-        self.digests = digests
-        self.bin_crc = bin_crc
+    def __init__(self, files: LocalDisk, layout: TopicLayout, header: Header, meta: SegmentMeta) -> None:
+        super().__init__(files, [layout.bin(meta.segment_id)], header)
+        self.rows = meta.columns
+        self.digests: UInts = np.frombuffer(meta.digests, dtype=np.uint64)
+        self.bin_crc = meta.bin_crc
         """CRC32 of the whole file when it was sealed."""
 
     @property

@@ -18,12 +18,13 @@ from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.audit import read_book
 from memd.store.disk import LocalDisk, check_file
 from memd.store.erasure import begun, finding_of, read_erasures, read_forbidden, returned
-from memd.store.index.sealed_index import SegmentMeta, has_meta, read_merged_meta, read_segment_meta
+from memd.store.index.sealed_index import has_meta, read_merged_meta, read_segment_meta
 from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
 from memd.store.log import recovery
 from memd.store.log.columns import Records, rows_from
 from memd.store.log.format import MAGIC_JOURNAL, decode_header, long_payload, scan_records
 from memd.store.log.journal import records_of
+from memd.store.log.segment import SegmentMeta
 from memd.store.tools.backup import missing_topics
 from memd.wording import counted, day_and_time
 
