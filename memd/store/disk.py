@@ -33,7 +33,6 @@ import time
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -348,22 +347,17 @@ class LocalDisk:
             with writing(path):
                 path.unlink(missing_ok=True)
 
-    def wipe(self, path: Path) -> bool:
-        """Remove a file durably, then overwrite it as far as the disk allows; False if its bytes may remain somewhere.
-        The name goes first, so that an interruption leaves no half file under it.
+    def wipe(self, path: Path, by: Path | None = None) -> bool:
+        """Remove a file durably, or rename `by` to it, then overwrite it as far as the disk allows; False if its bytes
+        may remain somewhere. The name goes first, so that an interruption leaves no half file under it.
 
         Bytes remain if the file has another name (a backup's hard link), whose owner keeps it as it is.
         """
-        return not os.path.lexists(path) or self._wiped(path, partial(path.unlink, missing_ok=True))
-
-    def replace_wiping(self, new: Path, path: Path) -> bool:
-        """Rename `new` to `path`, durably, then overwrite the replaced file; see `wipe`."""
-        return self._wiped(path, partial(new.replace, path))
-
-    def _wiped(self, path: Path, take_name: Callable[[], object]) -> bool:
+        if by is None and not os.path.lexists(path):
+            return True
         self.confirm_lock()
         with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
-            take_name()
+            path.unlink(missing_ok=True) if by is None else by.replace(path)
             self.sync_directory(path.parent)  # before: a power cut must not bring an overwritten file back
             return os.fstat(descriptor).st_nlink == 0 and _overwritten(descriptor)
 
@@ -631,7 +625,7 @@ def put_in_place(files: LocalDisk, temporary: Path, path: Path, wiper: Wiper | N
     with only_whole(files, temporary):
         if wiper is None:
             files.rename(temporary, path)
-        elif not files.replace_wiping(temporary, path):
+        elif not files.wipe(path, by=temporary):
             wiper.left.append(path)
     if wiper is None:
         files.sync_directory(path.parent)

@@ -220,24 +220,15 @@ class CrashFiles(LocalDisk):
         inode = self._live.get(path)
         return 0 if inode is None else inode.changed_at
 
-    def wipe(self, path: Path) -> bool:
-        if path in self._live:
+    def wipe(self, path: Path, by: Path | None = None) -> bool:
+        if by is not None or path in self._live:
             inode = self._file(path)
-            self.remove(path)
-            self._overwrite(inode, path)
+            self.remove(path) if by is None else self.rename(by, path)
+            self.sync_directory(path.parent)
+            self._step(f"overwrite what was {path.name}", path)
+            inode.live = bytearray(len(inode.live))
+            inode.durable = bytes(inode.live)
         return True
-
-    def replace_wiping(self, new: Path, path: Path) -> bool:
-        inode = self._file(path)
-        self.rename(new, path)
-        self._overwrite(inode, path)
-        return True
-
-    def _overwrite(self, inode: Inode, path: Path) -> None:
-        self.sync_directory(path.parent)
-        self._step(f"overwrite what was {path.name}", path)
-        inode.live = bytearray(len(inode.live))
-        inode.durable = bytes(inode.live)
 
     def remove_directory(self, path: Path) -> None:
         assert not self.names(path), "it is empty"

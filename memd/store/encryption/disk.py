@@ -66,7 +66,7 @@ _PLAIN_FOLDERS = {layout.MODELS_NAME, layout.AUDIT_NAME, layout.ERASURES_NAME}
 """Folders in the data directory that quote no text, except the digests of pending erasures."""
 _OF_THE_DISK_BELOW = (
     *("identity", "names", "is_directory", "changed_at", "may_write", "make_directory", "remove_directory", "link"),
-    *("rename", "remove", "wipe", "replace_wiping", "sync", "close", "sync_directory"),
+    *("rename", "remove", "wipe", "sync", "close", "sync_directory"),
     *("lock", "confirm_lock", "is_locked", "room", "try_writing"),
 )
 """Names, locks and the disk itself do not depend on encryption."""
