@@ -180,8 +180,9 @@ class Drafter:
         is_shown: Callable[[bytes], bool] = lambda uuid: False,
         is_new: Callable[[bytes], bool] = lambda digest: True,
     ) -> list[Draft]:
-        """Embed one batch without repetitions of the topic's chunks or of earlier ones in the batch (`standing_for`).
-        Raises EmbeddingError: the model failed on a text.
+        """Embed one batch without repetitions of the topic's chunks or of earlier ones in the batch: texts with the
+        same words and similar vectors. A chunk gets the digests of those that repeat it. Raises EmbeddingError: the
+        model failed on a text.
 
         Args:
             digests: digests of the messages that are completely in the log after this batch.
@@ -190,18 +191,33 @@ class Drafter:
         """
         batch = self._batch(topic, drafts, is_shown, is_new)
         vectors = self._vectors(batch)
-        cosines = map(self._same_cosine, (self._dedupe_cosine, ALIKE_COSINE))
-        standing = standing_for(batch, vectors, *cosines)
-        known: dict[int, dict[bytes, None]] = {}
-        for one, stored in zip(batch, standing, strict=True):
-            if stored is not None:
-                # A repeated chunk is not stored; the stored one gets its digests as well.
-                known.setdefault(stored, {}).update(dict.fromkeys(one.draft.digests))
+        same, alike = map(self._same_cosine, (self._dedupe_cosine, ALIKE_COSINE))
+        texts = [one.draft.embedded_text for one in batch]
+        words = [*map(words_of, texts)]
+        to_come, with_words = Counter(words), defaultdict[str, list[int]](list)
+        stored: dict[int, dict[bytes, None]] = {}
+        """The digests of each chunk to be stored, and of those that repeat it."""
+        for index, one in enumerate(batch):
+            to_come[words[index]] -= 1
+            like = reversed(with_words[words[index]])
+            repeated = (i for i in like if texts[i] == texts[index] or vectors[i] @ vectors[index] >= same)
+            first = next(repeated, None)
+            copy, since = (one.copy, one.since) if first is None else (batch[first].draft, ())
+            is_stored = copy is None or one.is_kept
+            if copy is not None and one.may_return and not is_stored:
+                behind = (i for i in stored if first is None or i > first)
+                after = [batch[i].draft for i in behind if vectors[i] @ vectors[index] >= alike]
+                is_stored = is_outdated(copy, one.draft, [*since, *after], +to_come)
+            if is_stored:
+                with_words[words[index]].append(index)
+                first = index
+            if first is not None:
+                stored.setdefault(first, {}).update(dict.fromkeys(one.draft.digests))
         made = [
             msgspec.structs.replace(
-                batch[index].draft, vector=vectors[index].astype("<f4").tobytes(), digests=tuple(known[index])
+                batch[index].draft, vector=vectors[index].astype("<f4").tobytes(), digests=tuple(own)
             )
-            for index in known
+            for index, own in stored.items()
             if not topic.forbidden.has_text(batch[index].draft.content)  # last: the time does not tell it
         ]
         return _completing(made, digests)
@@ -373,38 +389,3 @@ def is_outdated(copy: ChunkState, again: ChunkState, since: Iterable[ChunkState]
         and digests.isdisjoint(one.digests)
     )
     return any(other != words and other not in to_come for other in between)
-
-
-def standing_for(
-    batch: Sequence[BatchDraft], vectors: NDArray[np.float32], same_cosine: float, alike_cosine: float
-) -> list[int | None]:
-    """Return for each chunk of a batch the index of the one stored for it: its own, or that of an earlier one with the
-    same words; None if the topic's copy suffices.
-
-    Args:
-        vectors: unit vectors, shape `(n, dimension)`.
-        same_cosine: least similarity at which texts with the same words are duplicates; identical texts always are.
-        alike_cosine: `ALIKE_COSINE` on this model's scale.
-    """
-    texts = [one.draft.embedded_text for one in batch]
-    words = [words_of(text) for text in texts]
-    to_come = Counter(words)
-    stored: list[int] = []
-    with_words = defaultdict[str, list[int]](list)
-    standing: list[int | None] = []
-    for index, one in enumerate(batch):
-        to_come[words[index]] -= 1
-        like = reversed(with_words[words[index]])
-        same = (i for i in like if texts[i] == texts[index] or vectors[i] @ vectors[index] >= same_cosine)
-        first = next(same, None)
-        copy, since = (one.copy, one.since) if first is None else (batch[first].draft, ())
-        is_new = copy is None or one.is_kept
-        if copy is not None and one.may_return and not is_new:
-            behind = [i for i in stored if first is None or i > first]
-            alike = [batch[i].draft for i in behind if vectors[i] @ vectors[index] >= alike_cosine]
-            is_new = is_outdated(copy, one.draft, [*since, *alike], {word for word in to_come if to_come[word]})
-        if is_new:
-            stored.append(index)
-            with_words[words[index]].append(index)
-        standing.append(index if is_new else first)
-    return standing
