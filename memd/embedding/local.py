@@ -23,14 +23,14 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from memd.assets import model_dir, question_table_dir
 from memd.embedding.embedder import NO_PREFIXES, Embedder, Prefixes, prefixes_of
@@ -86,9 +86,14 @@ class PiecewiseEmbedder(Embedder):
         encoding = self._tokenizer.encode(readable(text), add_special_tokens=False)
         if len(encoding) <= self._words_max:
             return [text]
-        offsets = encoding.offsets
-        cuts = [0, *(offsets[token][0] for token in _piece_starts(encoding, self._words_max)), len(text)]
-        return [text[start:end] for start, end in itertools.pairwise(cuts)]
+        words, offsets, cuts, start = encoding.word_ids, encoding.offsets, [0], 0
+        while start + self._words_max < len(words):
+            end = start + self._words_max
+            while end > start and words[end] == words[end - 1]:
+                end -= 1
+            start = end if end > start else start + self._words_max  # no words, or one longer than a piece
+            cuts.append(offsets[start][0])
+        return [text[start:end] for start, end in itertools.pairwise([*cuts, len(text)])]
 
     def cut(self, text: str, tokens: int) -> str:
         """See `Embedder.cut`."""
@@ -107,7 +112,9 @@ class PiecewiseEmbedder(Embedder):
         return found
 
     def _embed_pieces(self, text: str, prefix: str) -> NDArray[np.float32]:
-        pieces = self.pieces(_head_and_tail(text))
+        if len(text) > _CHARACTERS_MAX:
+            text = text[: _CHARACTERS_MAX // 2] + text[-_CHARACTERS_MAX // 2 :]
+        pieces = self.pieces(text)
         if len(pieces) > PIECES_MAX:
             pieces = pieces[: PIECES_MAX // 2] + pieces[-PIECES_MAX // 2 :]
         return np.stack([self._vector(prefix + piece) for piece in pieces])
@@ -147,25 +154,6 @@ def fingerprint_of(folder: Path, files: Sequence[str]) -> str:
         with (folder / file).open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:32]
-
-
-def _piece_starts(encoding: Encoding, words_max: int) -> Iterable[int]:
-    """Yield the token at which each piece but the first begins; pieces have at most `words_max` tokens."""
-    words = encoding.word_ids
-    start = 0
-    while start + words_max < len(words):
-        end = start + words_max
-        while end > start and words[end] == words[end - 1]:
-            end -= 1
-        start = end if end > start else start + words_max  # no words, or one longer than a piece
-        yield start
-
-
-def _head_and_tail(text: str) -> str:
-    if len(text) <= _CHARACTERS_MAX:
-        return text
-    half = _CHARACTERS_MAX // 2
-    return text[:half] + text[-half:]
 
 
 def readable(text: str) -> str:

@@ -202,8 +202,20 @@ class Archiver:
 
     def store_notes_later(self, topic: Topic) -> None:
         """Store the topic's notes in the background; after a failure `tend` retries."""
+
+        async def work() -> None:
+            while True:
+                own = (note_part(*one) for one in topic.buffer.notes.items() if not topic.is_others(one[0]))
+                if not (parts := [*_next_of(own)]):
+                    break
+                async with topic.storing_in_turn():
+                    if await self._appended(topic, parts) is None:
+                        return
+            await topic.rewrite_journal()  # without their texts
+            self.indexer.look_after(topic)
+
         if topic.buffer.notes:
-            self._jobs.begin(f"storing notes {topic.id}", topic, partial(self._store_notes, topic))
+            self._jobs.begin(f"storing notes {topic.id}", topic, work)
 
     def cut_later(self, topic: Topic) -> None:
         """Cut the pending parts and load the model in the background, so that no search waits for either."""
@@ -304,7 +316,13 @@ class Archiver:
             await asyncio.sleep(TEND_SECONDS)
             waiting = sum(one.buffer.unstored_count for one in topics.opened())
             self._encoder.priority.is_pressed = waiting > WAITING_MAX
-            self._note_room(sum(topic.listed_parts.characters for topic in topics.opened() if topic.unstored()))
+            characters = sum(topic.listed_parts.characters for topic in topics.opened() if topic.unstored())
+            if (
+                has_room := characters <= TEXT_CHARACTERS_MAX or bool(self._retries.waiting)
+            ) != self._has_room.is_set():
+                told = "requests do not wait for storing any more" if has_room else "requests wait until more is stored"
+                log.warning(told, extra={"characters": characters})
+                (self._has_room.set if has_room else self._has_room.clear)()
             if time.monotonic() - unloaded_at >= min(UNLOAD_SECONDS, self._config.store.topic_idle_seconds):
                 await topics.let_idle_go()  # first: a topic that is tended stays open
                 unloaded_at = time.monotonic()
@@ -350,13 +368,6 @@ class Archiver:
         self.indexer.look_after(topic)
 
     # -- private ------------------------------------------------------------------------------------------------
-
-    def _note_room(self, waiting: int) -> None:
-        has_room = waiting <= TEXT_CHARACTERS_MAX or bool(self._retries.waiting)
-        if has_room != self._has_room.is_set():
-            told = "requests do not wait for storing any more" if has_room else "requests wait until more is stored"
-            log.warning(told, extra={"characters": waiting})
-        (self._has_room.set if has_room else self._has_room.clear)()
 
     def _let_go(self, topic: Topic, conversation: Conversation, chosen: Departure) -> None:
         """Take durable messages out of the prompt.
@@ -441,17 +452,6 @@ class Archiver:
                     topic.buffer.record(Closed(conversation.id))
         return batch.is_last or None
 
-    async def _store_notes(self, topic: Topic) -> None:
-        while True:
-            own = (note_part(*one) for one in topic.buffer.notes.items() if not topic.is_others(one[0]))
-            if not (parts := [*_next_of(own)]):
-                break
-            async with topic.storing_in_turn():
-                if await self._appended(topic, parts) is None:
-                    return
-        await topic.rewrite_journal()  # without their texts
-        self.indexer.look_after(topic)
-
     async def _appended(
         self, topic: Topic, parts: Sequence[Part], conversations: Sequence[Conversation] = ()
     ) -> Batch | None:
@@ -487,12 +487,14 @@ class Archiver:
         `named`: uuids of chunks to be stored before all others of a part.
         """
         talks = {one for part in parts for digest in part.said for one in topic.buffer.holders(digest)}
-        is_in_prompts, is_note = _shown_in(topic, talks), any(part.note is not None for part in parts)
+        lines = (line for one in talks for line in (*one.lines.values(), *one.former_lines.values()))
+        in_lines = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
+        in_blocks, is_note = topic.buffer.injected_uuids(), any(part.note is not None for part in parts)
         histories = [one.messages[:] for one in conversations]
         new = cache(lambda: set[bytes]().union(*(newly_said(topic.log, messages) for messages in histories)))
 
         def is_shown(uuid: bytes) -> bool:
-            return is_note or is_in_prompts(uuid)
+            return is_note or uuid in in_blocks or uuid.hex().startswith(in_lines)
 
         def is_new(digest: bytes) -> bool:
             return not conversations or digest in new()
@@ -633,14 +635,6 @@ def _next_of(parts: Iterable[Part]) -> Iterator[Part]:
         room -= part.characters if part.characters <= BATCH_CHARACTERS else 0
         if room <= 0:
             return
-
-
-def _shown_in(topic: Topic, conversations: Iterable[Conversation]) -> Callable[[bytes], bool]:
-    """Return a test if a chunk was recently shown in a prompt, or is named by a line of these conversations."""
-    shown = topic.buffer.injected_uuids()
-    lines = (line for one in conversations for line in (*one.lines.values(), *one.former_lines.values()))
-    named = tuple({chunk_id for line in lines for chunk_id in line.chunk_ids})
-    return lambda uuid: uuid in shown or uuid.hex().startswith(named)
 
 
 def _mark_stored(topic: Topic, work: StoringWork, complete: int) -> bool | None:

@@ -59,10 +59,12 @@ def related(topics: Sequence[Snapshot], snapshot: Snapshot, entry: Entry, limit:
     beside = {own, *snapshot.neighbours(own)}
     is_comparable = own in snapshot.cosines_at(entry.embedding, [own])
     names = {key_of(name): name for name in entities_of(entry.named_text)}
+    of_its_time = Selection(since=entry.said - SAME_TIME_US, until=entry.said + SAME_TIME_US + 1, kinds=TIMED_KINDS)
     found: list[Related] = []
     for one in topics:
         shared = _sharing(one, names)
-        places = set(one.live_places([*shared, *_of_its_time(one, entry)]).values())
+        then = live_ids(chosen(one, of_its_time)) if entry.kind in TIMED_KINDS else ()
+        places = set(one.live_places([*shared, *then]).values())
         if is_comparable:
             near = one.cosines_at(entry.embedding, _near(one, entry, limit + len(beside)))
             places |= {place for place, cosine in near.items() if cosine >= COSINE_MIN}
@@ -96,14 +98,6 @@ def _sharing(snapshot: Snapshot, names: Mapping[str, str]) -> dict[int, dict[str
         for one in having if len(having) <= RARE_CHUNKS_MAX else ():
             shared[one.canonical_id][name] = 1 / math.log2(1 + len(having))
     return shared
-
-
-def _of_its_time(snapshot: Snapshot, entry: Entry) -> list[int]:
-    """Return the canonical_ids of the turns and notes within half an hour of a chunk."""
-    if entry.kind not in TIMED_KINDS:
-        return []
-    span = Selection(since=entry.said - SAME_TIME_US, until=entry.said + SAME_TIME_US + 1, kinds=TIMED_KINDS)
-    return list(live_ids(chosen(snapshot, span)))
 
 
 def _described(
