@@ -137,7 +137,7 @@ def requests(folder: Path, postgres: PostgresServer, rounds: int) -> Figures:
             askers[FOLDER].note(number)
             askers[SHARED].note(number)
         time.sleep(5)  # until all of it is embedded
-        kinds = {"first byte": Asker.first_byte, "search": Asker.search, "note": Asker.note}
+        kinds = {"first byte": Asker.first_byte, "search": Asker.search, "again": Asker.search, "note": Asker.note}
         times = {f"{kind}, {name}": list[float]() for kind in kinds for name in askers}
         for number in range(WARM + rounds):  # kinds in turns: an idle connection would be closed
             for kind, ask in kinds.items():

@@ -93,8 +93,7 @@ def restore(
     plan = {target / folder / name: file for folder in catalog.topics for name, file in catalog.files(folder).items()}
     report, left_out = _restored(bucket.read, {one.key: one.size for one in rounds.names}, files, plan, target, tell)
     replace_file(files, target / layout.BUCKET_NAME, f"{identity.directory}\n".encode())
-    note_places(target, [bucket.url], files)
-    _make_whole(files, target)
+    _make_whole(files, target, bucket.url)
     if left_out:
         told = counted(len(left_out), "index file")
         notes.append(f"{told} cannot be had from the bucket and will be built again from the log ({left_out[0]})")
@@ -118,11 +117,10 @@ def restore_copy(source: Path, target: Path, files: LocalDisk, tell: Tell = lamb
     def read(path: str, start: int, end: int) -> bytes:
         return files.read_at(Path(path), start, end - start)
 
-    _check_target(files, target)
+    _check_target(files, target)  # before reading it all
     plan = dict(_copied(source, target, files))
     report, _ = _restored(read, {}, files, plan, target, tell)
-    note_places(target, [str(source.resolve())], files)
-    _make_whole(files, target)
+    _make_whole(files, target, str(source.resolve()))
     report.at = max((file.changed_at for file in plan.values()), default=0) // 1000
     report.topics = len(layout.topic_ids_in(files, target))
     report.damaged = list(map(str, missing_topics(source, files)))
@@ -239,7 +237,8 @@ def _check_target(files: LocalDisk, target: Path) -> None:
         raise StoreError(f"{target}: is not empty; choose an empty or a new folder")
 
 
-def _make_whole(files: LocalDisk, target: Path) -> None:
+def _make_whole(files: LocalDisk, target: Path, source: str) -> None:
+    note_places(target, [source], files)
     files.remove(target / layout.RESTORING_NAME)
     files.sync_directory(target)
 

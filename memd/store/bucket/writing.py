@@ -228,9 +228,9 @@ class BucketWriter:
         size, count = batch.size, len(batch.data)
         known, there, changes = self._catalog.files(folder), set[str](), list[FileChange]()
         try:
-            for name, path, is_full in self._files(folder):
+            for name, path in self._files(folder):
                 there.add(name)
-                if (change := self._change(folder, name, path, is_full, known.get(name))) is not None:
+                if (change := self._change(folder, name, path, known.get(name))) is not None:
                     changes.append(change)
             changes += [FileChange(folder, name, "gone") for name in self._gone(folder, known.keys(), there)]
         except BucketError:
@@ -269,9 +269,9 @@ class BucketWriter:
         found = (one for one in read_erasures(self._disk, erasures_dir(self._data_dir))[0] if one.kind == "topic")
         return any(one.topic_id == folder and one.id not in self._catalog.erasures for one in found)
 
-    def _files(self, folder: str) -> Iterator[tuple[str, Path, bool]]:
-        """Yield the files of a folder in the order of reading: name, path, and whether it is full, so that nothing is
-        ever appended. Raises MovedMeanwhile: the active file was rotated after it was read."""
+    def _files(self, folder: str) -> Iterator[tuple[str, Path]]:
+        """Yield the names and paths of a folder's files in the order of reading. Raises MovedMeanwhile: the active file
+        was rotated after it was read."""
         disk, base = self._disk, self._data_dir / folder
         if not folder:
             audit, ledger = AuditLayout(base), erasures_dir(base)
@@ -282,20 +282,20 @@ class BucketWriter:
                 audit.head,
             ]
             paths += [ledger / name for name in disk.names(ledger) if name.endswith(".json")]
-            yield from ((one.relative_to(base).as_posix(), one, False) for one in paths if disk.size(one) is not None)
+            yield from ((one.relative_to(base).as_posix(), one) for one in paths if disk.size(one) is not None)
             return
         layout = TopicLayout(self._data_dir, folder)
         # The key first: nothing of the topic can be read without it.
         for path in (layout.key, layout.former_names, layout.forbidden, layout.hot, layout.active):
             active = disk.identity(layout.active)
             if disk.size(path) is not None:
-                yield path.name, path, False
+                yield path.name, path
         full = [path for number in layout.segment_ids(disk) for path in layout.of_segment(number)]
         if disk.identity(layout.active) != active:
             raise MovedMeanwhile(f"{layout.active}: was rotated while its topic was read")
-        yield from ((one.relative_to(base).as_posix(), one, True) for one in full if disk.size(one) is not None)
+        yield from ((one.relative_to(base).as_posix(), one) for one in full if disk.size(one) is not None)
 
-    def _change(self, folder: str, name: str, path: Path, is_full: bool, known: KnownFile | None) -> FileChange | None:
+    def _change(self, folder: str, name: str, path: Path, known: KnownFile | None) -> FileChange | None:
         """Read the bytes of a file that the bucket lacks, and send them if it gets its own object; None if none."""
         disk, identity = self._disk, self._disk.identity(path)
         size, changed_at = disk.size(path) or 0, disk.changed_at(path)
@@ -310,7 +310,7 @@ class BucketWriter:
         pieces = self._read(path, identity, start, size)
         if known is not None and start == size:  # only its time differs
             file = msgspec.structs.replace(known, changed_at=changed_at, extents=())
-        elif is_full or size - start > ALONE_BYTES:
+        elif (folder and "/" in name) or size - start > ALONE_BYTES:  # of a full segment, or long
             file = self._sent_alone((folder, name, identity, size, changed_at), pieces, size - start, crc)
         else:
             batch, data = self._batch, b"".join(pieces)
@@ -611,6 +611,7 @@ class BucketTender:
                 self._whole_at = began
             if 0 < self._writer.topics_left < left:
                 return 0.0
+            self._writer.tidy()
         except StoreError as error:
             return self._failed(error)
         except Exception as error:  # a bug must not end the backup in silence
@@ -619,13 +620,6 @@ class BucketTender:
         if self._trouble is not None:
             log.info("the backup to the bucket works again", extra={"lag_seconds": round(self.lag_seconds, 1)})
         self._trouble, self._failures = None, 0
-        try:
-            self._writer.tidy()
-        except NotOurBucket as error:
-            return self._failed(error)
-        except StoreError as error:
-            log.warning("the backup could not be tidied up; it is tried again", extra={"error": error})
-            return min(RETRY_SECONDS_MAX, 6 * self._seconds)
         return max(0.0, self._seconds - (self._clock() - began))
 
     def _failed(self, error: StoreError) -> float:
