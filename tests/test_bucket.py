@@ -631,7 +631,7 @@ def test_a_file_that_fills_while_it_is_listed_is_not_empty(tmp_path: Path, monke
     source.back_up()
     active, numbers, names = source.folder / "talk" / "active.bin", iter(range(1, 100)), BucketWriter._files
 
-    def filling(writer: BucketWriter, folder: str) -> Iterator[tuple[str, Path, bool]]:
+    def filling(writer: BucketWriter, folder: str) -> Iterator[tuple[str, Path]]:
         for one in names(writer, folder):
             while one[1] == active and active.exists():
                 source.say(next(numbers))

@@ -102,7 +102,7 @@ def end(house: House, one: Member) -> None:
 
 TROUBLES = (
     Trouble("nothing, to compare with", nothing, nothing),
-    Trouble("kill -9 of a daemon", lambda _, one: one.kill(), start_missing),
+    Trouble("kill -9 of a daemon", lambda _, one: one.kill(), start_missing, lasts_seconds=8.0),
     Trouble("kill -9 of a daemon, back at once", kill_and_let_come_back, nothing),
     Trouble("kill -9 of all daemons", kill_all, start_missing),
     Trouble("SIGTERM of a daemon", end, start_missing),
