@@ -199,18 +199,6 @@ def test_a_body_that_trickles_ends_its_connection(memd: DaemonProcess, raw: RawU
     wait_until(lambda: memd.log.read_text().count("too slowly") >= len(clients), lambda: repr(memd))
 
 
-def test_a_body_that_came_fast_and_then_trickles_ends_its_connection(memd: DaemonProcess, connect: Connect) -> None:
-    client, sent = connect(memd.base_url), threading.Event()
-    client.send(request(b"POST", CHAT, SHOWN, b"Content-Length: %d" % (2 * MEGABYTE)) + b" " * MEGABYTE)
-    feeding = threading.Thread(target=feed, args=(client, sent))
-    feeding.start()
-    try:
-        assert client.wait_until_closed() < 10 * IDLE_SECONDS
-    finally:
-        sent.set()
-        feeding.join()
-
-
 @pytest.mark.parametrize("path", [CHAT, b"/memd/documents", b"/mcp"])
 def test_bodies_of_one_token_leave_room_for_others(
     memd: DaemonProcess, raw: RawUpstream, connect: Connect, path: bytes
