@@ -330,7 +330,7 @@ class DocumentTaker:
         drafts = await _in(self._cutting, allowed_drafts)
         kept_out = [one for one in cut if forbidden.has_text(one.content)] if is_apart else []
         if not (drafts or kept_out):
-            return _outcome((), source, is_apart=is_apart)
+            return _outcome((), source, is_hidden=is_apart and author != "")
         vectors: dict[str, bytes] = {}
         texts = without_vectors([*drafts, *kept_out])  # the time does not tell either that a text is forbidden
         for start in range(0, len(texts), EMBEDDED_AT_ONCE):
@@ -343,7 +343,7 @@ class DocumentTaker:
             return with_vectors(drafts, self._embedded(without_vectors(drafts)))  # texts that changed here meanwhile
 
         entries = await self._archiver.append_drafts(topic, lambda _: made())
-        return _outcome(entries, source, is_apart=is_apart)
+        return _outcome(entries, source, is_hidden=is_apart and author != "")
 
     async def remove(
         self,
@@ -366,7 +366,7 @@ class DocumentTaker:
             return drafts
 
         entries = await self._archiver.append_drafts(topic, lambda _: made())
-        return _outcome(entries, sources[0] if sources else "", is_apart=is_apart)
+        return _outcome(entries, sources[0] if sources else "", is_hidden=is_apart and by != "")
 
     def stop(self) -> None:
         """Take no more documents, and abandon one that is being embedded."""
@@ -381,8 +381,8 @@ class DocumentTaker:
         return {text: vector.astype("<f4").tobytes() for text, vector in zip(texts, vectors, strict=True)}
 
 
-def _outcome(entries: Sequence[Entry], source: str, *, is_apart: bool) -> TakenDocument:
-    if is_apart:
+def _outcome(entries: Sequence[Entry], source: str, *, is_hidden: bool) -> TakenDocument:
+    if is_hidden:
         return TakenDocument(None, None, source)
     gone = sum(entry.status is Status.DEPRECATED for entry in entries)
     return TakenDocument(len(entries) - gone, gone, source)
