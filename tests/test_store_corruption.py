@@ -22,7 +22,17 @@ from drafts import (
 )
 
 from memd.errors import CorruptFile, ForeignFile, StoreWriteFailed
-from memd.store.log.format import HEADER_BYTES, MAGIC_LOG, decode_header, encode_header, scan_records
+from memd.store.log.format import (
+    HEADER_BYTES,
+    MAGIC_LOG,
+    decode_entry,
+    decode_header,
+    encode_entry,
+    encode_header,
+    encode_record,
+    payload_of,
+    scan_records,
+)
 from memd.store.log.recovery import TORN_KEPT
 from memd.store.store import TopicLog
 from memd.store.tools.export import export
@@ -227,6 +237,24 @@ def test_derived_files_are_rebuilt_from_the_log(name: str) -> None:
     again = open_store(files, segment_entries_max=5).topic("talk")
     again.load()
     assert again.unsealed() == []
+
+
+def test_columns_of_another_log_file_of_the_same_size_are_made_anew_once_they_are_removed_as_verify_says() -> None:
+    files = disk()
+    data = files.read(BIN)
+    span = scan_records(data).spans[0]
+    other = msgspec.structs.replace(decode_entry(payload_of(data, span), dimension=None), content="user: chunk A")
+    record = encode_record(encode_entry(other))
+    files.put(BIN, data[: span.offset] + record + data[span.offset + len(record) :])
+    for _ in range(2):
+        [found] = verify(DATA_DIR, files).damaged
+        assert found.path == str(META) and "remove this file" in found.message
+        store = open_store(files, segment_entries_max=5)
+        store.topic("talk").load()
+        store.close()
+    files.remove(META)
+    assert live_contents(open_store(files, segment_entries_max=5).topic("talk")) == ["user: chunk A", *ALL[1:]]
+    assert verify(DATA_DIR, files).ok
 
 
 def test_a_torn_tail_is_kept_and_an_earlier_one_is_not_overwritten_until_there_are_many() -> None:

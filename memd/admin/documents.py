@@ -142,7 +142,8 @@ async def take_document(parts: DaemonParts, body: DocumentBody, who: Principal) 
             assert body.file is not None
             document = await asyncio.to_thread(_dropped, topic, body.file, who.author if is_apart else None)
         check = partial(check_changes, who)
-        return await parts.taker.take(topic, document, who.author, check, is_apart=is_apart)
+        taken = await parts.taker.take(topic, document, who.author, check, is_apart=is_apart)
+        return TakenDocument(None, None, taken.source) if is_apart else taken
 
 
 @post("/memd/documents/remove", "write", act="correct", touches=_written)
@@ -309,7 +310,8 @@ async def take_messages(parts: DaemonParts, body: MessagesBody, who: Principal) 
     is_apart = not who.may("read", body.topic_id)
 
     def drafts(log: TopicLog, drafter: Drafter) -> tuple[list[Draft], PartTaken]:
-        return part_drafts(log, body.part, drafter, parts.speech, who.author, is_apart=is_apart)
+        made, taken = part_drafts(log, body.part, drafter, parts.speech, who.author, is_apart=is_apart)
+        return made, PartTaken(taken.digests, None, None, {}) if is_apart else taken
 
     return await _appended(parts, body.topic_id, who, drafts)
 

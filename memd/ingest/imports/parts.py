@@ -128,13 +128,11 @@ def part_drafts(
     redactor = drafter.cutter.redactor
     runs = unstored_runs(topic, stretch, redactor)
     drafts = drafter.drafts(topic, runs, source=part.source, title=part.title, is_apart=is_apart)
-    answered = tuple(digest.hex() for digest in (*[previous] * leading, *digests))
-    if is_apart:
-        has = topic.forbidden.has_message  # embedded too, so that the time does not tell what is forbidden
-        drafter.embed_many([said.text for digest, said in stretch if said and has(digest, said)])
-        return drafts, PartTaken(answered, None, None, {})
+    if is_apart:  # so that the time does not tell what is forbidden
+        drafter.embed_many([said.text for one, said in stretch if said and topic.forbidden.has_message(one, said)])
     known = len(messages) - len({one.digest for run in runs for one in run} - {previous})
     redacted = redactor.marks([draft.content for draft in drafts])
+    answered = tuple(digest.hex() for digest in (*[previous] * leading, *digests))
     return drafts, PartTaken(answered, len(drafts), known, dict(redacted))
 
 

@@ -330,7 +330,7 @@ class DocumentTaker:
         drafts = await _in(self._cutting, allowed_drafts)
         kept_out = [one for one in cut if forbidden.has_text(one.content)] if is_apart else []
         if not (drafts or kept_out):
-            return _outcome((), source, is_hidden=is_apart and author != "")
+            return TakenDocument(0, 0, source)
         vectors: dict[str, bytes] = {}
         texts = without_vectors([*drafts, *kept_out])  # the time does not tell either that a text is forbidden
         for start in range(0, len(texts), EMBEDDED_AT_ONCE):
@@ -342,8 +342,7 @@ class DocumentTaker:
             drafts = with_vectors(allowed_drafts(), vectors)
             return with_vectors(drafts, self._embedded(without_vectors(drafts)))  # texts that changed here meanwhile
 
-        entries = await self._archiver.append_drafts(topic, lambda _: made())
-        return _outcome(entries, source, is_hidden=is_apart and author != "")
+        return _outcome(await self._archiver.append_drafts(topic, lambda _: made()), source)
 
     async def remove(
         self,
@@ -366,7 +365,7 @@ class DocumentTaker:
             return drafts
 
         entries = await self._archiver.append_drafts(topic, lambda _: made())
-        return _outcome(entries, sources[0] if sources else "", is_hidden=is_apart and by != "")
+        return _outcome(entries, sources[0] if sources else "")
 
     def stop(self) -> None:
         """Take no more documents, and abandon one that is being embedded."""
@@ -381,9 +380,7 @@ class DocumentTaker:
         return {text: vector.astype("<f4").tobytes() for text, vector in zip(texts, vectors, strict=True)}
 
 
-def _outcome(entries: Sequence[Entry], source: str, *, is_hidden: bool) -> TakenDocument:
-    if is_hidden:
-        return TakenDocument(None, None, source)
+def _outcome(entries: Sequence[Entry], source: str) -> TakenDocument:
     gone = sum(entry.status is Status.DEPRECATED for entry in entries)
     return TakenDocument(len(entries) - gone, gone, source)
 
