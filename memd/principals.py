@@ -9,7 +9,6 @@ room, but never displaces principals who hold less.
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -154,26 +153,18 @@ def _is_among(topic_id: str, patterns: tuple[str, ...]) -> bool:
     return "/" not in topic_id and any(fnmatchcase(topic_id, pattern) for pattern in patterns)
 
 
-@lru_cache(maxsize=65_536)
 def _meet(one: str, other: str) -> bool:
-    if not one or not other:
-        return not (one + other).strip("*")
-    if one[0] == "*":
-        return _meet(one[1:], other) or _meet(one, other[1:])
-    if other[0] == "*":
-        return _meet(other, one)
-    return one[0] == other[0] and _meet(one[1:], other[1:])
+    if "*" not in one or "*" not in other:
+        return fnmatchcase(one, other) or fnmatchcase(other, one)
+    (head, tail), (other_head, other_tail) = (
+        (pattern.partition("*")[0], pattern.rpartition("*")[2]) for pattern in (one, other)
+    )
+    return (head.startswith(other_head) or other_head.startswith(head)) and (
+        tail.endswith(other_tail) or other_tail.endswith(tail)
+    )
 
 
 Thing = TypeVar("Thing")
-
-
-class Held(NamedTuple):
-    """One stored item, by owner and size."""
-
-    author: str
-    """Its owner, as in `Principal.author`."""
-    size: int = 1
 
 
 class Leaving(NamedTuple):
@@ -183,7 +174,7 @@ class Leaving(NamedTuple):
     """Its position among the stored items."""
     author: str
     had: int
-    """Total of its owner before the eviction, in the unit of `Held.size`."""
+    """Total of its owner before the eviction, in the unit of the sizes."""
 
     def why(self, room: int, things: str) -> str:
         """Return the reason, for people; `things`: the plural noun of the items."""
@@ -192,26 +183,22 @@ class Leaving(NamedTuple):
 
 
 def surplus(held: Iterable[tuple[str, int]], room: int) -> list[Leaving]:
-    """Return the items to evict so that the rest fits, in eviction order. `held`: fields of `Held`, oldest first.
-    `room`: in the unit of `Held.size`."""
+    """Return the items to evict so that the rest fits, in eviction order. `held`: the author (`Principal.author`) and
+    size of each, oldest first. `room`: in the unit of the sizes."""
     places, had = defaultdict[str, deque[tuple[int, int]]](deque), defaultdict[str, int](int)
     for place, (author, size) in enumerate(held):
         places[author].append((place, size))
         had[author] += size
     over = sum(had.values()) - room
     leaving: list[Leaving] = []
-    if over <= 0:
-        return leaving
-    most = [(-size, places[author][0][0], author) for author, size in had.items()]
-    heapq.heapify(most)
-    while over > 0 and most:
-        _, place, author = heapq.heappop(most)
-        _, size = places[author].popleft()
+    while over > 0 and places:
+        author = min(places, key=lambda one: (-had[one], places[one][0]))
+        place, size = places[author].popleft()
         leaving.append(Leaving(place, author, had[author]))
         had[author] -= size
         over -= size
-        if places[author]:
-            heapq.heappush(most, (-had[author], places[author][0][0], author))
+        if not places[author]:
+            del places[author]
     return leaving
 
 

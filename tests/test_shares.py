@@ -23,7 +23,7 @@ from memd.conversation.hot_buffer import HotBuffer
 from memd.ingest.erasing import Concern
 from memd.ingest.redaction import Redactor
 from memd.messages import BlockChunk
-from memd.principals import Held, surplus
+from memd.principals import surplus
 from memd.receipts import Receipt, Receipts
 from memd.settings.model import Config, ConversationSettings, IngestSettings
 from memd.store.disk import LocalDisk, Wiper
@@ -35,7 +35,7 @@ MALLORY = "mallory"
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9))), st.integers(0, 60))
 def test_what_stays_fits_and_nobody_within_a_share_loses_anything(things: list[tuple[str, int]], room: int) -> None:
-    leaving = [one.place for one in surplus((Held(*one) for one in things), room)]
+    leaving = [one.place for one in surplus(things, room)]
     had, lost = Counter[str](), Counter[str]()
     for place, (author, size) in enumerate(things):
         had[author] += size

@@ -59,7 +59,7 @@ from memd.ingest.unstored import (
     repeated,
 )
 from memd.notes import Note, check_not_ahead
-from memd.principals import Held, by_turns, surplus
+from memd.principals import by_turns, surplus
 from memd.settings.model import Config
 from memd.store.log.segment import PendingView
 from memd.store.snapshot import Snapshot, asked_by, live_copy
@@ -673,7 +673,7 @@ def surplus_of(conversations: Sequence[Conversation], room: int) -> frozenset[Co
     """Return the conversations to close when too many are open; none with an awaited answer, which would be lost.
     `conversations`: in order of last use. `room`: number that may be open."""
     by_rest = sorted(conversations, key=lambda one: one.awaiting > 0)  # those with awaited answers come last
-    leaving = (by_rest[one.place] for one in surplus((Held(one.author) for one in by_rest), room))
+    leaving = (by_rest[one.place] for one in surplus(((one.author, 1) for one in by_rest), room))
     return frozenset(one for one in leaving if not one.awaiting)
 
 

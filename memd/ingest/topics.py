@@ -23,7 +23,7 @@ from memd.entries import checked_topic_id
 from memd.errors import Refused, Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.pipeline import Cutter
 from memd.ingest.topic import Ends, Inquiry, Renewed, SharedTopic, Topic, asking, erased_in, events_in, replayed
-from memd.principals import Held, surplus
+from memd.principals import surplus
 from memd.settings.model import Config
 from memd.store.disk import DiskWatch
 from memd.store.layout import RIGHTS_BOOKS
@@ -106,9 +106,9 @@ class Topics:
         settings, gone = self._config.store, []
         # Topics that cannot be closed now come last: they are in use, or have unstored messages.
         topics = sorted(self._open.values(), key=lambda one: (bool(one.buffer.unstored_count), -one.idle_seconds))
-        sized = (Held(one.used_by, one.log.stats().memory_bytes) for one in topics)
+        sized = ((one.used_by, one.log.stats().memory_bytes) for one in topics)
         too_big = surplus(sized, settings.memory_bytes_max)
-        too_many = surplus((Held(one.used_by) for one in topics), OPEN_MAX)
+        too_many = surplus(((one.used_by, 1) for one in topics), OPEN_MAX)
         reasons = {topics[one.place].id: one.why(settings.memory_bytes_max, "bytes of open topics") for one in too_big}
         reasons |= {topics[one.place].id: one.why(OPEN_MAX, "open topics") for one in too_many}
         for topic in topics:

@@ -266,10 +266,6 @@ def _exclusion(setting: Setting, text: str) -> str:
     return str(_absolute(setting, text)) if text.startswith(("/", "~")) else text.strip("/")
 
 
-_STARS_MAX = 8
-"""Limit per pattern: more slow down matching, and nobody needs them."""
-
-
 def read_tokens(setting: Setting) -> tuple[TokenSettings, ...]:
     """Return the tokens in a YAML list. Raises ConfigError: the list or one of its items is malformed."""
     items = _items(setting, "lines `name: …`, `token_sha256: …`, `topics: […]`, `rights: […]`")
@@ -290,8 +286,6 @@ def token_problems(tokens: Sequence[TokenSettings], owner_token: str = "") -> It
             first, second = found
             same = "twice; remove one" if first == second else f"and {second}, which overlap; leave the narrower out"
             yield number, f"the topics of {one.name} have {first} {same}"
-        if any(pattern.count("*") > _STARS_MAX for pattern in one.topics):
-            yield number, f"the topics of {one.name} have a pattern with more than {_STARS_MAX} stars; write it shorter"
         if owner_token and bytes.fromhex(one.token_sha256) == digest_of(owner_token):
             yield number, f"{one.name} has the token that auth.token is; a token belongs to one principal"
     names: set[str] = set()

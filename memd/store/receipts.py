@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from memd.errors import StoreError
-from memd.principals import Held, surplus
+from memd.principals import surplus
 from memd.store.claim import AppendFile
 from memd.store.disk import LocalDisk, Wiper, replace_file
 from memd.store.layout import RECEIPTS_NAME, RECEIPTS_OLD_NAME
@@ -114,8 +114,8 @@ class ReceiptRing:
         """Replace the older file by the newer one and the receipts of the older one that are kept."""
         lines = list(dict.fromkeys(reversed(receipt_lines(self._files, self._newer.parent))))  # oldest first
         kept = [line for line in lines if line and line + b"\n" != self._first_line]
-        held = [Held(_author_of(line), len(line) + 1) for line in kept]
-        if len({one.author for one in held}) <= 1:
+        held = [(_author_of(line), len(line) + 1) for line in kept]
+        if len({author for author, _ in held}) <= 1:
             self._files.rename(self._newer, self._older)
             return
         leaving = {one.place: one for one in surplus(held, self._bytes_max // 2)}

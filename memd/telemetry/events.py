@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from memd.entries import ChunkState
-from memd.principals import Held, surplus
+from memd.principals import surplus
 
 QUEUED_EVENTS_MAX = 256
 """Limit on events queued for one subscriber."""
@@ -61,7 +61,7 @@ class Events:
         if self._ended:
             put(queue, "end", None)
         queues = list(self._queues)
-        for leaving in surplus(map(Held, self._queues.values()), SUBSCRIBERS_MAX):
+        for leaving in surplus(((author, 1) for author in self._queues.values()), SUBSCRIBERS_MAX):
             left = queues[leaving.place]
             del self._queues[left]
             put(left, "end", {"reason": leaving.why(SUBSCRIBERS_MAX, "streams of events")})

@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from memd.admin.oauth.protocol import Permission, TokenRequest
 from memd.errors import OAuthRefused, StoreError
-from memd.principals import Held, Principal, Right, digest_of, surplus
+from memd.principals import Principal, Right, digest_of, surplus
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.shared.books import BookPage, SharedBook
 
@@ -147,7 +147,7 @@ class LedgerState(msgspec.Struct, kw_only=True):
         self.codes = {digest: one for digest, one in self.codes.items() if now < one.until}
         self.codes[_sha256(code)] = GivenCode(permission, allowed, now + CODE_SECONDS)
         digests = list(self.codes)
-        for leaving in surplus((Held(one.allowed.principal) for one in self.codes.values()), CODES_MAX):
+        for leaving in surplus(((one.allowed.principal, 1) for one in self.codes.values()), CODES_MAX):
             del self.codes[digests[leaving.place]]
         return code
 
@@ -205,7 +205,7 @@ class LedgerState(msgspec.Struct, kw_only=True):
         the principal with the most."""
         self.end(lambda one: now >= one.until)
         live = sorted(self.grants.values(), key=lambda one: one.until)
-        for leaving in surplus([*(Held(one.principal) for one in live), Held(principal)], GRANTS_MAX):
+        for leaving in surplus([*((one.principal, 1) for one in live), (principal, 1)], GRANTS_MAX):
             grant_id = live[leaving.place].id
             self.made_room[grant_id] = leaving.why(GRANTS_MAX, "programs")
             del self.grants[grant_id]
