@@ -53,10 +53,21 @@ def test_a_restart_of_memd_finds_the_server_again(make_daemon: MakeDaemon, two_l
     assert len(set(talk.homes)) == 1 and talk.cached[1] > len(LONG)
 
 
-def test_an_edit_and_another_answer_stay_with_the_server_of_the_conversation(
+def test_an_edit_a_thin_client_and_questions_about_a_server_stay_with_one_server(
     make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
 ) -> None:
     daemon = pooled(make_daemon, *two_upstreams)
+    for number in range(6):
+        headers = {"X-Memory-History": "daemon", "X-Memory-Session": "thin"}
+        assert daemon.chat([{"role": "user", "content": f"Part {number}"}], headers=headers).status == 200
+    assert sorted(len(fake.chats) for fake in two_upstreams) == [0, 6]
+
+    for _ in range(3):
+        ask(f"{daemon.base_url}/slots")
+        ask(f"{daemon.base_url}/slots/0?action=save", {"filename": "a"})
+    targets = [[one.target for one in fake.requests if one.target.startswith("/slots")] for fake in two_upstreams]
+    assert (len(targets[0]), len(targets[1])) == (6, 0)
+
     talk = Talk(daemon, "This one is edited.")
     for _ in range(3):
         talk.turn()
@@ -65,16 +76,6 @@ def test_an_edit_and_another_answer_stay_with_the_server_of_the_conversation(
     del talk.messages[-2:]
     talk.turn()
     assert len(set(talk.homes)) == 1
-
-
-def test_a_thin_client_stays_with_its_server(
-    make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
-) -> None:
-    daemon = pooled(make_daemon, *two_upstreams)
-    for number in range(6):
-        headers = {"X-Memory-History": "daemon", "X-Memory-Session": "thin"}
-        assert daemon.chat([{"role": "user", "content": f"Part {number}"}], headers=headers).status == 200
-    assert sorted(len(fake.chats) for fake in two_upstreams) == [0, 6]
 
 
 def test_new_conversations_go_where_the_least_is_under_way(
@@ -116,17 +117,6 @@ def lists(*models: str) -> Any:
         return chat_answer(request)
 
     return answer
-
-
-def test_what_is_asked_about_a_server_itself_goes_to_the_first_that_is_there(
-    make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
-) -> None:
-    daemon = pooled(make_daemon, *two_upstreams)
-    for _ in range(3):
-        ask(f"{daemon.base_url}/slots")
-        ask(f"{daemon.base_url}/slots/0?action=save", {"filename": "a"})
-    targets = [[one.target for one in fake.requests if one.target.startswith("/slots")] for fake in two_upstreams]
-    assert (len(targets[0]), len(targets[1])) == (6, 0)
 
 
 # The parts
