@@ -359,7 +359,18 @@ async def test_near_copies_are_found_by_their_own_questions(log: TopicLog, embed
 
 def _answer(embedder: Embedder, number: int, text: str, shown: Sequence[Entry]) -> Draft:
     uuids = tuple(one.uuid for one in shown)
-    return _draft(embedder, number, text, roles=("assistant",), speakers=(Speaker(0, "assistant"),), shown=uuids)
+    return _draft(embedder, number, text, roles=("user", "assistant"), speakers=(Speaker(0, "assistant"),), shown=uuids)
+
+
+async def test_what_only_the_model_said_stands_behind_what_a_person_or_a_tool_said(
+    log: TopicLog, embedder: Embedder
+) -> None:
+    said = {role: f"The {role}'s boat leaves the northern pier at nine." for role in ("assistant", "user", "tool")}
+    log.append([_draft(embedder, at, text, roles=(role,)) for at, (role, text) in enumerate(said.items())])
+    found = await asked(log, "When does a boat leave the northern pier?", EVERYTHING)
+    echoes = {role: by_content(found)[text].parts.echo for role, text in said.items()}
+    assert echoes == {"assistant": pytest.approx(0.7), "user": 1, "tool": 1}
+    assert contents(found)[-1] == said["assistant"]
 
 
 ECHOES = (

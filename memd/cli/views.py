@@ -107,7 +107,7 @@ def _candidate(chunk: FoundChunk, id_width: int, topic_width: int, *, explain: b
     parts: Lines = [head]
     if explain:
         head.append(f"  {_plain(chunk.verdict)}", "green" if chunk.verdict == INJECTED else "yellow")
-        echo = "" if chunk.echo == 1 else f", times {chunk.echo:.2f} as an echo"
+        echo = "" if chunk.echo == 1 else f", times {chunk.echo:.2f} as the model's words"
         echo += "" if chunk.time == 1 else f", times {chunk.time:g} for its time"
         summed = (
             f"meaning {chunk.meaning:.3f} (cosine {chunk.cosine:.3f}) + words {chunk.words:.3f} + feedback "

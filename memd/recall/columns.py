@@ -41,7 +41,7 @@ from memd.store.snapshot import IndexView, Place, Snapshot, chosen
 
 log = logging.getLogger("memd")
 
-FOUND_MAX = 32
+FOUND_MAX = 48
 """A part of the question finds so many chunks of a source by meaning, and as many by words; neighbours are added."""
 POSTINGS_MAX = 60_000
 """Postings scored per question and source, rarest terms first. More common terms find no chunks by themselves, but
@@ -389,7 +389,7 @@ class TopicColumns:
         keys = np.array(list(dict.fromkeys(itertools.chain(*asked))), np.uint32)
         none = keys[self._having(keys) == 0]
         near, likeness = near_terms(none)
-        keys = np.concatenate([keys, np.setdiff1d(near[likeness > 0], keys)])
+        keys = np.concatenate([keys, np.setdiff1d(near[likeness > 0], keys)]) if len(none) else keys
         places = {key: place for place, key in enumerate(keys.tolist())}
         asks = np.zeros((len(asked), len(places)), np.bool_)
         is_exact, weight = asks.copy(), np.zeros(asks.shape, np.float32)

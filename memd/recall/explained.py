@@ -59,8 +59,8 @@ class ScoredChunk(msgspec.Struct, frozen=True, kw_only=True):
     multiplier: float
     """Multiplier of corrections."""
     echo: float = 1.0
-    """Factor below 1 for an answer that repeats chunks it was shown, and for the model's own words when a turn recalls
-    again."""
+    """Factor below 1 for what only the model said, and more so for an answer that repeats chunks it was shown, and when
+    a turn recalls again."""
     time: float = 1.0
     """Factor above 1 if it was said at the time that the question names."""
     tokens: int

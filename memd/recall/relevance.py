@@ -29,7 +29,7 @@ from memd.recall.columns import ChunkSource, TopicColumns
 from memd.recall.explained import PARTS_DIGITS
 from memd.settings.model import RetrievalSettings
 from memd.store.lexical.analyzer import is_stopword
-from memd.store.log.columns import uuid_bytes
+from memd.store.log.columns import role_bits, uuid_bytes
 
 CLEAR_COSINE, CLEAR_WORDS, CLEAR_SHARED, CLEAR_BEST = 0.5, 0.01, 2, 10
 """The table's vector is good enough if its ten best chunks and the ten best by words share at least CLEAR_SHARED, and
@@ -47,6 +47,10 @@ is evidence from UNREAD_BELOW on; below it a chunk must have this share of the p
 STEP_WEIGHT = 0.25
 """Weight of the model's latest step beside the user's question. Calls resemble each other, and would crowd out what the
 user asked for. Of 154 facts needed, blocks of 975 tokens show 119; 117 with weight 0.5, 104 without the step."""
+MODEL_SHARE = 0.7
+"""A chunk in which only the model speaks gets this share of its score: a long answer becomes many chunks near the
+question, and people mostly ask for what they said. In twenty chats of BEAM 1,000 tokens have 45 % of the users' and
+27 % of the model's messages that are needed; 33 and 32 with a share of 1. LoCoMo stays as it is."""
 OWN_WORDS_SHARE, OWN_WORDS_LISTED = 0.3, 64
 """When the model asks in mid-turn, the best chunks in which mostly the model used the question's words get this share
 of their score: it repeats what it is looking for, and that is as near to the question as the answer. Of 689 facts that
@@ -55,6 +59,10 @@ TABLE_COSINE, BOTH_TABLES = 0.85, 0.7
 """TABLE_COSINE: cosine between the table's and the model's vector of one text, by which a pending chunk's cosine to the
 model's vector of a part comes out too low. BOTH_TABLES: ratio of centred cosines, stored to pending, when the part's
 vector is the table's too."""
+SECOND_SHARE = 0.2
+"""Share of a chunk's second best score that is added to its score for a part. Of two near copies that answer one part
+equally well, the one that also answers another part then goes first. Of 20 facts that two agents needed late in a turn
+their prompts had 19; 16 without this, though talk is found as well."""
 ECHOES_MAX = 16
 """Limit on chains of answers that were shown answers."""
 MEANING_POWER = 1.5
@@ -74,6 +82,7 @@ was shown something, and treating all as echoes hid what was said beside the que
 1 of 5 pieces of code; with 0.5, 15 of a soak's 591 facts)."""
 COPY_COSINE, COMPARED = 0.99, 48
 """A chunk with this cosine to a better one goes last; only the best COMPARED are compared."""
+MODEL_BITS = role_bits(("assistant",))
 _WORD = re.compile(r"[^\W_]+")
 
 Floats = NDArray[np.float32]
@@ -142,7 +151,7 @@ class Field:
             self._find()
 
     def _find(self) -> None:
-        for name in ("uuids", "said_at"):
+        for name in ("uuids", "said_at", "is_models"):
             self.__dict__.pop(name, None)
         self._entries: dict[int, Entry | None] = {}
         """Entries read so far, by row; None if unreadable."""
@@ -354,6 +363,11 @@ class Field:
         """Time each chunk was said, in microseconds since the epoch, (m,)."""
         return self._column("said_at")
 
+    @cached_property
+    def is_models(self) -> Bits:
+        """Whether only the model speaks in each chunk, (m,)."""
+        return np.asarray(self._column("role_bits") == MODEL_BITS, np.bool_)
+
     def _column(self, name: str) -> NDArray[np.uint64]:
         return self._joined(lambda one, labels: one.column(name, labels))
 
@@ -413,8 +427,10 @@ class Scores:
         relevance = np.maximum(shares.sum(axis=0), 0)
         rows, part = np.arange(len(multiplier)), relevance.argmax(axis=1)
         self._parts = shares[:, rows, part], cosines[rows, part]
-        self._of_parts = relevance * multiplier[:, None]
-        self.score: Floats = self._of_parts.max(axis=1)
+        self._of_parts = scored = relevance * multiplier[:, None]
+        if scored.shape[1] > 1:
+            self._of_parts = scored + SECOND_SHARE * np.minimum(scored, np.partition(scored, -2, axis=1)[:, -2:-1])
+        self.score: Floats = scored.max(axis=1)
         """Relevance times multiplier; echoes and times are applied later."""
         self._multiplier, self._lifted = multiplier, np.maximum(multiplier, 1)
         self._factor = np.ones((2, len(multiplier)), np.float32)
@@ -430,6 +446,11 @@ class Scores:
             self._of_parts[then] = np.maximum(self._of_parts[then], top[:, None])
             self.is_silent = self.is_silent and not then.any()
         self.score[then] *= factor
+
+    def weigh_model(self, field: Field) -> None:
+        """Rank chunks in which only the model speaks below those of people, tools and documents."""
+        self._factor[0, field.is_models] = MODEL_SHARE
+        self.score[field.is_models] *= MODEL_SHARE
 
     def weigh_echoes(self, field: Field) -> None:
         """Rank an answer below the chunks its prompt had shown, and far below the replacement of a corrected one. If a
@@ -458,7 +479,7 @@ class Scores:
             if (left == before).all():
                 break
         factor = left / score
-        self._factor[0, rows] = factor
+        self._factor[0, rows] *= factor
         self.score[rows] *= factor
 
     def weigh_own_words(self, field: Field, parts: Sequence[str]) -> None:

@@ -305,6 +305,7 @@ class Retriever:
         scores = field.scores(self._settings, reading.speaking)
         if times:
             scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
+        scores.weigh_model(field)
         scores.weigh_echoes(field)
         if filters.step:
             scores.weigh_own_words(field, parts)

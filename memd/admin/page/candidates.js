@@ -50,7 +50,7 @@ function equation(found) {
   return el("details", { class: "why" }, el("summary", {}, "Why this score"),
     el("p", { class: "meta" },
       el("span", {}, `score ${part(found.score)} = (meaning ${part(found.meaning)} + words ${part(found.words)} + `
-        + `feedback ${part(found.feedback)} + neighbours ${part(found.neighbours)}) × ${number(found.multiplier)}${found.echo === 1 ? "" : ` × ${part(found.echo)} as an echo`}${(found.time ?? 1) === 1 ? "" : ` × ${number(found.time)} for its time`}`),
+        + `feedback ${part(found.feedback)} + neighbours ${part(found.neighbours)}) × ${number(found.multiplier)}${found.echo === 1 ? "" : ` × ${part(found.echo)} as the model's words`}${(found.time ?? 1) === 1 ? "" : ` × ${number(found.time)} for its time`}`),
       el("span", {}, `cosine ${part(found.cosine)}`)));
 }
 
