@@ -536,6 +536,9 @@ class PartCutter:
         for place, part in enumerate(parts):
             if complete < place and (part.characters > BATCH_CHARACTERS or not self._is_lacking(part)):
                 continue
+            if not digests.keys().isdisjoint(part.said):  # a part that was shown goes on into this one
+                left_of = ((digest, None if digest in digests else one) for digest, one in part.messages)
+                part = msgspec.structs.replace(part, messages=tuple(left_of))
             pieces = self.cut_as_shown(part, lambda uuid: is_shown(uuid) or knows(uuid), step)
             drafts = [draft for one in pieces for draft in one.drafts if draft.uuid not in one.done]
             known = self._log.snapshot().known([draft.uuid for draft in drafts])
