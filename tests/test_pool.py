@@ -90,6 +90,24 @@ def test_new_conversations_go_where_the_least_is_under_way(
     assert min(len(fake.chats) for fake in two_upstreams) >= 8
 
 
+def test_a_conversation_that_began_elsewhere_as_its_server_had_more_stays_there(
+    make_daemon: MakeDaemon, two_upstreams: tuple[RecordingUpstream, RecordingUpstream]
+) -> None:
+    homes: dict[str, list[str]] = {}
+    for opening in (f"Conversation {number}." for number in range(5)):  # three of them have one home
+        talk = Talk(pooled(make_daemon, *two_upstreams), opening)
+        talk.turn()
+        homes.setdefault(talk.homes[0], []).append(opening)
+    home, [*others, opening] = max(homes.items(), key=lambda one: len(one[1]))
+    daemon = pooled(make_daemon, *two_upstreams)
+    for other in others:
+        Talk(daemon, other).turn()
+    talk = Talk(daemon, opening)
+    talk.turn()
+    talk.turn()
+    assert home not in talk.homes and len(set(talk.homes)) == 1
+
+
 def test_a_model_is_asked_of_the_servers_that_list_it_and_all_are_listed(make_daemon: MakeDaemon) -> None:
     with recording_upstream() as one, recording_upstream() as other:
         one.answer, other.answer = lists("small", "common"), lists("large", "common")
