@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import psycopg
 import pytest
@@ -21,7 +23,7 @@ import yaml
 from cut_connections import Relay
 from daemon_process import Answer, DaemonProcess, ask, clean_environment, user, wait_until
 from postgres_server import PostgresServer, running_postgres
-from recording_upstream import RecordingUpstream, recording_upstream
+from recording_upstream import RecordingUpstream, chat_answer, recording_upstream, streamed
 
 from memd.store.log.recovery import read_log_file
 from memd.store.shared.postgres import SharedLog
@@ -592,15 +594,24 @@ def test_two_daemons_that_are_told_the_same_at_once_store_it_once(relayed: Clust
 
 
 def test_a_daemon_that_was_killed_keeps_nobody_waiting_and_its_folder_may_be_removed(relayed: Cluster) -> None:
-    messages = [user("The bell was cast in Ghent.")]
-    answer = relayed.tell(1, "killed", messages)
-    relayed.daemons[1].kill()
+    """Its client has only the beginning of an answer, and goes on elsewhere with the prompt that was answered."""
+    assert relayed.tell(1, "killed", [user("The bell was cast in Ghent.")]).status == 200
+    messages, gate = [user("Where was the bell cast?")], threading.Event()
+    relayed.upstream.answer = lambda _: streamed("In Ghent.", gate)
+    body = {"model": "tiny", "messages": messages, "stream": True}
+    to_killed = f"{relayed.daemons[1].base_url}/t/killed/v1/chat/completions"
+    with urlopen(Request(to_killed, json.dumps(body).encode(), {"Content-Type": "application/json"})) as begun:
+        assert begun.headers["X-Memory-Status"] == "injected"
+        before = relayed.last_prompt()
+        relayed.daemons[1].kill()
+    gate.set()
+    relayed.upstream.answer = chat_answer
 
     began = time.monotonic()
-    messages += [{"role": "assistant", "content": answer.reply}, user("Where was the bell cast?")]
+    messages += [{"role": "assistant", "content": "In"}, user("By whom?")]
     told = relayed.tell(0, "killed", messages)
     assert told.status == 200 and time.monotonic() - began < 5
-    assert relayed.last_prompt()[0]["content"].endswith("The bell was cast in Ghent.")
+    assert relayed.last_prompt()[:1] == before and "cast in Ghent" in before[0]["content"]
 
     shutil.rmtree(relayed.daemons[1].data_dir)
     relayed.daemons[1].start()

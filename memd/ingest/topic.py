@@ -5,8 +5,9 @@ the journal is skipped; secrets that the settings now name are redacted. Prompts
 journal does not have the text of forbidden messages.
 
 In a cluster, buffer and log follow the shared log. Each request first reads the events that other daemons have
-appended. New messages are in the shared log before the answer begins. While the database is unreachable they wait in
-the local journal. If an append's outcome is unknown, the rows tell it: an event found among them was appended.
+appended. New messages and their block are in the shared log before the answer begins. While the database is
+unreachable they wait in the local journal. If an append's outcome is unknown, the rows tell it: an event found among
+them was appended.
 """
 
 from __future__ import annotations

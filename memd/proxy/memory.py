@@ -6,6 +6,7 @@ only the embedding failed, the block shows chunks found by words.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import msgspec
@@ -95,6 +96,8 @@ class Prepared(msgspec.Struct, frozen=True):
     shown: SettledPrompt
     freed_tokens: int
     """Raw tokens that left the prompt to make room."""
+    saving: asyncio.Task[bool]
+    """Writes the question and its block to the journal."""
 
 
 class Memory(msgspec.Struct, frozen=True):

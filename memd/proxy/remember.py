@@ -1,8 +1,8 @@
 """The end of a turn: its reply goes into the buffer, its receipt is kept, and a full buffer is compacted.
 
 Rule: this runs in the background after the answer, also if the client left; nobody waits for it, and an error in the
-receipt loses only the receipt. Exception: if the client does not keep the history, or `journal_fsync` is `always`, the
-question is in the journal before the answer begins, and the reply before it ends (`is_promised`).
+receipt loses only the receipt. Exception: in a cluster, with `journal_fsync: always`, or if the client keeps no
+history, question and block are in the journal before the answer begins, and the reply before it ends (`is_promised`).
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Rememberer(msgspec.Struct, frozen=True):
                 await kept
 
     def is_promised(self, received: Received) -> bool:
-        """Return whether the question must be in the journal before the answer begins, and the reply before it ends:
-        with `journal_fsync: always`, and for clients that do not keep the history themselves."""
+        """Return whether the question and its block must be in the journal before the answer begins, so that whoever
+        goes on with the conversation has the prompt that was answered, and the reply before it ends."""
         return received.is_traced and (self.is_synced or received.asked.is_thin)
 
     async def as_saved(self, received: Received, shown: SettledPrompt, saving: asyncio.Task[bool]) -> SettledPrompt:

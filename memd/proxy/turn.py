@@ -91,15 +91,13 @@ class TurnRunner(msgspec.Struct, frozen=True):
                 topic = await self.topics.get(asked.topic_id, inquiry)
                 received = await self._received(asked, topic, inquiry, holding)
                 record.end_step("receive")
-                saving = self._saving(topic) if self.rememberer.is_shared else None  # early: the answer waits for it
                 corrected = await self.corrector.correct(received)
                 record.end_step("correct")
                 with self.priority.held():  # not earlier: a correction may wait until something is stored
                     prepared = await self._prepare(received, corrected, record)
-                saving = saving or self._saving(topic)
             except Exception as error:
                 return await self._answer_after(error, client, asked)
-            forwarding = Forwarding(self, received, corrected, prepared, saving)
+            forwarding = Forwarding(self, received, corrected, prepared)
             try:
                 return await forwarding.run(client, record)
             finally:  # also after a cancellation: the turn is remembered in the background
@@ -141,10 +139,6 @@ class TurnRunner(msgspec.Struct, frozen=True):
             return None
         return prepared if received.prompt.tokens() < tokens else None
 
-    def _saving(self, topic: Topic) -> asyncio.Task[bool]:
-        """Start writing the question to the journal."""
-        return self.tasks.spawn(self.rememberer.save_asked(topic), "journal")
-
     async def _received(self, asked: Asked, topic: Topic, inquiry: Inquiry | None, holding: ExitStack) -> Received:
         """Find the conversation. `holding` collects what must be released once the turn is remembered."""
         holding.enter_context(topic.used())
@@ -181,7 +175,8 @@ class TurnRunner(msgspec.Struct, frozen=True):
         shown = self.memory.settle(received, corrected, recalled)
         if record is not None:
             record.end_step("recall")
-        return Prepared(room, recalled, shown, left.tokens)
+        saving = self.tasks.spawn(self.rememberer.save_asked(received.topic), "journal")
+        return Prepared(room, recalled, shown, left.tokens, saving)
 
     def _log_failure(self, asked: Asked, error: Exception) -> None:
         fields = {"turn": asked.turn_id, "topic": asked.topic_id, "error": error}
@@ -200,8 +195,6 @@ class Forwarding(msgspec.Struct, eq=False):
     received: Received
     corrected: CorrectionResult
     prepared: Prepared
-    saving: asyncio.Task[bool]
-    """Writes the question to the journal."""
     window: ModelWindow = ModelWindow()
     """The window of the server that got the prompt last, as known before sending."""
     answers: ExitStack = msgspec.field(default_factory=ExitStack)
@@ -240,7 +233,7 @@ class Forwarding(msgspec.Struct, eq=False):
 
             answer = await received.assignment.taken(offer, self._fit_again)
             offered = self.offered = next(one for one in accepted if one.answer is answer)
-            shown = await self.turns.rememberer.as_saved(received, offered.shown, self.saving)
+            shown = await self.turns.rememberer.as_saved(received, offered.shown, self.prepared.saving)
             if shown is not offered.shown:
                 offered = self.offered = msgspec.structs.replace(offered, shown=shown)
             record.server = received.assignment.shown
@@ -273,7 +266,7 @@ class Forwarding(msgspec.Struct, eq=False):
     async def _keep(self, reply: Reply) -> None:
         """Wait until the question is in the journal, and keep the reply before the client has all of it. Called only if
         both are promised (`is_promised`); no other answer waits for a disk."""
-        await asyncio.wait([self.saving], timeout=JOURNAL_SECONDS_MAX)
+        await asyncio.wait([self.prepared.saving], timeout=JOURNAL_SECONDS_MAX)
         try:
             self.kept = self.turns.rememberer.keep_reply(self.received, self.answered.shown, reply)
             await self.turns.rememberer.save(self.received)
