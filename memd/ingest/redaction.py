@@ -26,17 +26,17 @@ import threading
 import unicodedata
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from itertools import chain, groupby, pairwise
+from itertools import groupby, pairwise
 from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 from msgspec import UNSET
 
 from memd.assets import words_of
-from memd.entries import Draft
+from memd.entries import Draft, Vector
 from memd.errors import ConfigError, StoreError
 from memd.messages import LEADING_ROLES, rebuilt
 from memd.settings.model import LISTED_WORD, IngestSettings, RedactionName
@@ -106,34 +106,24 @@ def _character(escape: re.Match[str]) -> str:
 
 _NAME, _NAME_OF = re.compile(r"\{([A-Z_]+)\}"), re.compile(r"([A-Z_]+) = ")
 _compiled = cache(re.compile)
+AROUND_BEFORE, AROUND_AFTER = 400, 1_000
+"""Characters around each word of a `~` rule that are searched for its pattern."""
+
 _Check = Callable[[re.Match[str], Sequence[str]], Iterable[Span]]
 """Returns the secrets in a match of a rule with these words."""
 
 
 class _Rule(msgspec.Struct, frozen=True):
     mode: str
-    """^, = or ?; see the table."""
+    """^, =, ~ or ?; see the table."""
     words: tuple[str, ...]
     check: _Check
     pattern: str
 
-    def matches(self, text: str, lowered: str) -> Iterator[re.Match[str]]:
-        """Yield the matches in a text, given also in lower case: finding a word takes a fiftieth of the time of a
-        pattern."""
-        if self.mode == "?":
-            if not self.words or any(word in lowered for word in self.words):
-                yield from _compiled(self.pattern).finditer(text)
-            return
-        for place in () if self.words else named("LONG_WORD").finditer(text):
-            yield from _compiled(self.pattern).finditer(text, *place.span())
-        searched = text if self.mode == "^" else lowered
-        for word in self.words:
-            at = searched.find(word)
-            while at >= 0:
-                begin = NAMED["BEGINS"] + re.escape(word) if self.mode == "^" else f"(?i:{re.escape(word)})"
-                if found := _compiled(begin + self.pattern).match(text, at):
-                    yield found
-                at = searched.find(word, found.end() if found else at + 1)
+    def behind(self, word: str) -> re.Pattern[str]:
+        """Return a word followed by the pattern."""
+        begin = NAMED["BEGINS"] + re.escape(word) if self.mode == "^" else f"(?i:{re.escape(word)})"
+        return _compiled(begin + self.pattern)
 
 
 def _lowered(text: str) -> str:
@@ -149,11 +139,56 @@ def _finder(mark: str) -> Find:
     rules, shapes = _RULES.get(mark, ()), _SHAPES.get(mark, ())
 
     def find(text: str) -> Iterator[Span]:
-        lowered = _lowered(text) if rules else ""
-        found = (span for rule in rules for one in rule.matches(text, lowered) for span in rule.check(one, rule.words))
-        yield from apart(chain(found, *(shape(text) for shape in shapes)))
+        spans = [span for shape in shapes for span in shape(text)]
+        if rules:
+            lowered = _lowered(text)
+            long_words = "\n".join(named("LONG_WORD").findall(text)) if any(rule.mode == "^" for rule in rules) else ""
+            for rule in rules:
+                for found in _matches(rule, text, lowered, long_words):
+                    spans += rule.check(found, rule.words)
+        yield from apart(spans)
 
     return find
+
+
+def _matches(rule: _Rule, text: str, lowered: str, long_words: str) -> Iterator[re.Match[str]]:
+    searched, gate = (text, long_words) if rule.mode == "^" else (lowered, lowered)
+    if rule.mode == "~":
+        for begin, end in apart(_around(lowered, rule.words)):
+            pattern = _compiled(rule.pattern)
+            for found in pattern.finditer(text, begin, end):
+                yield (found if found.end() < end else pattern.match(text, found.start())) or found
+    elif rule.mode == "?":
+        if not rule.words or any(word in lowered for word in rule.words):
+            yield from _compiled(rule.pattern).finditer(text)
+    elif rule.words:
+        for word in rule.words:
+            if word in gate:
+                yield from _at(word, rule.behind(word), text, searched)
+    elif _compiled(rule.pattern).search(long_words):
+        yield from _compiled(rule.pattern).finditer(text)
+
+
+def _at(word: str, pattern: re.Pattern[str], text: str, searched: str) -> Iterator[re.Match[str]]:
+    """Yield the matches that begin with a word; the word is searched for in `searched`."""
+    at = searched.find(word)
+    while at >= 0:
+        found = pattern.match(text, at)
+        if found is not None:
+            yield found
+        at = searched.find(word, at + 1 if found is None else found.end())
+
+
+def _around(lowered: str, words: Iterable[str]) -> Iterator[Span]:
+    """Yield the spans around these words: finding a word takes a fiftieth of the time of a pattern."""
+    for word in words:
+        at = lowered.find(word)
+        while at >= 0:
+            begin, end = max(0, at - AROUND_BEFORE), at + AROUND_AFTER
+            while (at := lowered.rfind(word, at + 1, end)) >= 0:
+                end = at + AROUND_AFTER
+            yield begin, min(end, len(lowered))
+            at = lowered.find(word, end)
 
 
 def _read(written: str) -> tuple[dict[str, str], dict[str, list[_Rule]]]:
@@ -273,6 +308,7 @@ def named(part: str) -> re.Pattern[str]:
 # Private keys
 
 _KEY_CHARACTERS_MAX = 65_536  # of a key whose beginning is missing
+_KEY_LINE_MIN = 16
 _KEY_WIDTHS = range(48, 81)  # PEM has 64, OpenSSH 70
 
 
@@ -301,9 +337,18 @@ def private_keys(text: str) -> Iterator[Span]:
 def _headless_keys(text: str, start: int, end: int) -> Iterator[Span]:
     """Yield the spans of keys whose beginning is missing, found by their ends."""
     for found in named("KEY_END").finditer(text, start, end):
-        above = named("KEY_ABOVE").search(text, max(start, found.start() - _KEY_CHARACTERS_MAX), found.start())
-        if found["whole"] or above:
-            yield above.start() if above else found.start(), found.end()
+        begin, is_last = found.start(), True
+        tokens = list(named("KEY_TOKENS").finditer(text, max(start, begin - _KEY_CHARACTERS_MAX), begin))
+        for token in reversed(tokens):
+            line = token["line"] or ""
+            # A short line is a word, unless a line of a key follows upwards.
+            if len(line) >= _KEY_LINE_MIN or (is_last and re.search("[0-9+/=]", line)):
+                begin = token.start()
+            elif not token["between"] and not (is_last and line):
+                break
+            is_last = is_last and not line
+        if found["whole"] or begin < found.start():
+            yield begin, found.end()
             start = found.end()
 
 
@@ -660,8 +705,8 @@ _RUN_ON = (  # Thai, Lao, Tibetan, Burmese, Khmer, kana, Han, Hangul
 _LAST_MARK = 0x1E94A  # only variation selectors are beyond it
 _BETWEEN = re.compile(r"[\s_'’.,>#*/|‐‑–-]{0,40}")
 """Separators of the words of a phrase: white space, a line's end in a comment or a quotation, hyphens."""
-_GAP = re.compile(r"[ \u00a0\u3000・·]?")
-"""Separator of signs of scripts without spaces."""
+_LATIN = "[A-Za-z0-9\uff10-\uff5a]"
+_GAP = r"[ \u00a0\u3000・·]?"
 _FOLDED_MAX = 400
 """Characters of a word that are compared; entries of the list have at most 100."""
 _SIGNS = re.compile(f"[{_UNSEEN}\u0591-\u05bd\u05bf-\u05c7\u0640\u064b-\u0652\u0670]")
@@ -675,41 +720,59 @@ def listed_words(words: Iterable[str]) -> Find:
     codes = (code for code in range(0x300, _LAST_MARK + 1) if unicodedata.category(chr(code))[0] == "M")
     ranges = [[code for _, code in run] for _, run in groupby(enumerate(codes), lambda at: at[1] - at[0])]
     marks = "".join(f"{chr(run[0])}-{chr(run[-1])}" for run in ranges) + _UNSEEN
-    a_unit = re.compile(  # a word, or a sign of a script without spaces
-        rf"(?P<word>[^\W_{_RUN_ON}](?:[^\W_{_RUN_ON}]|[{marks}])*+)|[{_RUN_ON}][{marks}\u3099\u309a\uff9e\uff9f]*+"
-    )
+    a_word = re.compile(rf"[^\W_{_RUN_ON}](?:[^\W_{_RUN_ON}]|[{marks}])*+")
+    a_run = re.compile(rf"(?:(?<!{_LATIN}){_LATIN}++{_GAP})?+[{_RUN_ON}](?:{_GAP}[{_RUN_ON}{marks}A-Za-z0-9])*+")
+    a_cluster = re.compile(rf"[^\s・·](?:[{marks}\u3099\u309a\uff9e\uff9f]*+)")
 
     def folded(word: str) -> str:
         if word.isascii():
             return word.lower()
         return fold(_SIGNS.sub("", unicodedata.normalize("NFKC", word)).casefold())
 
-    def units_of(text: str) -> list[tuple[str, re.Match[str]]]:
-        found = ((folded(one[0][:_FOLDED_MAX]), one) for one in a_unit.finditer(text))
-        return [(unit, one) for own, one in found for unit in ([own] if one["word"] else own)]
+    words = [*words]
+    runs = {word for word in words if re.search(f"[{_RUN_ON}]", word)}
+    phrases = {tuple(map(folded, a_word.findall(word))) for word in words if word not in runs} - {()}
+    find_phrases = _longest(phrases, lambda one, other: bool(_BETWEEN.fullmatch(one.string, one.end(), other.start())))
+    find_runs = _longest({tuple("".join(map(folded, a_cluster.findall(word)))) for word in runs} - {()})
 
-    def are_joined(one: re.Match[str], other: re.Match[str]) -> bool:
-        between = _BETWEEN if one["word"] and other["word"] else _GAP
-        return one is other or bool(between.fullmatch(one.string, one.end(), other.start()))
+    def of_words(text: str) -> Iterator[Span]:
+        places = [*a_word.finditer(text)] if phrases else []
+        yield from find_phrases([folded(place[0][:_FOLDED_MAX]) for place in places], places)
 
-    known = {tuple(unit for unit, _ in units_of(word)) for word in words} - {()}
-    lengths: dict[str, dict[int, None]] = {}  # by first unit, the lengths of known sequences, longest first
-    for sequence in sorted(known, key=len, reverse=True):
-        lengths.setdefault(sequence[0], {})[len(sequence)] = None
+    def of_runs(text: str) -> Iterator[Span]:
+        for run in a_run.finditer(text):
+            signs = [(sign, one) for one in a_cluster.finditer(text, *run.span()) for sign in folded(one[0])]
+            yield from find_runs([sign for sign, _ in signs], [one for _, one in signs])
 
     def find(text: str) -> Iterator[Span]:
-        units, done = units_of(text), 0
-        for at, (first, _) in enumerate(units):
+        # Also without unescaping: \t in a path of Windows is no tab, but the beginning of \tomasz.
+        spans = [*of_words(text), *(in_unescaped(of_words)(text) if "\\" in text else ())]
+        yield from apart([*spans, *(in_unescaped(of_runs)(text) if runs else ())])
+
+    return find
+
+
+def _longest(
+    known: Collection[tuple[str, ...]],
+    are_joined: Callable[[re.Match[str], re.Match[str]], bool] = lambda one, other: True,
+) -> Callable[[Sequence[str], Sequence[re.Match[str]]], Iterator[Span]]:
+    """Return a finder of the longest known sequences in a sequence of units with their places. `are_joined`: tells if
+    two consecutive units belong together."""
+    lengths: dict[str, dict[int, None]] = {}  # by first unit, the lengths of known sequences, longest first
+    for one in sorted(known, key=len, reverse=True):
+        lengths.setdefault(one[0], {})[len(one)] = None
+
+    def find(units: Sequence[str], places: Sequence[re.Match[str]]) -> Iterator[Span]:
+        done = 0
+        for at, first in enumerate(units):
             for length in lengths.get(first, ()) if at >= done else ():
-                some = units[at : at + length]
-                places = [place for _, place in some]
-                if tuple(unit for unit, _ in some) in known and all(are_joined(*two) for two in pairwise(places)):
+                some = places[at : at + length]
+                if tuple(units[at : at + length]) in known and all(are_joined(*two) for two in pairwise(some)):
                     done = at + length
-                    yield places[0].start(), places[-1].end()
+                    yield some[0].start(), some[-1].end()
                     break
 
-    # Also without unescaping: \t in a path of Windows is no tab, but the beginning of \tomasz.
-    return lambda text: apart([*find(text), *(in_unescaped(find)(text) if "\\" in text else ())])
+    return find
 
 
 # The redactor
@@ -854,7 +917,7 @@ class Redactor:
 NO_REDACTION = Redactor({})
 
 
-def redacted_drafts(drafts: Iterable[Draft], redactor: Redactor, embed: Callable[[str], bytes]) -> list[Draft]:
+def redacted_drafts(drafts: Iterable[Draft], redactor: Redactor, embed: Callable[[str], Vector]) -> list[Draft]:
     """Return the drafts redacted and counted, with new vectors if their contents changed.
 
     A correction copies a chunk that may have been stored before redaction was enabled.
@@ -864,7 +927,7 @@ def redacted_drafts(drafts: Iterable[Draft], redactor: Redactor, embed: Callable
         kept = redactor.draft(draft)
         redactor.count(redactor.replaced(draft, kept))
         if draft.vector and kept.content != draft.content:
-            kept = msgspec.structs.replace(kept, vector=embed(kept.embedded_text))
+            kept = msgspec.structs.replace(kept, vector=embed(kept.embedded_text).astype("<f4").tobytes())
         redacted.append(kept)
     return redacted
 
