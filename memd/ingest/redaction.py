@@ -36,7 +36,7 @@ import msgspec
 from msgspec import UNSET
 
 from memd.assets import words_of
-from memd.entries import Draft, Vector
+from memd.entries import Draft
 from memd.errors import ConfigError, StoreError
 from memd.messages import LEADING_ROLES, rebuilt
 from memd.settings.model import LISTED_WORD, IngestSettings, RedactionName
@@ -917,7 +917,7 @@ class Redactor:
 NO_REDACTION = Redactor({})
 
 
-def redacted_drafts(drafts: Iterable[Draft], redactor: Redactor, embed: Callable[[str], Vector]) -> list[Draft]:
+def redacted_drafts(drafts: Iterable[Draft], redactor: Redactor, embed: Callable[[str], bytes]) -> list[Draft]:
     """Return the drafts redacted and counted, with new vectors if their contents changed.
 
     A correction copies a chunk that may have been stored before redaction was enabled.
@@ -927,7 +927,7 @@ def redacted_drafts(drafts: Iterable[Draft], redactor: Redactor, embed: Callable
         kept = redactor.draft(draft)
         redactor.count(redactor.replaced(draft, kept))
         if draft.vector and kept.content != draft.content:
-            kept = msgspec.structs.replace(kept, vector=embed(kept.embedded_text).astype("<f4").tobytes())
+            kept = msgspec.structs.replace(kept, vector=embed(kept.embedded_text))
         redacted.append(kept)
     return redacted
 

@@ -350,7 +350,7 @@ def _fields() -> dict[str, Any]:
 
 
 _SINGLE = ("data_dir", "sources", "retention")
-_MASTER_KEY = "encryption.key"
+_IN_NO_FILE = "encryption.key"
 """A field that no settings file may give."""
 _GROUPS = frozenset(field.name for field in msgspec.structs.fields(Config) if field.name not in _SINGLE)
 _FIELDS = _fields()
@@ -361,7 +361,7 @@ REMOVED = _GONE | {
     if isinstance(reason, str)
 }
 """Settings of earlier versions, and why they are gone. memd starts in spite of them."""
-KEYS = {key: kind for key, kind in _FIELDS.items() if key not in REMOVED and key != _MASTER_KEY}
+KEYS = {key: kind for key, kind in _FIELDS.items() if key not in REMOVED and key != _IN_NO_FILE}
 """The dotted key of every setting with its type, in the order of `defaults.yaml`."""
 _MAY_BE_EMPTY = _GROUPS | {"retention"} | {key.partition(".")[0] for key in REMOVED}
 
@@ -436,7 +436,7 @@ _WRITTEN = {
 _SECRET = frozenset(
     {
         *("auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key"),
-        *(_MASTER_KEY, "backup.secret_key"),
+        *(_IN_NO_FILE, "backup.secret_key"),
     }
 )
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key", "encryption.key_file"})
@@ -493,7 +493,7 @@ def _read(setting: Setting) -> Any:
     """Return the value of a setting; paths in it become absolute. Raises ConfigError: it is not allowed."""
     if setting.key not in _FIELDS:
         raise ConfigError(f"{setting.place}: {_unknown(setting.key)}")
-    if setting.key == _MASTER_KEY and setting.value and not setting.layer:
+    if setting.key == _IN_NO_FILE and setting.value and not setting.layer:
         raise ConfigError(f"{setting.place}: {_NO_KEY_HERE}")
     if setting.key == "auth.tokens":
         return read_tokens(setting)
