@@ -6,9 +6,11 @@ import itertools
 import json
 import urllib.parse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Serving
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 from recording_upstream import recording_upstream
 
@@ -137,6 +139,24 @@ def test_the_receipt_of_a_turn_says_why_nothing_was_shown(told: DaemonProcess) -
     assert receipt_of(told, answer)["note"] == "Nothing is shown: nothing is near the question."
     assert "nothing is near the question" in told.run("turn", answer.headers["X-Memory-Turn"]).stdout
     assert receipt_of(told, asked(told, "Who sold the piano?"))["note"] is None
+
+
+MANUAL = """# Maintenance
+Clean the nozzles every 60 firings with a brass needle. Spare parts: nozzles article 71-4402, igniter article 71-9018.
+"""
+SALES = "# Note {0}\n\nOn day {0} the studio sold mugs and bowls to customer number {0}, who paid in cash.\n"
+GERMAN = "# Notizen\n\nDer Ofen wird am Montag gereinigt, und die neue Lieferung der Glasuren kommt erst im Dezember.\n"
+
+
+def test_a_document_in_another_language_makes_no_question_silent(serving: Serving, tmp_path: Path) -> None:
+    daemon = serving({})
+    files = {"manual.md": MANUAL, "sales.md": "\n".join(map(SALES.format, range(40))), "notizen.md": GERMAN}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for number, topic in ((2, "english"), (3, "both")):
+        daemon.run("add", *(str(tmp_path / name) for name in list(files)[:number]), "--topic", topic)
+        found = json.loads(daemon.run("search", "article number of the igniter", "--topic", topic, "--json").stdout)
+        assert found["note"] is None and "igniter article" in found["chunks"][0]["content"], topic
 
 
 def test_where_little_is_stored_what_is_less_near_is_shown(told: DaemonProcess, daemon: DaemonProcess) -> None:

@@ -91,6 +91,8 @@ class Terms(NamedTuple):
     """Inverse document frequency, (k,); highest for a term that no chunk has."""
     asks: Bits
     """Which part has which term, (p, k)."""
+    words: Bits
+    """The same without what is a term in another language of the topic alone: one for each word, (p, k)."""
     weights: Floats
     """Weight of each term in each part, (p, k); 0 if neither it nor a near one is asked, or no chunk has it."""
     is_named: Bits
@@ -392,9 +394,10 @@ class TopicColumns:
         keys = np.concatenate([keys, np.setdiff1d(near[likeness > 0], keys)]) if len(none) else keys
         places = {key: place for place, key in enumerate(keys.tolist())}
         asks = np.zeros((len(asked), len(places)), np.bool_)
-        is_exact, weight = asks.copy(), np.zeros(asks.shape, np.float32)
+        is_exact, words, weight = asks.copy(), asks.copy(), np.zeros(asks.shape, np.float32)
         for part, some in enumerate(asked):
             asks[part, [places[key] for key in some]] = True
+            words[part, [places[key] for key in query_keys(self._parts[part], frozenset()).tolist()]] = True
             is_exact[part, [places[key] for key in exact[part]]] = True
         for key, others, alike in zip(none.tolist(), near.tolist(), likeness.tolist(), strict=True):
             for other, like in zip(others, alike, strict=True):
@@ -406,7 +409,7 @@ class TopicColumns:
         is_word = np.fromiter(map(is_single_word, self._parts), np.bool_)
         is_alone = is_word & (asks & (having == 1)).any(axis=1)
         is_named = np.asarray((is_exact & (having > 0)).any(axis=1) | is_alone, np.bool_)
-        return Terms(keys, rare, asks, weight * rare * (having > 0), is_named)
+        return Terms(keys, rare, asks, words, weight * rare * (having > 0), is_named)
 
     def _having(self, keys: Keys) -> Rows:
         """Return how many chunks have each term; sources whose words are not computed yet do not count."""
@@ -423,9 +426,11 @@ class TopicColumns:
         """Return the share of a part's words, by rarity, that a chunk has; 0 if the part has less than three words."""
         if source.columns is None:
             return 0.0
-        asked = self.terms.asks[part]
-        rare, has = self.terms.rarity[asked], source.columns.has(label, self.terms.keys[asked])
-        return float(rare[has].sum() / rare.sum()) if asked.sum() >= 3 else 0.0
+        terms, words = self.terms, self.terms.words[part]
+        asked = terms.asks[part].nonzero()[0]
+        found = asked[source.columns.has(label, terms.keys[asked])]
+        whole = terms.rarity[words].sum()
+        return min(1.0, float(terms.rarity[found].sum() / whole)) if words.sum() >= 3 else 0.0
 
     def names(self, part: int, source: ChunkSource, label: int) -> bool:
         """Return whether a chunk has a word of the part as a name (capitalised within a sentence), or the number that
