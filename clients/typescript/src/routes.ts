@@ -150,6 +150,8 @@ export type LogPage = {
   events: LogEvent[];
   /** `before` of the next page; null: this is the last one. */
   next: number | null;
+  /** The topics that could not be read, in a sentence; null: none. */
+  note: string | null;
 };
 
 /** Asks memd at its own address. */
