@@ -44,7 +44,7 @@ class Principal(msgspec.Struct, frozen=True):
 
     def may(self, right: Right, topic_id: str) -> bool:
         """Return whether it has the right in this topic, which need not exist."""
-        return right in self.rights and _is_among(topic_id, self.topics)
+        return right in self.rights and is_among(topic_id, self.topics)
 
     def check(self, right: Right, topic_id: str) -> None:
         """Check the right in a topic, which need not exist. Raises Forbidden: it lacks the right there."""
@@ -77,7 +77,7 @@ class Principal(msgspec.Struct, frozen=True):
         """
         own, left = self.topics, self.rights & frozenset(rights)
         if topics:
-            own = (*(one for one in topics if _is_among(one, own)), *(one for one in own if _is_among(one, topics)))
+            own = (*(one for one in topics if is_among(one, own)), *(one for one in own if is_among(one, topics)))
         return Principal(self.name, tuple(dict.fromkeys(own)), left, self.via)
 
     @property
@@ -148,7 +148,7 @@ def overlapping(patterns: Iterable[str]) -> tuple[str, str] | None:
 
 
 @lru_cache(maxsize=4_096)
-def _is_among(topic_id: str, patterns: tuple[str, ...]) -> bool:
+def is_among(topic_id: str, patterns: tuple[str, ...]) -> bool:
     """Return whether a name fits one of these patterns, whose only sign is `*`; `fnmatch` takes linear time for it."""
     return "/" not in topic_id and any(fnmatchcase(topic_id, pattern) for pattern in patterns)
 

@@ -48,7 +48,7 @@ from memd.store.disk import LocalDisk
 from memd.store.layout import AuditLayout
 
 NOW = 1_795_444_982_372_003
-SECRETS = {"owner": "o" * 20, "ann": "ann-has-this-token", "bob": "bob-has-that-token"}
+SECRETS = {name: f"{name}-has-this-own-token" for name in ("owner", "ann", "bob", "eve")}
 
 
 def test_every_route_is_an_act_or_has_nothing_that_was_said() -> None:
@@ -58,7 +58,8 @@ def test_every_route_is_an_act_or_has_nothing_that_was_said() -> None:
 
 def settings() -> dict[str, Any]:
     rights = {"ann": ["read", "write", "correct"], "bob": ["read"]}
-    tokens = [token_setting(name, SECRETS[name], *given) for name, given in rights.items()]
+    eve = token_setting("eve", SECRETS["eve"], "read", topics=("boats", "crane-*"))
+    tokens = [eve, *(token_setting(name, SECRETS[name], *given) for name, given in rights.items())]
     return {"auth": {"token": SECRETS["owner"], "tokens": tokens}}
 
 
@@ -199,6 +200,13 @@ def test_an_act_is_told_as_what_became_of_it_and_without_a_daemon_as_that_of_who
     said, *rows = team.run("audit").stdout.splitlines()
     shown = {int(number) for row in rows for number in re.findall(r"\d+", row[:8].partition("  20")[0])}
     assert f"is whole: {len(shown)} lines" in said and shown == set(range(1, len(shown) + 1)), "each line is somewhere"
+
+
+def test_an_act_that_names_no_topic_is_one_on_those_of_the_token(team: Team) -> None:
+    assert team.ask("eve", "/memd/export").status == 200
+    by_topic = [team.acts("--act", "export", "--topic", topic) for topic in ("boats", "crane-2")]
+    assert [[(one["who"], one["topics"]) for one in acts] for acts in by_topic] == [[("eve", ["boats", "crane-*"])]] * 2
+    assert team.acts("--who", "eve", "--topic", "cranes") == [], "which her token may not read"
 
 
 def noted(data_dir: Path) -> Head | None:

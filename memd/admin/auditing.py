@@ -23,11 +23,12 @@ from msgspec import Meta
 
 from memd import __version__
 from memd.access import principal_of
+from memd.admin import routing
 from memd.admin.parts import DaemonParts
 from memd.admin.routing import ALL_TOPICS, BEFOREHAND, FORBIDDEN, IDS_MAX, Extent, PeriodQuery, Route, get, names_of
 from memd.admin.tokens import user_name
 from memd.errors import BadQuestion, MemdError, StoreError
-from memd.principals import OWNER, OWNER_NAME, Principal, Principals
+from memd.principals import OWNER, OWNER_NAME, Principal, Principals, is_among
 from memd.recall.explained import INJECTED
 from memd.receipts import Receipt, receipt_in
 from memd.settings.model import Config
@@ -83,11 +84,12 @@ class Auditor:
             self._waiting.append(act)
         self._has_some.set()
 
-    def by(self, request: web.BaseRequest, kind: str, what: str, **more: Any) -> Act:
-        """Return an act of the request's sender."""
+    def by(self, request: web.BaseRequest, kind: str, what: str, topics: tuple[str, ...], **more: Any) -> Act:
+        """Return an act of the request's sender; on all topics is on those of the token."""
         who = principal_of(request)
+        named = who.topics if ALL_TOPICS in topics and len(who.topics) <= routing.TOPICS_MAX else topics
         source = self._command or who.via or request.remote or ""
-        return Act(at=_now(), act=kind, who=self.name_of(who), source=source, what=what, **more)
+        return Act(at=_now(), act=kind, who=self.name_of(who), source=source, what=what, topics=named, **more)
 
     def name_of(self, who: Principal) -> str:
         """Return the name recorded for a principal; in a command that opens the memory itself, the name of its user."""
@@ -331,11 +333,11 @@ def audit_of(
         except ValueError as error:
             raise BadQuestion(str(error)) from None
 
-    def wanted(act: Act) -> bool:  # an act on all topics concerns each
+    def wanted(act: Act) -> bool:
         return (
             query.has(act.at)
             and (not query.who or act.who in query.who)
-            and (not query.topic or any(topic in act.topics for topic in (*query.topic, ALL_TOPICS)))
+            and (not query.topic or any(is_among(topic, act.topics) for topic in query.topic))
             and (not query.act or act.act in query.act)
         )
 
