@@ -99,7 +99,7 @@ def test_a_turn_tells_its_scores_and_what_it_would_get_today_and_its_chunks_are_
     turn_id = question(told, WHY)
     told.receipt(turn_id)
     page = open_page(told, f"#/turns/{turn_id}")
-    expect(page.get_by_role("heading", name=re.compile(r"Shown to the model \([1-9]"))).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile(r"New in this turn \([1-9]"))).to_be_visible()
     for name in ("embed", "search", "upstream"):
         expect(page.locator("dl.timings")).to_contain_text(name)
     again = page.get_by_role("button", name="Ask memory again now")

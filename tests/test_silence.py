@@ -139,6 +139,12 @@ def test_the_receipt_of_a_turn_says_why_nothing_was_shown(told: DaemonProcess) -
     assert receipt_of(told, answer)["note"] == "Nothing is shown: nothing is near the question."
     assert "nothing is near the question" in told.run("turn", answer.headers["X-Memory-Turn"]).stdout
     assert receipt_of(told, asked(told, "Who sold the piano?"))["note"] is None
+    memory_in = {"topic_id": "talk", "related_topic_ids": ["default"]}
+    said = [{"role": "user", "content": "Who sold the piano?"}]
+    said += [{"role": "assistant", "content": told.chat(said, memory_in=memory_in).reply}]
+    answer = told.chat([*said, {"role": "user", "content": "Write a haiku about rust lifetimes"}], memory_in=memory_in)
+    note = "Nothing new is shown: nothing is near the question; earlier blocks stay."
+    assert (stays := receipt_of(told, answer))["note"] == note and stays["shown"], stays
 
 
 MANUAL = """# Maintenance

@@ -63,6 +63,7 @@ Rows = NDArray[np.intp]
 AnyTopic = TypeVar("AnyTopic", bound=Searchable)
 
 SILENT_NOTE = f"Nothing is shown: {Verdict.SILENT}."
+NONE_NEW_NOTE = f"Nothing new is shown: {Verdict.SILENT}; earlier blocks stay."
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -283,7 +284,7 @@ class Retriever:
         filters: Filters,
     ) -> Retrieved:
         marks = [time.perf_counter()]
-        notes = self._notes(topics)
+        notes, silent = self._notes(topics), NONE_NEW_NOTE if filters.shown_uuids else SILENT_NOTE
         nothing = Retrieved(
             question=question,
             topic_ids=tuple(one.topic_id for one in topics),
@@ -295,7 +296,7 @@ class Retriever:
         if not filled:
             return nothing
         if not parts:
-            return msgspec.structs.replace(nothing, note=" ".join([SILENT_NOTE, *notes]))
+            return msgspec.structs.replace(nothing, note=" ".join([silent, *notes]))
         vectors = self._table_vectors(parts)
         field = Field(filled, [part.weight for part in asked.values()], vectors, self._encoder.embedder.scale)
         marks.append(time.perf_counter())
@@ -311,7 +312,7 @@ class Retriever:
             scores.weigh_own_words(field, parts)
         rows = scores.order(field, everything=filters.everything)
         if scores.is_silent and field.competes.any():
-            notes.insert(0, SILENT_NOTE)
+            notes.insert(0, silent)
         is_reranked = False
         if self.reranker is not None and not scores.is_silent:
             rows, more = self._reranked(question, field, rows, budget)

@@ -181,7 +181,7 @@ function opened(turn) {
       "Left for this turn": turn.freed_tokens > 0 && `${number(turn.freed_tokens)} tokens`,
       Candidates: number(turn.candidates.length), Corrections: turn.corrections.map((one) => JSON.stringify(one)).join(" "),
     }), timings(turn.timings_ms)),
-    el("h2", {}, `Shown to the model (${taken.length})`), candidates(taken, { beginnings: beginnings(turn.block ?? "") }),
+    el("h2", {}, `New in this turn (${taken.length})`), candidates(taken, { beginnings: beginnings(turn.block ?? "") }),
     left.length > 0 && [el("h2", {}, `Left out, and why (${left.length})`), candidates(left)],
     el("h2", {}, "As the model saw it"), turn.block ? said(turn.block, "pre") : el("p", { class: "empty" }, "This turn has no block of its own."),
     turn.question && [el("h2", {}, "The same question now"), again, answer],
