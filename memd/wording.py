@@ -64,7 +64,7 @@ def unsearched(chunks: int) -> str:
 
 
 NOTHING_STORED = (
-    "Nothing is stored yet. What is said through memd is (`memd serve`), and `memd add PATH` and `memd remember` put "
+    "Nothing is stored yet. What is said through memd while it runs is, and `memd add PATH` and `memd remember` put "
     "something in."
 )
 

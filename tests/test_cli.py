@@ -131,7 +131,7 @@ def test_memd_without_a_token_offers_no_base_url_that_it_was_not_told(
     daemon = make_daemon(upstream.url, {"auth": {"token": "a" * 40}}).start()
     monkeypatch.setenv("MEMD_DATA_DIR", str(daemon.data_dir))
     told = memd().output
-    assert "which wants a token: give its auth.token" in told and "/v1" not in told
+    assert "which wants a token: give its auth.token" in told and "/v1" not in told and "memd serve" not in told
     second = memd("serve", "--upstream", upstream.url)
     assert f"memd already runs on {daemon.data_dir} (pid " in second.stderr, second.stderr
     monkeypatch.setenv("MEMD_AUTH_TOKEN", "a" * 40)
@@ -230,9 +230,11 @@ def test_what_a_daemon_refuses_is_said_with_flags_in_place_of_the_parameters(ser
 def test_what_others_call_a_command_is_told_what_does_that_here() -> None:
     others = {name: way for way, names in OTHERS_CALL_IT.items() for name in names.split()}
     for other, way in others.items():
-        assert re.findall("`memd (.+)`", way)[0] in COMMANDS and other not in COMMANDS
+        named = re.findall("`memd ([a-z]+)", way)
+        assert named and {*named} <= {*COMMANDS} and other not in COMMANDS
         assert one_line(memd(other)) == f"memd: there is no command '{other}'; {way} does that here\n"
     assert {"ls", "rm", "list", "forget", "delete", "start", "stop"} <= others.keys()
+    assert "`memd sources --remove` (a document)" in others["remove"], "the other way is for good"
 
 
 def test_a_model_and_an_upstream_exclude_each_other(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from daemon_process import DaemonProcess
+from conftest import Serving
+from daemon_process import DaemonProcess, token_setting
 from recording_upstream import RecordingUpstream, Response
 from reserved_port import reserved_port
 
 from memd.cli import setup
 from memd.cli.main import main
+from memd.cli.running import THE_RIGHT_ONE
 
 Run = Callable[..., Result]
 FOLDERS = (".pi/agent", ".config/opencode", ".codex", ".claude", ".qwen", ".continue", ".cline")
@@ -300,6 +302,24 @@ def test_the_model_server_of_the_running_daemon_is_asked_and_not_that_of_the_set
     told = run("--yes", "--data-dir", str(served.data_dir)).output
     assert f"A model server answers at {upstream.url} with qwen3; the running memd asks it" in told
     assert "No model server" not in told
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_where_the_running_daemon_wants_a_token_nothing_is_written_without_one(
+    home: Path, run: Run, serving: Serving, monkeypatch: pytest.MonkeyPatch, *, others: bool
+) -> None:
+    (home / ".claude").mkdir()
+    tokens = [token_setting("ann", "a" * 40, "read")]
+    daemon = serving({"auth": {"tokens": tokens} if others else {"token": "a" * 40}})
+    before = all_files(home)
+    told = run("--yes", "--data-dir", str(daemon.data_dir))
+    assert told.exit_code == 1 and told.stdout == "" and all_files(home) == before
+    assert told.stderr == f"memd: the daemon at {daemon.own_url} wants a token; {THE_RIGHT_ONE}\n"
+    assert "nothing to take back" in run("--undo", "--data-dir", str(daemon.data_dir)).output
+    monkeypatch.setenv("MEMD_AUTH_TOKEN", "a" * 40)
+    assert "asks memd now" in run("--yes", "--data-dir", str(daemon.data_dir), "--model", "tiny").output
+    env = read(home / ".claude/settings.json")["env"]
+    assert (env["ANTHROPIC_BASE_URL"], env["ANTHROPIC_AUTH_TOKEN"]) == (daemon.base_url, "a" * 40)
 
 
 def test_a_question_that_nobody_can_answer_ends_its_line_and_says_what_to_do(home: Path, run: Run) -> None:

@@ -82,7 +82,7 @@ SHELLS = ("bash", "zsh", "fish")
 OTHERS_CALL_IT = {
     "`memd check`": "doctor health status",
     "`memd config`": "settings",
-    "`memd erase`": "delete forget remove rm",
+    "`memd sources --remove` (a document) or `memd erase` (anything, for good)": "delete forget remove rm",
     "`memd log`": "history",
     "`memd remember`": "note",
     "`memd search`": "find query",

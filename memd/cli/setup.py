@@ -25,6 +25,7 @@ import click
 import msgspec
 import yaml
 
+from memd.admin.status import health
 from memd.assets import words_of
 from memd.cli.check.upstream import as_served
 from memd.cli.flags import FOUND_SOMETHING, OneOf, config_of, say, with_settings
@@ -128,8 +129,9 @@ def setup(agents: tuple[str, ...], topic: str | None, model: str | None, undo: b
     if undo and (topic or model):
         raise BadQuestion("--undo takes everything back: give it without --topic and --model")
     daemon = RunningDaemon.find(config.data_dir, config.auth.token)
-    scheme, health = "https" if config.listen.tls_cert else "http", daemon.health() if daemon else {}
-    base = str(health.get("model_url") or f"{scheme}://{reached(config.listen.host)}:{config.listen.port}")
+    base = f"{'https' if config.listen.tls_cert else 'http'}://{reached(config.listen.host)}:{config.listen.port}"
+    if daemon and not undo:  # asked with the agents' key: without the right one memd refuses them
+        base = RunningDaemon(daemon.url, config.auth.token).ask(health).model_url
     values = {"url": base + (f"/t/{checked_topic_id(topic)}" if topic else ""), "key": config.auth.token or "-"}
     values |= {"now": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}", "model": model or ""}
     is_named = bool(model or undo)
