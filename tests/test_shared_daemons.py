@@ -25,8 +25,10 @@ from daemon_process import Answer, DaemonProcess, ask, clean_environment, user, 
 from postgres_server import PostgresServer, running_postgres
 from recording_upstream import RecordingUpstream, chat_answer, recording_upstream, streamed
 
+from memd.admin.oauth.ledger import SharedGrants
 from memd.store.log.recovery import read_log_file
-from memd.store.shared.postgres import SharedLog
+from memd.store.shared.books import SharedBook
+from memd.store.shared.postgres import Row, SharedLog
 
 _numbers = itertools.count(1)
 
@@ -350,6 +352,45 @@ def test_a_token_that_is_taken_back_holds_at_no_daemon(
 
         for number in (1, 0):
             assert closed.tell(number, "t", [user("Hello again.")], headers=shown).status == 401
+
+
+def test_the_books_are_rows_that_daemons_of_the_version_before_read_and_write(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    digest = "a1" * 32
+    ann = f'{{"name":"ann","token_sha256":"{digest}","topics":["team"],"rights":["read"],"since":17}}'
+    allowed = f'"principal":"ann","principal_sha256":"{digest}","rights":["read"],"topics":["team"]'
+    asked = '"client":["Editor",["http://[::1]/"]],"redirect_uri":"http://[::1]/","state":null,"challenge":"c"'
+    grants = {
+        "key": f'"{"6b" * 32}"',
+        "grant/0a1b2c3d": f'{{{allowed},"id":"0a1b2c3d","client_name":"Editor","client_sha256":"c2","created_at":17,'
+        '"access_sha256":"a2","access_until":18,"refresh_sha256":"a3","refresh_until":19,"spent":["a4"]}',
+        "code/c0de": f'{{"permission":{{"client_id":"id",{asked},"scopes":["read"]}},"allowed":{{{allowed}}},'
+        '"until":20,"grant_id":""}',
+    }
+    url = postgres.database()
+    with closing(SharedLog(url)) as kept:
+        kept.connect()
+
+        def row(book: str) -> Any:
+            [found] = kept.since(f"memd.{book}", {"kept": 0}).rows
+            return json.loads(found.data)
+
+        for book, rows in (("tokens", {"ann": ann}), ("grants", grants)):
+            data = json.dumps(rows).encode()
+            assert kept.append(f"memd.{book}", 0, Row("kept", 1, data, is_base=True), generation=0)
+        state = SharedGrants(SharedBook(kept, "memd.grants"))
+        assert (state.read().key, [*state.read().grants], [*state.read().codes]) == (b"k" * 32, ["0a1b2c3d"], ["c0de"])
+        state.change(lambda state: state.codes.update(beef=state.codes["c0de"]))
+        assert row("grants") == grants | {"code/beef": grants["code/c0de"]}
+
+        config = _config(tmp_path, url)
+        assert "ann" in memd("token", "list", "--config", config).stdout
+        added = memd("token", "add", "bea", "--topics", "team", "--rights", "read", "--config", config)
+        assert added.returncode == 0, added
+        assert row("tokens")["ann"] == ann and [*json.loads(row("tokens")["bea"])] == [*json.loads(ann)]
+        assert memd("token", "revoke", "ann", "--config", config).returncode == 0
+        assert [*row("tokens")] == ["bea"]
 
 
 def _config(folder: Path, url: str) -> Path:
@@ -715,8 +756,8 @@ def test_a_daemon_that_finishes_the_erasure_of_another_knows_the_calls_in_it(
     assert b"walrus" not in relayed.bytes_of("calls")
     assert all(any(one.uuid.hex() == kept and one.content for one in relayed.entries("calls")) for kept in others)
     with psycopg.connect(relayed.url) as connection:
-        digests = "SELECT data FROM memd_log WHERE topic = 'memd.erasures' AND stream = 'kept'"
-        assert connection.execute(digests).fetchall() == [(b"{}",)], "nobody can verify a guess of it any more"
+        rows = connection.execute("SELECT data FROM memd_log WHERE topic = 'memd.erasures'").fetchall()
+        assert rows and not any(b"digests" in data for (data,) in rows), "nobody can verify a guess of it any more"
 
 
 def test_a_failover_to_a_synchronous_standby_loses_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 
+import msgspec
 import psycopg
 import pytest
 from cut_connections import Relay
@@ -18,7 +19,10 @@ from msgspec.structs import replace
 from postgres_server import PostgresServer
 
 from memd.errors import BadTopicId, MadeAnew, MemdError, StoreError
-from memd.store.shared.postgres import PAGE_ROWS, STREAMS, News, Row, SharedLog
+from memd.store.disk import LocalDisk
+from memd.store.erasure import Erasure
+from memd.store.shared.books import SharedErasures
+from memd.store.shared.postgres import PAGE_ROWS, STREAMS, News, Row, SharedLog, Stream
 from memd.store.shared.shared_topic import SharedTopicLog
 from memd.store.store import ModelId, Store, StoreShared
 
@@ -225,3 +229,40 @@ def test_ends_tell_of_many_topics_at_once_what_since_tells_of_each(kept: SharedL
     assert set(ends) == {"one", "two", "nobody's"}
     for name, told in ends.items():
         assert told == replace(kept.since(name, dict.fromkeys(STREAMS, 0)), rows=())
+
+
+@pytest.mark.parametrize("has_heard", [False, True])
+def test_of_erasures_at_once_each_keeps_its_digests_until_it_is_done(url: str, tmp_path: Path, has_heard: bool) -> None:
+    def erasure(number: int) -> Erasure:
+        bare = Erasure(id=number, kind="chunks", topic_id="t", at=number, by="x", chunks=1)
+        return replace(bare, uuids=bytes([number]) * 16, digests=bytes([number]) * 32)
+
+    def rows(*streams: Stream) -> tuple[Row, ...]:
+        return log.since("memd.erasures", dict.fromkeys(streams, 0)).rows
+
+    with closing(SharedLog(url)) as log:
+        log.connect()
+        for name in (names := "abc"):
+            (tmp_path / name).mkdir()
+        first, second, third = (SharedErasures(log, LocalDisk(), tmp_path / name) for name in names)
+        [later] = second.begin([erasure(12)])
+        begun = first.begin([erasure(10), erasure(11)])
+        before = [msgspec.json.decode(row.data, type=Erasure) for row in rows("hot")]
+        assert before == [replace(one, digests=b"") for one in (later, *begun)], "as the version before reads them"
+        if has_heard:
+            second.catch_up()
+        second.write(replace(later, digests=b"", done_at=1))
+
+        for other in (second, third):  # the first is killed
+            other.catch_up()
+            assert other.pending == begun
+
+        for number, one in enumerate(begun):  # and a daemon of the version before finishes what it has begun
+            done, news = (
+                msgspec.json.encode(replace(one, digests=b"", done_at=2)),
+                log.since("memd.erasures", {"hot": 0}),
+            )
+            assert log.append("memd.erasures", 4 + number, Row("hot", 5 + number, done), generation=news.generation)
+            third.catch_up()
+            assert third.pending == begun[number + 1 :]
+            assert sum(b"digests" in row.data for row in rows(*STREAMS)) == len(third.pending[:1])

@@ -29,7 +29,7 @@ from memd.admin.oauth.protocol import Permission, TokenRequest
 from memd.errors import OAuthRefused, StoreError
 from memd.principals import Principal, Right, digest_of, surplus
 from memd.store.disk import LocalDisk, replace_file
-from memd.store.shared.books import BookPage, SharedBook
+from memd.store.shared.books import BookPage, SharedBook, encode_named, named
 
 log = logging.getLogger("memd")
 SECRET_BYTES = 32
@@ -47,6 +47,8 @@ REFRESH_UNKNOWN = (
     "the refresh token is not known: it was revoked, not used for 30 days, or made room for another, as there are at "
     f"most {GRANTS_MAX} programs; ask again"
 )
+_KEY, _GRANT, _CODE = "key", "grant/", "code/"
+"""Names in the book of a cluster."""
 Result = TypeVar("Result")
 
 
@@ -220,24 +222,6 @@ class _LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     """Hexadecimal digits."""
     grants: tuple[Grant, ...] = ()
-    codes: dict[str, GivenCode] = {}
-    """In a cluster; a file has none."""
-
-    @classmethod
-    def read(cls, data: bytes, place: str, remedy: str, changes: int = 0) -> LedgerState:
-        """Return the state in a file or book. Raises StoreError: it cannot be read."""
-        try:
-            kept = msgspec.json.decode(data, type=cls)
-            key = bytes.fromhex(kept.key)
-        except ValueError as error:
-            raise StoreError(f"{place}: is no list of grants ({error}); {remedy}") from None
-        grants = {one.id: one for one in kept.grants}
-        return LedgerState(key=key, grants=grants, codes=kept.codes, changes=changes)
-
-    @classmethod
-    def written(cls, state: LedgerState, codes: dict[str, GivenCode]) -> bytes:
-        """Return the content of a file or book."""
-        return msgspec.json.encode(cls(key=state.key.hex(), grants=tuple(state.grants.values()), codes=codes))
 
 
 class GrantFile:
@@ -254,8 +238,12 @@ class GrantFile:
         if self._state is None:
             self._state = LedgerState()
             if self._files.size(self._path) is not None:
-                remedy = "remove it, and let the programs ask again"
-                self._state = _LedgerFile.read(self._files.read(self._path), str(self._path), remedy)
+                try:
+                    kept = msgspec.json.decode(self._files.read(self._path), type=_LedgerFile)
+                    self._state = LedgerState(key=bytes.fromhex(kept.key), grants={one.id: one for one in kept.grants})
+                except ValueError as error:
+                    why = f"is no list of grants ({error}); remove it, and let the programs ask again"
+                    raise StoreError(f"{self._path}: {why}") from None
         return self._state
 
     def change(self, work: Change) -> LedgerState:
@@ -264,8 +252,9 @@ class GrantFile:
         before = self.read()
         work(after := before.copy())
         if (before.key, before.grants) != (after.key, after.grants):
+            kept = _LedgerFile(key=after.key.hex(), grants=tuple(after.grants.values()))
             try:
-                replace_file(self._files, self._path, _LedgerFile.written(after, {}))
+                replace_file(self._files, self._path, msgspec.json.encode(kept))
             except StoreError:
                 left = {grant_id: one for grant_id, one in before.grants.items() if grant_id in after.grants}
                 self._state = LedgerState(key=before.key, grants=left, codes=after.codes)
@@ -289,12 +278,27 @@ class SharedGrants:
 
         def changed(data: bytes | None) -> bytes:
             work(state := self._state_of(BookPage(0, data)))
-            return _LedgerFile.written(state, state.codes)
+            rows: dict[str, object] = {_KEY: state.key.hex()} if state.key else {}
+            rows |= {_GRANT + grant_id: one for grant_id, one in state.grants.items()}
+            return encode_named(rows | {_CODE + digest: one for digest, one in state.codes.items()})
 
         return self._state_of(self.book.change(changed))
 
     def _state_of(self, page: BookPage) -> LedgerState:
-        return _LedgerFile.read(page.data or b"{}", self.book.place, self.book.remedy, page.changes)
+        state = LedgerState(changes=page.changes)
+        try:
+            for name, data in named(page.data).items():
+                if name.startswith(_GRANT):
+                    state.grants[name.removeprefix(_GRANT)] = msgspec.json.decode(data, type=Grant)
+                elif name.startswith(_CODE):
+                    state.codes[name.removeprefix(_CODE)] = msgspec.json.decode(data, type=GivenCode)
+                elif name == _KEY:
+                    state.key = bytes.fromhex(msgspec.json.decode(data, type=str))
+        except ValueError as error:
+            raise StoreError(f"{self.book.place}: is no list of grants ({error}); {self.book.remedy}") from None
+        state.grants = dict(sorted(state.grants.items(), key=lambda item: (item[1].created_at, item[0])))
+        state.codes = dict(sorted(state.codes.items(), key=lambda item: item[1].until))
+        return state
 
 
 GrantList = GrantFile | SharedGrants

@@ -5,14 +5,14 @@ Rule: tokens are changed by one command at a time, and as a whole or not at all;
 The settings' own list is `auth.tokens`; a reader refuses a name or a token that is in both.
 
 A book is a topic `memd.…`, which no client can name. Most are one row, replaced as a whole after reading the previous
-one; erasures are a permanent row each, with the digests of the unfinished ones in a book beside them. A daemon keeps a
-copy of the tokens for a start without the database.
+one: JSON by name. Erasures are a permanent row each. Daemons of the version before read and write the same rows. A
+daemon keeps a copy of the tokens for a start without the database.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -165,7 +165,7 @@ class TokenList:
         tokens = self._tokens(self._book.read())
         if self._copy is not None:
             with suppress(StoreError):  # the next change saves it
-                self._copy.write(_encoded(tokens))
+                self._copy.write(_file_of(tokens))
         return tokens
 
     def read_at_start(self) -> tuple[KeptToken, ...]:
@@ -179,17 +179,35 @@ class TokenList:
 
     def change(self, work: Callable[[tuple[KeptToken, ...]], Sequence[KeptToken]]) -> None:
         """Replace the list by the result of `work`; see `FileBook.change`."""
-        self._book.change(lambda data: _encoded(work(self._tokens(data))))
+        encoded = _book_of if self.is_shared else _file_of
+        self._book.change(lambda data: encoded(work(self._tokens(data))))
 
     def _tokens(self, data: bytes | None) -> tuple[KeptToken, ...]:
         try:
-            return () if data is None else msgspec.json.decode(data, type=_TokenFile).tokens
+            if not self.is_shared:
+                return () if data is None else msgspec.json.decode(data, type=_TokenFile).tokens
+            tokens = (msgspec.json.decode(one, type=KeptToken) for one in named(data).values())
+            return tuple(sorted(tokens, key=lambda one: (one.since, one.name)))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StoreError(f"{self.place}: is no list of tokens ({error}); {self._book.remedy}") from None
 
 
-def _encoded(tokens: Sequence[KeptToken]) -> bytes:
+def _file_of(tokens: Sequence[KeptToken]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(_TokenFile(tuple(tokens))))
+
+
+def _book_of(tokens: Sequence[KeptToken]) -> bytes:
+    return encode_named({one.name: one for one in tokens})
+
+
+def named(data: bytes | None) -> dict[str, str]:
+    """Return the JSON in a book by its names. Raises msgspec.MsgspecError: it is none."""
+    return msgspec.json.decode(data or b"{}", type=dict[str, str])
+
+
+def encode_named(values: Mapping[str, object]) -> bytes:
+    """Return the content of a book."""
+    return msgspec.json.encode({name: msgspec.json.encode(value).decode() for name, value in values.items()})
 
 
 class SharedTimes:
@@ -200,11 +218,11 @@ class SharedTimes:
 
     def get(self, topic_id: str, default: int, /) -> int:
         """Return the time of a topic."""
-        return int(_words(self._book.read()).get(topic_id, default))
+        return int(named(self._book.read()).get(topic_id, default))
 
     def __setitem__(self, topic_id: str, time: int, /) -> None:
         def later(data: bytes | None) -> bytes:
-            times = _words(data)
+            times = named(data)
             return msgspec.json.encode(times | {topic_id: str(max(time, int(times.get(topic_id, 0))))})
 
         self._book.change(later)
@@ -218,8 +236,8 @@ class SharedErasures(Erasures):
     def __init__(self, kept: SharedLog, files: LocalDisk, data_dir: Path) -> None:
         super().__init__()
         self._kept, self._topic = kept, ERASURES_NAME
-        self._digests = SharedBook(kept, ERASURES_NAME)
-        """The digests of unfinished erasures, by id, for whoever finishes them."""
+        self._with_digests: dict[int, frozenset[int]] = {}
+        """The numbers of rows with digests, and the erasures that those belong to."""
         self._files, self._file = files, followed_file(data_dir)
         self._is_new = files.size(self._file) is None and not topic_names_in(files, data_dir)
         """Whether nothing here can have been erased before."""
@@ -229,15 +247,11 @@ class SharedErasures(Erasures):
         self._mutex = threading.Lock()
 
     def write(self, erasure: Erasure) -> None:
-        """See Erasures. The digests go once it is done: a guess of the text could be verified with them."""
-        own = {str(erasure.id): erasure.digests.hex()} if erasure.digests else {}
-        left = {one.id for one in self.pending} - {erasure.id}  # without those of a request that never began
-        self._digests.change(
-            lambda data: msgspec.json.encode(
-                {id_: one for id_, one in _words(data).items() if int(id_) in left or int(id_) > erasure.id} | own
-            )
-        )
-        data = msgspec.json.encode(msgspec.structs.replace(erasure, digests=b""))
+        """See Erasures. The digests are in the row with which a request has begun, for whoever finishes it."""
+        request = {**self._known, erasure.id: erasure}.values() if erasure.done_at is None else ()
+        digests = {one.id: one.digests for one in request if (one.request_end or one.id) == erasure.id and one.digests}
+        bare = msgspec.structs.asdict(msgspec.structs.replace(erasure, digests=b""))
+        data = msgspec.json.encode(_ErasureRow(**bare, request_digests=digests))
         with self._mutex:
             self._files.make_directory(self._file.parent)
             self._own.add(erasure.id)
@@ -248,6 +262,7 @@ class SharedErasures(Erasures):
                     self._topic, self._read, Row(self._STREAM, last, data), generation=self._generation
                 ):
                     self._known[erasure.id] = erasure
+                    self._take_digests_out()
                     return
         raise StoreWriteFailed(f"{self._kept.place}: others erase all the time; try again")
 
@@ -256,6 +271,7 @@ class SharedErasures(Erasures):
         database is unreachable, or a later memd wrote it."""
         with self._mutex:
             self._hear()
+            self._take_digests_out()
             return list(self._unfollowed.values())
 
     def note_followed(self) -> None:
@@ -270,19 +286,43 @@ class SharedErasures(Erasures):
         while True:
             news: News = self._kept.since(self._topic, {self._STREAM: self._read})
             self._generation = news.generation
-            digests = _words(self._digests.read()) if news.rows else {}
             for row in news.of(self._STREAM):
-                erasure = _erasure(row.data)
-                if erasure.done_at is None:
-                    known = self._known.get(erasure.id, erasure).digests
-                    told = bytes.fromhex(digests.get(str(erasure.id), "")) or known
-                    erasure = msgspec.structs.replace(erasure, digests=told)
+                heard = _erasure_row(row.data)
+                known = self._known.get(heard.id)
+                digests = known.digests if known is not None and heard.done_at is None else b""
+                erasure = heard.erasure(digests)
                 self._known[erasure.id] = erasure
+                self._take_digests_in(row.last, heard)
                 self._read = row.last
                 if erasure.done_at is not None and erasure.id not in self._own and row.last > followed:
                     self._unfollowed[erasure.id] = erasure
             if not news.rows:
                 return
+
+    def _take_digests_in(self, last: int, heard: _ErasureRow) -> None:
+        if heard.request_digests:
+            self._with_digests[last] = frozenset(heard.request_digests)
+        for erasure_id, digests in heard.request_digests.items():
+            if (known := self._known.get(erasure_id)) is not None and known.done_at is None:
+                self._known[erasure_id] = msgspec.structs.replace(known, digests=digests)
+
+    def _take_digests_out(self) -> None:
+        """Remove the digests of finished erasures from the rows: a guess of the text could be verified with them. What
+        fails is done the next time, by any daemon."""
+        for last, ids in list(self._with_digests.items()):
+            left = frozenset(one for one in ids if self._known[one].done_at is None)
+            if left == ids:
+                continue
+            with suppress(StoreError):
+                news = self._kept.since(self._topic, {self._STREAM: last - 1}, limit=1)
+                row = _erasure_row(news.rows[0].data)
+                digests = {one: digests for one, digests in row.request_digests.items() if one in left}
+                data = msgspec.json.encode(msgspec.structs.replace(row, request_digests=digests))
+                rows = {(self._STREAM, last): data}
+                if digests == row.request_digests or self._kept.rewrite(self._topic, news.generation, rows):
+                    self._with_digests[last] = left
+                    if not left:
+                        del self._with_digests[last]
 
     def _followed(self) -> int:
         if self._is_new and not self._read:
@@ -292,12 +332,20 @@ class SharedErasures(Erasures):
         return 0
 
 
-def _words(data: bytes | None) -> dict[str, str]:
-    return msgspec.json.decode(data or b"{}", type=dict[str, str])
+class _ErasureRow(Erasure, frozen=True, kw_only=True):
+    """An erasure as the others read it."""
+
+    request_digests: dict[int, bytes] = msgspec.field(default_factory=dict)
+    """In the last row of a request: the digests of its unfinished erasures, by id."""
+
+    def erasure(self, digests: bytes) -> Erasure:
+        """Return the erasure, with its digests."""
+        members = {name: getattr(self, name) for name in Erasure.__struct_fields__}
+        return Erasure(**{**members, "digests": digests})
 
 
-def _erasure(data: bytes) -> Erasure:
+def _erasure_row(data: bytes) -> _ErasureRow:
     try:
-        return msgspec.json.decode(data, type=Erasure)
+        return msgspec.json.decode(data, type=_ErasureRow)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreError(f"an erasure in the database cannot be read ({error}); update memd on this machine") from None
