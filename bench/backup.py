@@ -32,7 +32,7 @@ from store import DIMENSION, GROUP, SEGMENT_ENTRIES, drafts
 from memd.entries import Draft
 from memd.store.bucket.objects import Bucket
 from memd.store.bucket.restoring import restore
-from memd.store.bucket.writing import BucketWriter
+from memd.store.bucket.writing import BucketWriter, NotingDisk
 from memd.store.disk import LocalDisk
 from memd.store.store import ModelId, Store, StoreShared
 
@@ -57,10 +57,10 @@ def opened(folder: Path, files: LocalDisk) -> Store:
     )
 
 
-def writer_of(store: Store, bucket: Bucket) -> BucketWriter:
-    """The backup of a folder."""
-    now = lambda: time.time_ns() // 1000  # noqa: E731  # said in the line below it would be too long
-    return BucketWriter(bucket, LocalDisk(), store.data_dir, store.take_used, 7, now, secrets.token_bytes)
+def writer_of(folder: Path, disk: NotingDisk) -> BucketWriter:
+    """A backup into memory."""
+    bucket = Bucket(MemoryStore(), "memory")
+    return BucketWriter(bucket, disk, folder, 7, lambda: time.time_ns() // 1000, secrets.token_bytes)
 
 
 def written(writer: BucketWriter) -> float:
@@ -76,9 +76,10 @@ def written(writer: BucketWriter) -> float:
 
 def appends(folder: Path, chunks: int, chosen: np.random.Generator) -> tuple[Figures, BucketWriter]:
     """Append in turns to a store without and one with a backup, whose rounds follow one another."""
-    stores = {kind: opened(folder / kind.replace(" ", "-"), LocalDisk()) for kind in KINDS}
+    disk = NotingDisk(folder / "backed")
+    stores = {KINDS[0]: opened(folder / "plain", LocalDisk()), KINDS[1]: opened(folder / "backed", disk)}
     logs = {kind: store.topic("default") for kind, store in stores.items()}
-    writer, done, rounds = writer_of(stores[KINDS[1]], Bucket(MemoryStore(), "memory")), threading.Event(), [0.0, 0.0]
+    writer, done, rounds = writer_of(folder / "backed", disk), threading.Event(), [0.0, 0.0]
     written(writer)
     first = writer.bucket.bytes_sent
 
@@ -128,11 +129,12 @@ def restored(folder: Path, writer: BucketWriter) -> Figures:
 
 def many_topics(folder: Path, topics: int, chosen: np.random.Generator) -> Figures:
     """A round in a directory of many topics, of which one has changed; and a start that finds all as it was."""
-    store, made = opened(folder / "many", LocalDisk()), random_drafts(8, chosen)
+    disk = NotingDisk(folder / "many")
+    store, made = opened(folder / "many", disk), random_drafts(8, chosen)
     for number in range(topics):
         store.topic(f"topic-{number}").append(made[:1])
         store.close_topic(f"topic-{number}")
-    writer = writer_of(store, Bucket(MemoryStore(), "memory"))
+    writer = writer_of(folder / "many", disk)
     first = written(writer)
     rounds, sent = [], writer.bucket.bytes_sent
     for one in made[1:]:
@@ -140,7 +142,14 @@ def many_topics(folder: Path, topics: int, chosen: np.random.Generator) -> Figur
         rounds.append(written(writer))
     store.close()
     bytes_a_round = (writer.bucket.bytes_sent - sent) / len(rounds)
-    again = writer_of(store, writer.bucket)
+    again = BucketWriter(
+        writer.bucket,
+        NotingDisk(folder / "many"),
+        folder / "many",
+        7,
+        lambda: time.time_ns() // 1000,
+        secrets.token_bytes,
+    )
     return {
         "first backup, processor ms a topic": 1000 * first / topics,
         f"a round with one of {topics:,} topics changed, processor ms": 1000 * statistics.median(rounds),

@@ -21,10 +21,10 @@ from memd.cli.main import main
 from memd.errors import DiskFull, StoreError, StoreLocked
 from memd.store.bucket.restoring import restore_copy
 from memd.store.disk import LocalDisk
-from memd.store.layout import LOCK_NAME, MARKER_NAME, RECENT_NAME, check_restored
+from memd.store.layout import LOCK_NAME, RECENT_NAME, check_restored
 from memd.store.log.journal import read_journal
 from memd.store.store import TopicLog
-from memd.store.tools.backup import LISTING_NAME, backup
+from memd.store.tools.backup import LISTING_NAME, MARKER_NAME, backup
 from memd.store.tools.verify import verify
 
 BACKUP = Path("/backup")
@@ -225,7 +225,7 @@ def test_a_backup_that_was_served_since_is_not_overwritten(source: Path, target:
         else:
             store.topic("talk" if own == "an entry" else "new").append([draft("its own")])
     before = contents(target)
-    with pytest.raises(StoreError, match="is no backup any more: memd has stored something in it"):
+    with pytest.raises(StoreError, match="has been served from this backup, so it has entries of its own"):
         backup(source, target, DISK)
     assert contents(target) == before
 

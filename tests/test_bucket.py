@@ -29,15 +29,15 @@ from memd.cli.main import main
 from memd.errors import BadQuestion, BucketError, DiskFull, NotOurBucket, StoreError
 from memd.selection import until as time_of
 from memd.settings.model import BackupSettings, Config, EncryptionSettings
-from memd.store.audit import Act, AuditBook
 from memd.store.bucket.objects import FILES, ROUNDS, Bucket
 from memd.store.bucket.restoring import RestoreReport, restore
-from memd.store.bucket.writing import BucketTender, BucketWriter, MovedMeanwhile
+from memd.store.bucket.writing import BucketTender, BucketWriter, MovedMeanwhile, NotingDisk
 from memd.store.disk import LocalDisk, Room, Wiper, replace_file
 from memd.store.encryption.disk import disk_of
 from memd.store.erasure import Erasure, ForbiddenText
-from memd.store.layout import RESTORING_NAME, AuditLayout
-from memd.store.tools.backup import noted_backups
+from memd.store.layout import RESTORING_NAME
+from memd.store.log.format import HEADER_BYTES
+from memd.store.tools.backup import known_buckets
 from memd.store.tools.verify import verify
 from memd.store.topic import TopicLog
 
@@ -103,12 +103,10 @@ class FaultyBucket(Bucket):
             super().delete(keys)
 
 
-def writer_for(
-    bucket: Bucket, disk: LocalDisk, data_dir: Path, used: Callable[[], set[str]], now_us: Callable[[], int]
-) -> BucketWriter:
+def writer_for(bucket: Bucket, disk: NotingDisk, data_dir: Path, now_us: Callable[[], int]) -> BucketWriter:
     """A writer whose generations have names that can be foretold."""
     numbers = itertools.count(1)
-    return BucketWriter(bucket, disk, data_dir, used, 7, now_us, lambda length: next(numbers).to_bytes(length, "big"))
+    return BucketWriter(bucket, disk, data_dir, 7, now_us, lambda length: next(numbers).to_bytes(length, "big"))
 
 
 class Clock:
@@ -135,8 +133,8 @@ class Source:
 
     def restart_writer(self) -> None:
         """Begin another generation."""
-        self.disk = LocalDisk()
-        self.writer = writer_for(self.bucket, self.disk, self.folder, lambda: self.store.take_used(), self.clock)
+        self.disk = NotingDisk(self.folder)
+        self.writer = writer_for(self.bucket, self.disk, self.folder, self.clock)
 
     def topic(self, name: str = "talk") -> TopicLog:
         return self.store.topic(name)
@@ -288,28 +286,6 @@ def test_what_was_written_while_no_backup_ran_is_found_by_the_next_start(source:
     assert sorted(contents(restored(source)[0])) == sorted(chunks(*range(9), 30))
 
 
-def test_a_topic_that_was_open_for_a_moment_is_in_the_next_round(source: Source) -> None:
-    source.say(1)
-    source.say(30, topic="long")
-    source.back_up()
-    source.say(31, topic="long")  # open before, and no more at the next round
-    source.say(40, topic="brief")
-    for name in ("long", "brief"):
-        source.store.close_topic(name)
-    source.back_up()
-    assert sorted(contents(restored(source)[0])) == chunks(1, 30, 31, 40)
-
-
-def test_what_a_command_notes_beside_the_daemon_is_in_the_next_round(source: Source) -> None:
-    source.say(1)
-    source.back_up()
-    AuditBook(LocalDisk(), source.folder).append([Act(at=source.clock(), act="token", who="root", source="memd token")])
-    source.back_up()
-    [name] = AuditLayout(source.folder).names(DISK)
-    noted, kept = (AuditLayout(folder).folder / name for folder in (source.folder, restored(source)[0]))
-    assert noted.read_bytes() == kept.read_bytes()
-
-
 def test_a_large_file_is_sent_in_parts_and_restored(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memd.store.bucket.writing.ALONE_BYTES", 1000)
     source.say(1)
@@ -368,7 +344,7 @@ def test_a_backup_from_before_encryption_is_not_mixed_with_one_from_after(source
     source.back_up()
     source.store.close()
     key = {"format": 1, "directory": "0" * 32, "master": "1" * 16, "key_id": "2" * 16, "state": "whole", "key": ""}
-    monkey = LocalDisk()
+    monkey = NotingDisk(source.folder)
     replace_file(monkey, source.folder / "memd.key", msgspec.json.encode(key | {"former": "", "crc": 0}))
     source.restart_writer()
     with pytest.raises(StoreError):
@@ -428,7 +404,7 @@ def _erasure_of(source: Source, *numbers: int) -> Erasure:
 def erase(source: Source, *numbers: int, erasure: Erasure | None = None) -> None:
     """As the eraser does: the log, and the ledger last."""
     erasure = erasure or _erasure_of(source, *numbers)
-    source.topic().erase(set(map(uuid_of, numbers)), erasure.mark, Wiper(source.disk))
+    source.topic(erasure.topic_id).erase(set(map(uuid_of, numbers)), erasure.mark, Wiper(source.disk))
     source.store.ledger.write(msgspec.structs.replace(erasure, done_at=source.clock()))
 
 
@@ -466,6 +442,22 @@ def test_what_is_erased_while_a_round_is_written_leaves_the_bucket_too(source: S
     assert contents(restored(source)[0]) == contents(source.folder)
 
 
+def test_what_is_erased_in_a_topic_that_was_renamed_is_restored_under_no_name(source: Source) -> None:
+    source.say(*range(7))
+    source.say(30, topic="other")
+    source.back_up()
+    source.store.close()
+    (source.folder / "talk").rename(source.folder / "chat")
+    (source.folder / "chat" / "former_names").write_text("talk\n")
+    source.restart()
+    source.back_up()
+    erase(source, 3, erasure=msgspec.structs.replace(_erasure_of(source, 3), topic_id="chat"))
+    source.back_up()
+    target, _ = restored(source)
+    assert contents(target) == contents(source.folder) == [*chunks(0, 1, 2), "", *chunks(4, 5, 6, 30)]
+    assert not (target / "talk").exists()
+
+
 def test_an_erased_topic_leaves_the_bucket(source: Source) -> None:
     source.say(1, 2)
     source.say(*range(100, 107), topic="other")
@@ -489,9 +481,9 @@ def test_of_an_encrypted_folder_the_bucket_gets_no_plain_text(tmp_path: Path, bu
     folder, key = tmp_path / "memory", tmp_path / "key"
     key.touch(0o600)
     key.write_bytes(bytes(range(32)))
-    config, disk = Config(data_dir=folder, encryption=EncryptionSettings(key_file=str(key))), LocalDisk()
+    config, disk = Config(data_dir=folder, encryption=EncryptionSettings(key_file=str(key))), NotingDisk(folder)
     store = open_store(disk_of(config, disk, creating=True), folder, segment_entries_max=5)
-    writer = writer_for(bucket, disk, folder, store.take_used, Clock())
+    writer = writer_for(bucket, disk, folder, Clock())
     writer.begin()
     for number in range(13):
         store.topic("talk").append([draft(number)])
@@ -647,17 +639,17 @@ def test_a_file_that_fills_while_it_is_listed_is_not_empty(tmp_path: Path, monke
 def test_a_round_within_a_rotation_has_no_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, bucket = made(tmp_path)
     times: list[int] = []
-    renamed = LocalDisk.rename
+    noted = NotingDisk.note
 
-    def rename(disk: LocalDisk, old: Path, new: Path) -> None:
-        renamed(disk, old, new)
-        if "active.bin" in (old.name, new.name):
+    def note_late(disk: NotingDisk, path: Path) -> None:
+        if path.name == "active.bin" and (disk.size(path) or 0) == HEADER_BYTES:  # in its place, and not noted yet
             source.writer.round()
             times.append(source.clock())
+        noted(disk, path)
 
     source.say(0)
     source.back_up()
-    monkeypatch.setattr(LocalDisk, "rename", rename)
+    monkeypatch.setattr(NotingDisk, "note", note_late)
     source.say(*range(1, 30))
     monkeypatch.undo()
     source.store.close()
@@ -895,7 +887,7 @@ def test_a_disk_that_is_lost_comes_back_out_of_the_bucket(serving: Serving, s3: 
     told = restored_by_command(daemon, settings["backup"]["bucket"], daemon.data_dir, "--json")
     assert told.exit_code == 0, told.stderr
     assert json.loads(told.stdout)["topics"] == 1
-    assert noted_backups(daemon.data_dir, LocalDisk()) == [settings["backup"]["bucket"]]
+    assert known_buckets(daemon.data_dir, LocalDisk()) == [settings["backup"]["bucket"]]
     assert daemon.run("verify", str(daemon.data_dir)).returncode == 0
     there = b"".join(path.read_bytes() for path in daemon.data_dir.rglob("*") if path.is_file()).decode(
         "utf-8", "ignore"
@@ -953,9 +945,9 @@ def test_erasing_and_the_check_say_how_the_bucket_is(serving: Serving, s3: S3Ser
 
     def checked() -> list[dict[str, str]]:
         told = daemon.run("check", "--config", str(daemon.config), "--json")
-        return [one for one in json.loads(told.stdout)["checks"] if one["check"] == "backup"]
+        return [one for one in json.loads(told.stdout)["checks"] if one["check"] in ("backup", "daemon")]
 
-    assert [one["mark"] for one in checked()] == ["ok", "ok"]
+    assert [(one["check"], one["mark"]) for one in checked()] == [("backup", "ok")], "and no trouble of the daemon"
     s3.keep_versions(s3.settings_of(settings["backup"]["bucket"]))
     assert checked()[0]["mark"] == "warning"
     assert "keeps versions" in checked()[0]["said"]
@@ -976,6 +968,8 @@ def test_requests_go_on_while_the_bucket_is_away_and_the_metric_tells(serving: S
     line = next(line for line in told.splitlines() if line.startswith("memd_backup_lag_seconds "))
     assert float(line.split()[1]) > 0
     assert "backup.endpoint" in health(daemon)["trouble"]
+    checks = json.loads(daemon.run("check", "--config", str(daemon.config), "--json").stdout)["checks"]
+    assert any(one["check"] == "daemon" and "backup.endpoint" in one["said"] + one["remedy"] for one in checks)
 
 
 def test_the_conversation_of_the_check_is_not_in_the_backup(

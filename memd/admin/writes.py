@@ -27,6 +27,7 @@ from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError, WrongKe
 from memd.ingest import erasing
 from memd.ingest.archiver import TakenNote, take_note
 from memd.ingest.erasing import ErasureDone, PlannedErasure
+from memd.ingest.topic import waiting_in
 from memd.ingest.topics import Topic
 from memd.notes import GivenNote, check_not_ahead, checked_notes
 from memd.principals import OWNER_NAME, Principal
@@ -36,7 +37,7 @@ from memd.selection import Selection, since
 from memd.store.encryption.disk import key_id_of
 from memd.store.log.segment import UnstoredText
 from memd.store.store import Snapshot, Store
-from memd.store.tools.backup import BackupReport, known_backups, note_backup, noted_backups
+from memd.store.tools.backup import BackupReport, known_backups, known_buckets, note_backup
 from memd.store.tools.backup import backup as back_up
 from memd.wording import counted, erased_for_good
 
@@ -213,7 +214,7 @@ async def backup(parts: DaemonParts, body: BackupBody) -> BackupReport:
         raise BadQuestion(f"{folder}: give an absolute path; this daemon's working directory is not yours")
 
     def backed_up() -> BackupReport:
-        report = back_up(parts.config.data_dir, folder, parts.store.files)
+        report = back_up(parts.config.data_dir, folder, parts.store.files, waiting_in)
         note_backup(parts.config.data_dir, folder, parts.store.files)
         return report
 
@@ -428,7 +429,7 @@ def _backups(parts: DaemonParts) -> tuple[str, ...]:
     until = "until one of its next rounds, and where the bucket keeps versions, until those are removed"
     url, files = parts.config.backup.bucket, parts.store.files
     bucket = (f"the backup in {url}, {until}",) if url else ()
-    others = [one for one in noted_backups(parts.store.data_dir, files) if "://" in one and one != url]
+    others = [one for one in known_buckets(parts.store.data_dir, files) if one != url]
     was = "which this was restored from, until you remove it or memd backs up there again (backup.bucket)"
     folders = known_backups(parts.store.data_dir, files)
     said = (f"the backup in {one}, {_until(parts.store, Path(one))}" for one in folders)

@@ -158,7 +158,7 @@ def backup(config: Config, folder: Path) -> int:
     Example: memd backup /mnt/disk/memd
     """
     with command_act(config, "backup", None, str(folder)) as done, topics_folder(config) as (source, files):
-        report = back_up(source, folder, files)
+        report = back_up(source, folder, files, waiting_in)
         done.count = report.linked + report.copied + report.kept
     note_backup(config.data_dir, folder, files)
     for finding in report.findings:

@@ -287,7 +287,7 @@ def memory_elsewhere(config: Config) -> str:
 
 def _noted(is_meant: Callable[[Path], bool]) -> Iterator[Path]:
     """Yield the listed memories that match, latest first, without backups, which are only inspected."""
-    from memd.store.layout import MARKER_NAME
+    from memd.store.tools.backup import MARKER_NAME  # imports numpy, which --help does not need
 
     with suppress(*_CANNOT_BE_READ):
         yield from (one for one in _note()[1] if is_meant(one) and not (one / MARKER_NAME).exists())

@@ -35,7 +35,8 @@ from memd.principals import TOKEN_HEADER
 from memd.settings.model import AdminSettings, Config, ListenSettings
 from memd.store.audit import Act, ActKind, AuditBook, not_done, read_book
 from memd.store.disk import LocalDisk
-from memd.store.layout import ADDRESS_NAME, LOCK_NAME, MARKER_NAME, SECRET_NAME
+from memd.store.layout import ADDRESS_NAME, LOCK_NAME, SECRET_NAME
+from memd.store.tools.backup import MARKER_NAME
 from memd.telemetry.logging import configure_logging
 from memd.wording import outdated
 

@@ -84,7 +84,7 @@ from memd.receipts import Receipts
 from memd.settings.loading import SettingsSource, programs_of
 from memd.settings.model import REMEDY_IF_SHORT, Config
 from memd.store.audit import AuditBook
-from memd.store.bucket.writing import BucketTender
+from memd.store.bucket.writing import BucketTender, NotingDisk
 from memd.store.disk import KINDS, LocalDisk, raise_descriptors_limit, replace_file
 from memd.store.encryption.disk import disk_of
 from memd.store.erasure import ErasureLedger
@@ -217,8 +217,7 @@ async def running(
         stack.callback(listeners.close)
         if listeners.moved:
             log.warning("memd's own address is not the usual one", extra={"problem": listeners.moved})
-        plain, backup = files or LocalDisk(), None
-        disk = disk_of(config, plain, creating=True)
+        backup, disk = _disk(config, files, command)
         embedding = loop.run_in_executor(None, _embedder, config, disk, command)
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
@@ -242,8 +241,7 @@ async def running(
         opened = partial(Store, config.data_dir, used, kept=kept, erasures=erasures)
         store = await loop.run_in_executor(None, opened)
         stack.callback(store.close)
-        if config.backup.is_on and files is None and not command:  # the next daemon backs up a command's changes
-            backup = BucketTender.of(config, plain, store.take_used, os.environ)
+        if backup is not None:
             stack.push_async_callback(asyncio.to_thread, backup.stop, config.shutdown.grace_seconds)
             backup.start()
 
@@ -485,6 +483,13 @@ def _upstream_lines(server: Upstream, *, is_one_of_several: bool) -> list[str]:
         effect = "left out until it is" if is_one_of_several else "requests get 502 until it is"
         told = f"NOT REACHABLE yet: {effect}"
     return [f"  upstream               {server.url}  {told}"]
+
+
+def _disk(config: Config, files: LocalDisk | None, command: str) -> tuple[BucketTender | None, LocalDisk]:
+    """Return the backup to a bucket, if configured, and the disk of the data directory."""
+    backs_up = config.backup.is_on and files is None and not command  # the next daemon backs up a command's changes
+    plain = NotingDisk(config.data_dir) if backs_up else files or LocalDisk()
+    return BucketTender.of(config, plain, os.environ), disk_of(config, plain, creating=True)
 
 
 def _embedder(config: Config, files: LocalDisk, command: str) -> Embedder:

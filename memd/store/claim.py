@@ -18,7 +18,7 @@ from typing import Literal
 
 from memd.errors import Fenced, FileReplaced, StoreError, StoreWriteFailed
 from memd.store.disk import FileChecksum, LocalDisk, Wiper, replace_file
-from memd.store.layout import MARKER_NAME, TopicLayout
+from memd.store.layout import TopicLayout
 
 Stream = Literal["log", "hot"]
 """log: `active.bin`. hot: `hot.log`."""
@@ -93,8 +93,6 @@ class Claim:
         self.layout = layout
         self._ends: dict[Stream, AppendFile] = {}
         self._is_released = False
-        self._is_own = False
-        """Whether something was appended, so that the folder is no backup any more."""
 
     def resume(self, stream: Stream, at: int) -> None:
         """Continue at the end of a stream that was read, and repaired if an interrupted write had torn it."""
@@ -108,9 +106,6 @@ class Claim:
         if file is None:
             self.check()
             raise Fenced(f"{self._path(stream)}: is not open; nothing is appended, restart memd")
-        if not self._is_own:
-            self.files.remove(self.layout.data_dir / MARKER_NAME)
-            self._is_own = True
         start = file.end
         file.append(data, sync=sync)
         return start

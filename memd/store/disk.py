@@ -210,6 +210,9 @@ class LocalDisk:
         self._appending_locks = [threading.Lock() for _ in range(_APPENDING_LOCKS)]
         self._locks: list[Lock] = []
 
+    def note(self, path: Path) -> None:
+        """Called after a file was appended to, created, replaced, cut or removed; see bucket/writing.py."""
+
     def size(self, path: Path) -> int | None:
         """Return the size of a file in bytes; None if there is no such file."""
         found = _stat(path)
@@ -256,6 +259,7 @@ class LocalDisk:
         self.close(path)
         with self._appending_lock(path), writing(path):
             self._unsynced[path] = opened(path, _APPENDING | os.O_CREAT | os.O_TRUNC)
+        self.note(path)
 
     def append(self, path: Path, data: bytes, identity: Hashable | None = None) -> None:
         """Write all of `data` at the end of a file; after an error, part of it may be there. If too many files are
@@ -266,6 +270,7 @@ class LocalDisk:
         with self._appending(path, identity) as descriptor:
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
+        self.note(path)
         if len(self._unsynced) > self.unsynced_max:
             self.sync(path)
 
@@ -286,6 +291,7 @@ class LocalDisk:
         self.confirm_lock()
         with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
             os.ftruncate(descriptor, size)
+            self.note(path)
             sync_descriptor(descriptor)
 
     def _appending_lock(self, path: Path) -> threading.Lock:
@@ -322,6 +328,8 @@ class LocalDisk:
         self.confirm_lock()
         with writing(new):
             old.replace(new)
+        self.note(old)
+        self.note(new)
 
     def link(self, old: Path, new: Path) -> bool:
         """Give a file a second name, not durably; False if the two places cannot share a file."""
@@ -333,6 +341,7 @@ class LocalDisk:
                 if error.errno not in _CANNOT_LINK:
                     raise
                 return False
+        self.note(new)
         return True
 
     def changed_at(self, path: Path) -> int:
@@ -346,6 +355,7 @@ class LocalDisk:
             self.confirm_lock()
             with writing(path):
                 path.unlink(missing_ok=True)
+            self.note(path)
 
     def wipe(self, path: Path, by: Path | None = None) -> bool:
         """Remove a file durably, or rename `by` to it, then overwrite it as far as the disk allows; False if its bytes
@@ -359,7 +369,9 @@ class LocalDisk:
         with writing(path), open_descriptor(path, os.O_WRONLY) as descriptor:
             path.unlink(missing_ok=True) if by is None else by.replace(path)
             self.sync_directory(path.parent)  # before: a power cut must not bring an overwritten file back
-            return os.fstat(descriptor).st_nlink == 0 and _overwritten(descriptor)
+            is_gone = os.fstat(descriptor).st_nlink == 0 and _overwritten(descriptor)
+        self.note(path)
+        return is_gone
 
     def remove_directory(self, path: Path) -> None:
         """Remove an empty directory if it exists."""

@@ -43,8 +43,6 @@ FORMER_NAMES = "former_names"
 """Beside `active.bin`: the topic's former names, one on each line. People write it, memd reads it."""
 FORBIDDEN = "forbidden"
 """Beside `active.bin`: digests of text that must never be stored again."""
-MARKER_NAME = ".memd-backup"
-"""An empty file that marks a folder as a backup in which nothing was stored since; no topic can have this name."""
 BACKUPS_NAME = "memd.backups"
 """The folders of backups that were made, one on each line."""
 ERASURES_NAME = "memd.erasures"
@@ -301,6 +299,12 @@ def check_no_cluster(files: LocalDisk, data_dir: Path) -> None:
             f"{data_dir}: is the copy of a cluster, which has the topics and tokens: give cluster.database (--config), "
             "or another data_dir"
         )
+
+
+def topic_of(name: str) -> str:
+    """Return the topic that a path in the data directory, written with slashes, belongs to; empty if none."""
+    first = name.partition("/")[0]
+    return first if TOPIC_ID_PATTERN.fullmatch(first) and first not in _OWN_NAMES else ""
 
 
 def topic_names_in(files: LocalDisk, data_dir: Path) -> list[str]:

@@ -93,8 +93,6 @@ class Store:
         self.kept = kept
         """The log shared with other daemons, which the directory copies; None without a cluster."""
         self._topics: dict[str, TopicLog] = {}
-        self._used: set[str] = set()
-        """The topics that were open since the last `take_used`."""
         self._topics_lock = threading.Lock()
         """Guards the table of open topics and the list of recent ones. Taken after an opening's lock."""
         self._opening: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
@@ -149,7 +147,6 @@ class Store:
         topic.findings += returned(list(self.ledger), layout, _rows_of(topic))
         with self._topics_lock:
             self._topics[topic_id] = topic
-            self._used.add(topic_id)
         return topic
 
     def journal_of(self, topic_id: str) -> Path:
@@ -180,12 +177,6 @@ class Store:
             with self._topics_lock:
                 if topic_id not in self._topics and self._recent.rest(topic_id):
                     self._write_recent()
-
-    def take_used(self) -> set[str]:
-        """Return the topics that may have changed since the last call: those that were open at some moment."""
-        with self._topics_lock:
-            used, self._used = self._used, set(self._topics)
-            return used
 
     def before_write(self) -> None:
         """Record durably that the open topics are in use, before something is written to one of them."""

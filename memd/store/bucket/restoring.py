@@ -42,10 +42,10 @@ from memd.store.disk import (
     replace_file,
     write_pieces,
 )
-from memd.store.tools.backup import LISTING_NAME, missing_topics, note_places
+from memd.store.tools.backup import LISTING_NAME, MARKER_NAME, missing_topics, note_places
 from memd.wording import counted, day_and_time
 
-_ITS_OWN = (layout.MARKER_NAME, LISTING_NAME, layout.LOCK_NAME, layout.RECENT_NAME)
+_ITS_OWN = (MARKER_NAME, LISTING_NAME, layout.LOCK_NAME, layout.RECENT_NAME)
 """Files of a backup in a folder that are not restored."""
 _WHOLE_BYTES = 256 << 10
 """Rounds up to this size are read as a whole, because they have pieces of many files."""
@@ -109,9 +109,9 @@ def restore_copy(source: Path, target: Path, files: LocalDisk, tell: Tell = lamb
         StoreLocked: it is being written to.
         StoreError: the folder is not empty, or the disk cannot be read or written (DiskFull): run it again.
     """
-    if files.size(source / layout.MARKER_NAME) is None:
+    if files.size(source / MARKER_NAME) is None:
         raise BadQuestion(f"{source}: has no backup of memd; give its folder, or s3://BUCKET/PREFIX")
-    if any(files.is_locked(source / name) for name in (layout.MARKER_NAME, layout.LOCK_NAME)):
+    if any(files.is_locked(source / name) for name in (MARKER_NAME, layout.LOCK_NAME)):
         raise StoreLocked(f"{source}: memd writes to it now; wait until `memd backup` has ended, or stop that daemon")
 
     def read(path: str, start: int, end: int) -> bytes:

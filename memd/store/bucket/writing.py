@@ -1,14 +1,10 @@
 """The backup of a running daemon: changes in a data directory are written to a bucket, in rounds every few seconds, by
 a separate thread.
 
-Rule: nothing waits for it, and no write is noted for it. A round looks at the directory's own files and at the topics
-that were open since the last one, after a start at all. A file whose size or time differs from the bucket's is compared
-by checksum: if it begins with all that the bucket has of it, the rest is sent, else all of it. A failed round leaves
-the bucket's valid state unchanged, and its folders are due again. It is retried with back-off up to a minute; the log
-reports the failure once and the recovery once. Before it writes, a round checks whether another daemon has begun to
-write here; if so it never writes again.
-
-No part of a log leaves the bucket's present state unless it was erased: what was removed behind memd stays there.
+Rule: nothing waits for it. A failed round leaves the bucket's valid state unchanged, and its changes are due again. The
+data is read from the disk when it is sent and never held for later, so an unreachable bucket costs only a note for each
+changed folder. It is retried with back-off up to a minute; the log reports the failure once and the recovery once.
+Before it writes, a round checks whether another daemon has begun to write here; if so it never writes again.
 
 Objects that no retained time needs are removed. The oldest full round to keep is the last one before the oldest
 retained time. Older objects stay only if that round, or the present state, has pieces in them. Rounds with little in
@@ -17,6 +13,11 @@ use are emptied: the next rounds rewrite their files.
 Erased text is removed too. A folder's present files are free of it, as on the disk; all its other bytes in the bucket
 go. Pieces in rounds are overwritten with zeros, so that all others keep their offsets; objects of the folder alone are
 removed. This is resumable. Versions that the bucket itself keeps are out of reach.
+
+A change is noted after it was made, so reading after taking the notes sees the change, or a later note exists. In a due
+folder, files that were noted, or whose size or time differs from the bucket's, are compared by checksum: if a file
+begins with all that the bucket has of it, the rest is sent, else all of it. A start, after changes without notes, does
+the same with all folders.
 
 The journal is read before the log, so that the log has everything that the journal counts as stored, and the active
 file before the full ones are listed. If a file was replaced or rotated meanwhile, the folder is due again. An append in
@@ -32,7 +33,8 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -57,17 +59,20 @@ from memd.store.bucket.objects import (
     encode_round,
     read_identity,
 )
-from memd.store.disk import LocalDisk, replace_file
+from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, replace_file
 from memd.store.encryption.disk import key_id_of
 from memd.store.erasure import read_erasures
 from memd.store.layout import (
+    AUDIT_NAME,
     BACKUPS_NAME,
     BUCKET_NAME,
+    ERASURES_NAME,
     KEY_NAME,
     AuditLayout,
     TopicLayout,
     erasures_dir,
     topic_names_in,
+    topic_of,
 )
 
 log = logging.getLogger("memd")
@@ -77,7 +82,7 @@ ALONE_BYTES = 4 << 20
 BATCH_BYTES = 8 << 20
 """A round object has at most this and one folder's pieces."""
 COMPARED_AT_ONCE = 500
-"""Folders that a round looks at; the next one follows at once if more are due."""
+"""Folders that a round compares besides those just changed."""
 EXTENTS_MAX = 512
 """A file in more pieces is rewritten as one, because its restoration takes a request for each."""
 FULL_AFTER_ROUNDS = 360
@@ -87,13 +92,54 @@ clocks differ, so it is removed a day later than necessary."""
 REWRITTEN_BYTES = 16 << 20
 """Limit on bytes that one cleaning causes to be rewritten."""
 RETRY_SECONDS_MAX = 60.0
-_OF_THE_LOG = ".bin", ".log"
+_PLACES_KEPT = 4096
+_OF_THE_DIRECTORY = (KEY_NAME, BACKUPS_NAME, f"{AUDIT_NAME}/", f"{ERASURES_NAME}/")
 _PIECE_BYTES = 8 << 20
 
 
-Used = Callable[[], Iterable[str]]
 _Mark = tuple[str, str, Hashable, int, int]
 """Of a file being sent: folder, name, identity, size, time of last change."""
+
+
+class NotingDisk(LocalDisk):
+    """The real file system; notes the changed files in a data directory by folder: a topic's, or "" for the directory
+    itself. Thread-safe."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__()
+        self._noting = threading.Lock()
+        self._noted: dict[str, set[str]] = {}
+
+        def place_of(path: Path) -> tuple[str, str] | None:
+            if path.name.endswith(TEMPORARY_SUFFIX) or not path.is_relative_to(data_dir):
+                return None
+            name = path.relative_to(data_dir).as_posix()
+            if topic_id := topic_of(name):
+                return topic_id, name[len(topic_id) + 1 :]
+            return ("", name) if name.startswith(_OF_THE_DIRECTORY) else None
+
+        self._place_of = lru_cache(_PLACES_KEPT)(place_of)
+
+    def note(self, path: Path) -> None:
+        """See LocalDisk."""
+        if (place := self._place_of(path)) is not None:
+            self.note_again(place[0], [place[1]])
+
+    def note_again(self, folder: str, names: Iterable[str]) -> None:
+        """Note a folder as due, and files in it."""
+        with self._noting:
+            self._noted.setdefault(folder, set()).update(names)
+
+    @property
+    def due(self) -> list[str]:
+        """The folders with changes."""
+        with self._noting:
+            return list(self._noted)
+
+    def take(self, folder: str) -> set[str]:
+        """Return the changed files of a folder, and drop its notes."""
+        with self._noting:
+            return self._noted.pop(folder, set())
 
 
 class MovedMeanwhile(StoreError):
@@ -107,8 +153,8 @@ class _Batch:
         self.changes: list[FileChange] = []
         self.data: list[bytes] = []
         self.size = 0
-        self.folders: set[str] = set()
-        """Those of which it has all changes."""
+        self.taken: dict[str, set[str]] = {}
+        """The noted files by folder; due again if the round fails."""
 
 
 class BucketWriter:
@@ -117,33 +163,28 @@ class BucketWriter:
     def __init__(
         self,
         bucket: Bucket,
-        disk: LocalDisk,
+        disk: NotingDisk,
         data_dir: Path,
-        used: Used,
         keep_days: int,
         now_us: Callable[[], int],
         random: Callable[[int], bytes],
     ) -> None:
-        """`disk`: the one below the encryption. `used`: returns the topics that may have changed since its last
-        call."""
         self.bucket = bucket
         self._disk, self._data_dir, self._keep_us = disk, data_dir, keep_days * DAY_US
-        self._used, self._now_us, self._random = used, now_us, random
+        self._now_us, self._random = now_us, random
         self._catalog = Catalog()
         self._generation = ""
         self._number = self._last_at = self._sent = 0
-        self._due: dict[str, None] = {}
-        """Folders to look at: topics, and "" for the directory itself."""
+        self._uncompared: dict[str, None] = {}
+        """Folders in which any file may have changed before notes were taken."""
         self._anew: set[tuple[str, str]] = set()
         """Files to rewrite although the bucket has them, by folder and name."""
         self._batch = _Batch()
         self._alone: dict[_Mark, KnownFile] = {}
         """Files that were sent, but whose round is not written yet."""
         self._unread: set[str] = set()
-        """Due folders that cannot be read; each was logged once."""
-        self._may_erase = True
-        self._is_sure = False
-        """Whether this round has checked who writes here."""
+        """Unreadable folders; each was logged once."""
+        self._may_erase = False
         self._is_whole = False
         """Whether everything present at some time is in the bucket."""
         self._full_at = self._cleaned_at = 0
@@ -155,9 +196,9 @@ class BucketWriter:
         return bool(self._generation)
 
     @property
-    def topics_left(self) -> int:
-        """Number of topics to be compared with the bucket."""
-        return sum(map(bool, self._due))
+    def to_compare(self) -> int:
+        """Number of folders still to be compared since the start."""
+        return len(self._uncompared)
 
     def begin(self) -> None:
         """Begin a generation: read the bucket's state; the next rounds compare all folders with it.
@@ -176,13 +217,13 @@ class BucketWriter:
         last = rounds.moments[-1] if rounds.moments else None
         self._catalog, self._is_whole = self._found(rounds, last)
         self._number, self._last_at = 0, last.at if last is not None else 0
-        self._generation, self._is_sure = generation, True
+        self._generation = generation
         try:
             self._write_full()
         except StoreError:
             self._generation = ""
             raise
-        self._due.update(dict.fromkeys(["", *topic_names_in(self._disk, self._data_dir), *self._catalog.topics]))
+        self._uncompared.update(dict.fromkeys(["", *topic_names_in(self._disk, self._data_dir), *self._catalog.topics]))
 
     def round(self) -> bool:
         """Write the changes since the last round. Return whether the bucket has all that was there before.
@@ -191,19 +232,29 @@ class BucketWriter:
             NotOurBucket: another daemon writes here now.
             BucketError: the bucket is unreachable; the changes are due again.
         """
-        self._due = {**dict.fromkeys(["", *self._used()]), **self._due}
-        self._batch, self._is_sure, at = _Batch(), False, self._now_us()
-        for folder in list(islice(self._due, COMPARED_AT_ONCE)):
-            self._add(folder)
-            if self._batch.size >= BATCH_BYTES:
-                self._flush(at)
-        self._flush(at)
-        return not self._due
+        due = dict.fromkeys([*self._disk.due, *islice(self._uncompared, COMPARED_AT_ONCE)])
+        if not due:
+            return True
+        self._check_owner()
+        at, is_whole = self._now_us(), True
+        try:
+            for folder in due:
+                is_whole &= self._add(folder)
+                if self._batch.size >= BATCH_BYTES:
+                    self._flush(at, is_whole=False)
+            is_whole &= not self._uncompared
+            self._flush(at, is_whole=is_whole)
+        except BaseException:
+            for folder, names in self._batch.taken.items():
+                self._disk.note_again(folder, names)
+            self._batch = _Batch()
+            raise
+        return is_whole
 
     def tidy(self) -> None:
         """Erase in the bucket text erased on the disk, remove what is too old, and write a full round if due. Raises
         BucketError: something is left to do; the next call resumes."""
-        if self._due.keys() - self._unread:
+        if self._uncompared:
             return
         at = self._now_us()
         is_worth_it = self._rounds_since >= FULL_AFTER_ROUNDS and self._header_bytes >= self._full_bytes
@@ -211,63 +262,46 @@ class BucketWriter:
         is_cleaning_due = self._rounds_since > 0 and at - self._cleaned_at >= DAY_US
         if not (self._may_erase or is_full_due or is_cleaning_due):
             return
+        self._check_owner()
         if self._may_erase:
             self._may_erase = not self._erase()
         if is_full_due:
             self._write_full()
         if is_cleaning_due:
             self._anew.update(_cleaned(self.bucket, self._catalog, at - self._keep_us))
-            self._due.update(dict.fromkeys(folder for folder, _ in self._anew))
+            for folder, name in self._anew:
+                self._disk.note_again(folder, [name])
             self._cleaned_at = at
 
     # -- a round ---------------------------------------------------------------------------------------------------
 
-    def _add(self, folder: str) -> None:
-        """Add the changes in a folder to the batch; one that is unreadable now stays due."""
+    def _add(self, folder: str) -> bool:
+        """Add the changes in a folder to the batch. Return False if a file is unreadable now: it stays due."""
         batch = self._batch
         size, count = batch.size, len(batch.data)
+        noted = batch.taken[folder] = self._disk.take(folder)
+        self._uncompared.pop(folder, None)
         known, there, changes = self._catalog.files(folder), set[str](), list[FileChange]()
         try:
             for name, path in self._files(folder):
                 there.add(name)
-                if (change := self._change(folder, name, path, known.get(name))) is not None:
+                if (change := self._change(folder, name, path, known.get(name), name in noted)) is not None:
                     changes.append(change)
-            changes += [FileChange(folder, name, "gone") for name in self._gone(folder, known.keys(), there)]
         except BucketError:
             raise
         except StoreError as error:
+            self._disk.note_again(folder, noted)
             batch.size = size  # none of it, because the journal must not be newer than the log
             del batch.data[count:]
             if not isinstance(error, MovedMeanwhile) and folder not in self._unread:
                 told = "a folder cannot be backed up now; it is tried again"
                 log.warning(told, extra={"topic": folder, "error": error})
                 self._unread.add(folder)
-            return
-        batch.changes += changes
-        batch.folders.add(folder)
-        self._may_erase |= not folder and bool(changes)
-
-    def _gone(self, folder: str, known: Set[str], there: Set[str]) -> Set[str]:
-        """Return the files of a folder that the bucket's present state should not have any more. Raises StoreError: a
-        part of the log was lost."""
-        gone = known - there
-        if not folder:  # its other files are needed as long as there are topics
-            return {name for name in gone if name.endswith(".jsonl") and any(one.endswith(".jsonl") for one in there)}
-        if not gone or self._is_erased(folder):
-            return gone
-        if not there:
-            return set()
-        if sum(name.endswith(_OF_THE_LOG) for name in known) > sum(name.endswith(_OF_THE_LOG) for name in there):
-            raise StoreError(
-                f"{self._data_dir / folder}: has lost {', '.join(sorted(gone))}, which the bucket still has: put them "
-                "back (memd restore), or erase the topic"
-            )
-        return gone
-
-    def _is_erased(self, folder: str) -> bool:
-        """Return whether a topic was erased, and that is not done in the bucket yet."""
-        found = (one for one in read_erasures(self._disk, erasures_dir(self._data_dir))[0] if one.kind == "topic")
-        return any(one.topic_id == folder and one.id not in self._catalog.erasures for one in found)
+            return False
+        self._unread.discard(folder)
+        self._may_erase |= not folder
+        batch.changes += [*changes, *(FileChange(folder, name, "gone") for name in known if name not in there)]
+        return True
 
     def _files(self, folder: str) -> Iterator[tuple[str, Path]]:
         """Yield the names and paths of a folder's files in the order of reading. Raises MovedMeanwhile: the active file
@@ -295,22 +329,22 @@ class BucketWriter:
             raise MovedMeanwhile(f"{layout.active}: was rotated while its topic was read")
         yield from ((one.relative_to(base).as_posix(), one) for one in full if disk.size(one) is not None)
 
-    def _change(self, folder: str, name: str, path: Path, known: KnownFile | None) -> FileChange | None:
+    def _change(self, folder: str, name: str, path: Path, known: KnownFile | None, is_noted: bool) -> FileChange | None:
         """Read the bytes of a file that the bucket lacks, and send them if it gets its own object; None if none."""
         disk, identity = self._disk, self._disk.identity(path)
         size, changed_at = disk.size(path) or 0, disk.changed_at(path)
         if (folder, name) in self._anew or (known is not None and len(known.extents) >= EXTENTS_MAX):
             known = None
         if known is not None:
-            if (size, changed_at) == (known.size, known.changed_at):
+            if not is_noted and (size, changed_at) == (known.size, known.changed_at):
                 return None
             if size < known.size or _crc_of(self._read(path, identity, 0, known.size)) != known.crc:
                 known = None
+            elif size == known.size:
+                return None
         start, crc = (known.size, known.crc) if known is not None else (0, 0)
         pieces = self._read(path, identity, start, size)
-        if known is not None and start == size:  # only its time differs
-            file = msgspec.structs.replace(known, changed_at=changed_at, extents=())
-        elif (folder and "/" in name) or size - start > ALONE_BYTES:  # of a full segment, or long
+        if (folder and "/" in name) or size - start > ALONE_BYTES:  # of a full segment, or long
             file = self._sent_alone((folder, name, identity, size, changed_at), pieces, size - start, crc)
         else:
             batch, data = self._batch, b"".join(pieces)
@@ -353,45 +387,38 @@ class BucketWriter:
                 raise
 
         try:
-            self._put(key, pieces() if length > ALONE_BYTES else b"".join(pieces()))
+            self.bucket.put(key, pieces() if length > ALONE_BYTES else b"".join(pieces()))
         except StoreError as error:
             raise (failed[0] if failed else error) from None
         self._alone[mark] = KnownFile(size, crc, changed_at, (Stretch(key, 0, length),))
         return self._alone[mark]
 
-    def _flush(self, at: int) -> None:
-        """Write the batch as a round, unless it is empty."""
-        batch, is_whole = self._batch, self._is_whole or self._due.keys() == self._batch.folders
+    def _flush(self, at: int, *, is_whole: bool) -> None:
+        """Write the batch as a round, unless it is empty; `is_whole`: everything present is then in the bucket."""
+        batch, is_whole = self._batch, self._is_whole or is_whole
         if batch.changes or is_whole != self._is_whole:
             self._write(RoundHeader(at=at, is_whole=is_whole, changes=tuple(batch.changes)), batch.data)
-        for folder in batch.folders:
-            self._due.pop(folder, None)
-        self._unread -= batch.folders
-        self._is_whole, self._batch, self._alone = is_whole, _Batch(), {}
+        self._is_whole = is_whole
+        self._batch, self._alone = _Batch(), {}
 
-    def _write(self, header: RoundHeader, data: Sequence[bytes] = ()) -> None:
+    def _write(self, header: RoundHeader, data: list[bytes]) -> None:
         at = self._last_at = max(header.at, self._last_at + 1)
         header = msgspec.structs.replace(header, at=at)
         name = RoundName(self._generation, self._number, at, header.topics is not None)
         encoded = encode_round(header, data)
-        self._put(name.key, encoded)
+        self.bucket.put(name.key, encoded)
         self._number += 1
         self._rounds_since += 1
         self._header_bytes += len(encoded) - sum(map(len, data))
         self._catalog.apply(header, name.key)
         self._anew.difference_update((one.folder, one.name) for one in header.changes)
 
-    def _put(self, key: str, data: bytes | Iterable[bytes]) -> None:
-        if not self._is_sure:
-            self._check_owner()
-        self.bucket.put(key, data)
-
     # -- between rounds --------------------------------------------------------------------------------------------
 
     def _write_full(self) -> None:
         topics, erasures = dict(self._catalog.topics), tuple(sorted(self._catalog.erasures))
         self._header_bytes = 0
-        self._write(RoundHeader(at=self._now_us(), is_whole=self._is_whole, topics=topics, erasures=erasures))
+        self._write(RoundHeader(at=self._now_us(), is_whole=self._is_whole, topics=topics, erasures=erasures), [])
         self._full_bytes, self._header_bytes = self._header_bytes, 0
         self._full_at, self._rounds_since = self._last_at, 0
 
@@ -401,18 +428,14 @@ class BucketWriter:
         new = [one for one in found if one.done_at is not None and one.id not in self._catalog.erasures]
         if not new:
             return True
-        folders = tuple(sorted({one.topic_id for one in new}))
-        self._due.update(dict.fromkeys(folders))  # the last round may have read one before the erasure in it
-        self.round()
-        if not self._due.keys().isdisjoint(["", *folders]):
+        if not self.round():  # the last one may have read a folder before an erasure in it
             return False
-        at = self._now_us()
+        at, folders = self._now_us(), tuple(sorted({one.topic_id for one in new}))
         files = [(folder, self._catalog.files(folder)) for folder in folders]
         changes = [FileChange(one, name, "new", file) for one, known in files for name, file in known.items()]
-        header = RoundHeader(at=at, is_whole=self._is_whole, stated_anew=folders, changes=tuple(changes))
-        self._write(header)
+        self._write(RoundHeader(at=at, is_whole=True, changes=tuple(changes), stated_anew=folders), [])
         _blank(self.bucket, self._catalog, folders)
-        self._write(RoundHeader(at=at, is_whole=self._is_whole, erasures=tuple(one.id for one in new)))
+        self._write(RoundHeader(at=at, is_whole=True, erasures=tuple(one.id for one in new)), [])
         log.info("what was erased is erased in the bucket too", extra={"topics": len(folders)})
         return True
 
@@ -478,7 +501,6 @@ class BucketWriter:
                 f"{self.bucket.url}: another daemon has begun to write here; this one writes no more. If two folders "
                 "have become of one, give one of them another prefix and remove its memd.bucket"
             )
-        self._is_sure = True
 
 
 def _crc_of(pieces: Iterable[bytes]) -> int:
@@ -542,7 +564,7 @@ class BackupHealth(msgspec.Struct, frozen=True):
     trouble: str | None
     """The last error, until it works again."""
     topics_left: int
-    """Topics to be compared with the bucket: after a start all, or while it is away those in use."""
+    """Topics present at the start that are not yet compared with the bucket."""
     requests: int
     bytes_sent: int
     """Since the start, as `requests`."""
@@ -561,13 +583,19 @@ class BucketTender:
         self._thread = threading.Thread(target=self._run, name="memd-backup", daemon=True)
 
     @classmethod
-    def of(cls, config: Config, disk: LocalDisk, used: Used, env: Mapping[str, str]) -> BucketTender:
-        """Return the backup of the settings, not begun. `disk`, `used`: see `BucketWriter`. Raises BucketError: obstore
-        is not installed, or the settings contradict each other."""
-        bucket, days = Bucket.of(config.backup, env), config.backup.keep_days
-        now_us = lambda: time.time_ns() // 1000  # noqa: E731
-        writer = BucketWriter(bucket, disk, config.data_dir, used, days, now_us, secrets.token_bytes)
-        return cls(writer, config.backup.seconds)
+    def of(cls, config: Config, disk: LocalDisk, env: Mapping[str, str]) -> BucketTender | None:
+        """Return the backup of the settings, not begun; None if there is none.
+
+        `disk`: the one of the data directory, below its encryption. Raises BucketError: obstore is not installed, or
+        the settings contradict each other.
+        """
+        if not isinstance(disk, NotingDisk):
+            return None
+        settings, bucket = config.backup, Bucket.of(config.backup, env)
+        writer = BucketWriter(
+            bucket, disk, config.data_dir, settings.keep_days, lambda: time.time_ns() // 1000, secrets.token_bytes
+        )
+        return cls(writer, settings.seconds)
 
     def start(self) -> None:
         """Start the thread."""
@@ -589,7 +617,7 @@ class BucketTender:
     def health(self) -> BackupHealth:
         """The present state of the backup."""
         bucket = self._writer.bucket
-        left, sent = self._writer.topics_left, (bucket.requests, bucket.bytes_sent)
+        left, sent = self._writer.to_compare, (bucket.requests, bucket.bytes_sent)
         return BackupHealth(bucket.url, round(self.lag_seconds, 3), self._trouble, left, *sent)
 
     def _run(self) -> None:
@@ -606,10 +634,10 @@ class BucketTender:
         try:
             if not self._writer.is_begun:
                 self._writer.begin()
-            left = self._writer.topics_left
+            left = self._writer.to_compare
             if self._writer.round():
                 self._whole_at = began
-            if 0 < self._writer.topics_left < left:
+            if left and self._writer.to_compare:
                 return 0.0
             self._writer.tidy()
         except StoreError as error:

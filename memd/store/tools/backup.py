@@ -10,13 +10,14 @@ read before the segments are listed (see layout.py). The files of a full segment
 by rename, so a hard link is a copy that takes no room; appended files are always copied. Merged indexes are left out:
 they come and go while a daemon serves, and it rebuilds them.
 
-`memd log` and the like open a backup as a daemon does, and leave files in it: a lock, a closed last segment, indexes.
-It remains a backup until something is appended to a log or journal in it, which removes its marker (claim.py).
+`memd log` and the like open a backup as a daemon does, and leave files in it. It remains a backup as long as it has no
+content of its own. A backup that may have text, corrections or erasures of its own is left alone. A closed last segment
+and files derived from the log do not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import msgspec
 
 from memd.errors import StoreError, StoreWriteFailed
 from memd.store.audit import head_of
+from memd.store.claim import file_segment
 from memd.store.disk import (
     TEMPORARY_SUFFIX,
     LocalDisk,
@@ -39,7 +41,6 @@ from memd.store.layout import (
     BACKUPS_NAME,
     KEY_NAME,
     LOCK_NAME,
-    MARKER_NAME,
     RECENT_NAME,
     AuditLayout,
     TopicLayout,
@@ -50,10 +51,15 @@ from memd.store.layout import (
     topic_ids_in,
 )
 from memd.store.log.format import scan_records
+from memd.store.log.journal import records_of
 from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
 from memd.store.log.segment import read_header
 from memd.store.tools.export import active_bytes
 
+Waiting = Callable[[Path, LocalDisk], int]
+"""Returns the number of messages of a journal that are in no log yet."""
+MARKER_NAME = ".memd-backup"
+"""An empty file that marks a folder as a backup; no topic can have this name."""
 LISTING_NAME = ".memd-backup-topics"
 """The topics of the backup when it was made, a line each: a lost folder leaves no other trace."""
 
@@ -73,12 +79,16 @@ class BackupReport(msgspec.Struct):
     """Files that could not be backed up or contradict an earlier backup."""
 
 
-def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
+def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | None = None) -> BackupReport:
     """Bring the folder `target`, created if necessary, up to date with what `data_dir` has acknowledged.
 
+    Args:
+        waiting: returns the number of messages of a journal that are in no log; None assumes the most it may have.
+
     Raises:
-        StoreError: `target` is neither empty nor an earlier backup; memd serves from it or another backup writes to it
-            (StoreLocked), or it cannot be written (StoreWriteFailed). An earlier backup stays valid.
+        StoreError: `target` is neither empty nor an earlier backup, or has entries of its own; memd serves from it or
+            another backup writes to it (StoreLocked), or it cannot be written (StoreWriteFailed). An earlier backup
+            stays valid.
     """
     _check_target(files, data_dir, target)
     if isinstance(files, EncryptedDisk):
@@ -87,12 +97,13 @@ def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
     files.sync_directory(target.parent)
     if files.size(target / MARKER_NAME) is None:
         replace_file(files, target / MARKER_NAME, b"")
+    copying = _BackupRun(files)
     is_looked_into = files.size(target / LOCK_NAME) is not None
-    copying = _BackupRun(files, is_looked_into=is_looked_into)
     with files.lock(target / MARKER_NAME), files.lock(target / LOCK_NAME) if is_looked_into else nullcontext():
+        if is_looked_into:
+            _be_backup_again(files, data_dir, target, waiting)
         if files.size(data_dir / KEY_NAME) is not None:
             replace_file(files, target / KEY_NAME, files.read(data_dir / KEY_NAME))
-        files.remove(target / RECENT_NAME)
         copying.erasures(data_dir, target)
         for topic_id in topic_folders_in(files, data_dir):
             copying.topic(TopicLayout(data_dir, topic_id), TopicLayout(target, topic_id))
@@ -106,7 +117,7 @@ def backup(data_dir: Path, target: Path, files: LocalDisk) -> BackupReport:
 def note_backup(data_dir: Path, target: Path, files: LocalDisk) -> None:
     """Note the backup in `target` in the data directory, so that erasures can report it, and in all its backups, so
     that a restored one knows it. The backup is complete without the note."""
-    places = [*noted_backups(data_dir, files), str(target.resolve())]
+    places = [*_noted_backups(data_dir, files), str(target.resolve())]
     for folder in (data_dir, *map(Path, known_backups(data_dir, files)), target):
         with suppress(StoreError):
             note_places(folder, places, files)
@@ -114,20 +125,24 @@ def note_backup(data_dir: Path, target: Path, files: LocalDisk) -> None:
 
 def note_places(folder: Path, places: Iterable[str], files: LocalDisk) -> None:
     """Note backups, by folder or bucket, in a data directory or a backup. Raises StoreError: it cannot be written."""
-    known = noted_backups(folder, files)
+    known = _noted_backups(folder, files)
     if new := [one for one in dict.fromkeys(places) if one not in known]:
         replace_file(files, folder / BACKUPS_NAME, "".join(f"{one}\n" for one in [*known, *new]).encode())
 
 
 def known_backups(data_dir: Path, files: LocalDisk) -> list[str]:
     """Return the other folders with backups of a data directory, as far as known and still present."""
-    own, told = str(data_dir.resolve()), noted_backups(data_dir, files)
+    own, told = str(data_dir.resolve()), _noted_backups(data_dir, files)
     return [one for one in told if one != own and files.size(Path(one) / MARKER_NAME) is not None]
 
 
-def noted_backups(folder: Path, files: LocalDisk) -> list[str]:
-    """Return all noted backups, also removed ones and those on a disk that is not mounted, and the buckets that a data
-    directory, or one before it, was restored from."""
+def known_buckets(data_dir: Path, files: LocalDisk) -> list[str]:
+    """Return the buckets that a data directory, or one before it, was restored from."""
+    return [one for one in _noted_backups(data_dir, files) if "://" in one]
+
+
+def _noted_backups(folder: Path, files: LocalDisk) -> list[str]:
+    """Return all noted backups, also removed ones and those on a disk that is not mounted."""
     is_noted = files.size(folder / BACKUPS_NAME) is not None
     return files.read(folder / BACKUPS_NAME).decode("utf-8", "replace").splitlines() if is_noted else []
 
@@ -147,10 +162,7 @@ def _check_target(files: LocalDisk, data_dir: Path, target: Path) -> None:
     if one.is_relative_to(other) or other.is_relative_to(one):
         raise StoreError(f"{target}: is, contains or lies in the data directory; choose a folder outside")
     if not is_empty_or_begun(files, target, MARKER_NAME):
-        was = "is not empty and not an earlier backup"
-        if files.size(target / LISTING_NAME) is not None:
-            was = "is no backup any more: memd has stored something in it"
-        raise StoreError(f"{target}: {was}; choose an empty or a new folder")
+        raise StoreError(f"{target}: is not empty and not an earlier backup; choose an empty or a new folder")
     if topic_ids_in(files, target) and key_id_of(files, target) != key_id_of(files, data_dir):
         raise StoreError(
             f"{target}: is a backup from before the data directory was encrypted, decrypted or given new keys; choose "
@@ -159,9 +171,8 @@ def _check_target(files: LocalDisk, data_dir: Path, target: Path) -> None:
 
 
 class _BackupRun:
-    def __init__(self, files: LocalDisk, *, is_looked_into: bool) -> None:
-        """`is_looked_into`: whether a command has opened the backup since the last run."""
-        self._files, self._is_looked_into = files, is_looked_into
+    def __init__(self, files: LocalDisk) -> None:
+        self._files = files
         self.report = BackupReport()
 
     def erasures(self, data_dir: Path, target: Path) -> None:
@@ -180,12 +191,10 @@ class _BackupRun:
 
     def _is_of(self, layout: TopicLayout, erasure: Erasure) -> bool:
         """Return whether a topic of the backup is the erased one, not a later one of its name."""
-        logs = (
-            read_log_file(self._files.read(path), name=str(path), dimension=None)
-            for path in layout.log_files(self._files)
-        )
-        first = next((entry for log in logs for entry in log.entries), None)
-        return first is not None and first.canonical_id <= erasure.highest_id
+        for path in layout.log_files(self._files):
+            for entry in read_log_file(self._files.read(path), name=str(path), dimension=None).entries:
+                return entry.canonical_id <= erasure.highest_id
+        return False
 
     def topic(self, source: TopicLayout, target: TopicLayout) -> None:
         """Bring one topic up to date; an unreadable file becomes a finding and does not stop the rest."""
@@ -197,12 +206,10 @@ class _BackupRun:
         self.report.topics += 1
         if not self._key(source, target):
             return
-        Wiper(files).wipe_folder(target.lexical)  # an older memd's words, perhaps of text that was erased since
-        for one, other in ((source.forbidden, target.forbidden), (source.former_names, target.former_names)):
-            if files.size(one) is not None:
-                self._bring(one, other, files.read(one))
-            else:
-                files.remove(other)
+        if files.size(source.forbidden) is not None:
+            replace_file(files, target.forbidden, files.read(source.forbidden))
+        elif files.size(target.forbidden) is not None:
+            files.remove(target.forbidden)
         try:
             self._log_and_journal(source, target)
         except StoreWriteFailed:
@@ -222,7 +229,7 @@ class _BackupRun:
             if not data.startswith(before):
                 self._add_finding(path, f"differs from {source.folder / name}, which was changed or cut; it was kept")
                 return
-            self._bring(source.folder / name, path, data)
+            self._put(path, data)
             last = data.splitlines()[-1] if data else last
         head = head_of(last)
         if head is not None:
@@ -247,30 +254,40 @@ class _BackupRun:
 
     def _log_and_journal(self, source: TopicLayout, target: TopicLayout) -> None:
         files = self._files
-        journal = files.read(source.hot) if files.size(source.hot) is not None else None
+        journal = self._journal(source.hot)
         active, number = self._active(source)
         if files.is_directory(source.segments):
             # If a power cut undid the rename, the daemon would append to the file that is linked here.
             files.sync_directory(source.segments)
-        full = segments_before(files, source, active, number)
-        own = 0 if number is None or number in full else number  # 0: by its header it is none, or the number is taken
-        numbers = [*full, *([] if active is None else [own])]
-        there = {one: target.bin(one) for one in target.segment_ids(files)}
-        if files.size(target.active) is not None:
-            header = read_header(files, target.active)
-            there.setdefault(own if header is None else header.segment_id, target.active)
-        if ahead := there.keys() - {*numbers}:
+        numbers = segments_before(files, source, active, number)
+        before = self._active(target)[1]
+        ahead = {*target.segment_ids(files), *([before] if before is not None else [])} - {*numbers, number}
+        if ahead:
             self._add_finding(
                 target.directory,
-                f"has segment {ahead.pop()}, which {source.directory} does not have: the source lost it, or this is a "
+                f"has segment {max(ahead)}, which {source.directory} does not have: the source lost it, or this is a "
                 "backup of something else; nothing was changed here, choose another folder or restore the source",
             )
             return
-        for one in numbers:
-            self._log(source, target, one, active if one == own else None, there.get(one))
+        if before in numbers:
+            self._file_segment(source, target, numbers[numbers.index(before)])
+        for segment_id in numbers:
+            self._segment(source, target, segment_id)
+        if active is not None:
+            self._keep_if_diverged(target, active)
+            self._put(target.active, active)
         if journal is not None:
-            self._bring(source.hot, target.hot, journal[: scan_records(journal).end])
+            self._put(target.hot, journal)
+        if files.size(source.former_names) is not None:
+            replace_file(files, target.former_names, files.read(source.former_names))
         self._torn_tails(source, target)
+
+    def _journal(self, path: Path) -> bytes | None:
+        """Return the journal up to its last intact record."""
+        if self._files.size(path) is None:
+            return None
+        data = self._files.read(path)
+        return data[: scan_records(data).end]
 
     def _active(self, layout: TopicLayout) -> tuple[bytes | None, int | None]:
         """Return an `active.bin` up to its last complete append, and the number in its header.
@@ -283,68 +300,81 @@ class _BackupRun:
         found = read_log_file(data, name=str(layout.active), dimension=None)
         return data[: found.whole_end], None if found.header is None else found.header.segment_id
 
-    def _log(
-        self, source: TopicLayout, target: TopicLayout, number: int, active: bytes | None, there: Path | None
-    ) -> None:
-        """Bring one file of the log up to date. `active`: its bytes, if it is not full. `there`: the backup's copy."""
+    def _file_segment(self, source: TopicLayout, target: TopicLayout, segment_id: int) -> None:
+        """Repeat what the daemon has done to this file since the last backup: fill it, then rotate it."""
         files = self._files
-        path, copy = (source.active, target.active) if active is not None else (source.bin(number), target.bin(number))
-        derived = zip(source.of_segment(number)[1:], target.of_segment(number)[1:], strict=True)
-        if there not in (None, copy):  # it was filled since, or closed in the backup
-            self._wipe_indexes(target, number)
-            files.rename(there, copy)
-            files.sync_directory(target.segments)
-            files.sync_directory(target.directory)
-        has_index = active is None and files.size(source.meta(number)) is not None
-        is_like_its_index = has_index and files.size(path) == files.size(copy)
-        if is_like_its_index and self._is_same(source.meta(number), target.meta(number)):
-            self.report.kept += 1  # a `.meta` has the checksum of its log
-        elif files.size(copy) is None or (active is None and self._is_same(path, copy)):
-            self._bring(path, copy, active)
+        if files.size(target.bin(segment_id)) is None:
+            self._keep_if_diverged(target, files.read(source.bin(segment_id)))
+            self._copy(source.bin(segment_id), target.active)
+            file_segment(files, target, segment_id)
         else:
-            grown, earlier = files.read(path) if active is None else active, files.read(copy)
-            if grown.startswith(earlier):
-                self._bring(path, copy, active)
-            elif is_erasure_of(grown[: len(earlier)], earlier):
-                self._wipe_indexes(target, number)
-                Wiper(files).replace(copy, grown)
-                self.report.erased += 1
-            elif active is not None and not self._is_looked_into:
-                # An append that was read before its fsync may have failed afterwards or been lost in a power cut.
-                save_torn_copy(files, copy, earlier)
-                self._bring(path, copy, active)
-            else:
-                self._add_finding(
-                    copy,
-                    f"differs from {path}, of which it was a copy: one is damaged, or this is a backup of something "
-                    "else; it was left as it is, run `memd verify` on both folders",
-                )
-                return
-        for one, other in derived if has_index else ():
-            if files.size(one) is not None:
-                self._bring(one, other)
+            files.remove(target.active)
 
-    def _wipe_indexes(self, target: TopicLayout, number: int) -> None:
-        for path in target.indexes_over(self._files, [number]):
-            Wiper(self._files).wipe(path)
-
-    def _bring(self, source: Path, target: Path, data: bytes | None = None) -> None:
-        """Copy a file, unless the backup has it: the bytes that were read, or all of a file that is never written
-        again, by a link if possible."""
+    def _segment(self, source: TopicLayout, target: TopicLayout, segment_id: int) -> None:
         files = self._files
-        is_there = files.size(target) is not None
-        if is_there and (self._is_same(source, target) if data is None else files.read(target) == data):
+        log, *derived = zip(source.of_segment(segment_id), target.of_segment(segment_id), strict=True)
+        meta = derived[-1]
+        has_index = files.size(meta[0]) is not None
+        # A `.meta` has the checksum of its log, so an identical `.meta` means an identical log.
+        if has_index and files.size(log[0]) == files.size(log[1]) and self._is_same(*meta):
+            self.report.kept += 1
+        elif files.size(log[1]) is None or self._is_same(*log):
+            self._link_or_copy(*log)
+        elif is_erasure_of(files.read(log[0]), files.read(log[1])):
+            for path in target.indexes_over(files, [segment_id]):
+                Wiper(files).wipe(path)
+            self._erase(log[1], files.read(log[0]))
+        else:
+            self._add_finding(
+                log[1],
+                f"differs from {log[0]}, although neither is ever written again: one is damaged, or this is a backup "
+                "of something else; it was left as it is, run `memd verify` on both folders",
+            )
+            return
+        for one, other in derived:
+            if has_index and files.size(one) is not None:
+                self._link_or_copy(one, other)
+
+    def _erase(self, target: Path, data: bytes) -> None:
+        Wiper(self._files).replace(target, data)
+        self.report.erased += 1
+
+    def _link_or_copy(self, source: Path, target: Path) -> None:
+        """Link or copy a file that is never written again, unless the backup has it."""
+        files = self._files
+        if self._is_same(source, target):
             self.report.kept += 1
             return
         temporary = target.with_name(target.name + TEMPORARY_SUFFIX)
-        if data is None and files.link(source, temporary):
+        if files.link(source, temporary):
             files.rename(temporary, target)
             files.sync_directory(target.parent)
             self.report.linked += 1
-            return
-        written = replace_file(files, target, pieces_of(files, source) if data is None else data)
-        self.report.copied += 1
-        self.report.bytes_copied += written.bytes
+        else:
+            self._copy(source, target)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        replace_file(self._files, target, pieces_of(self._files, source))
+        self._count_copy(self._files.size(target) or 0)
+
+    def _put(self, path: Path, data: bytes) -> None:
+        if self._files.size(path) is not None and self._files.read(path) == data:
+            self.report.kept += 1
+        else:
+            replace_file(self._files, path, data)
+            self._count_copy(len(data))
+
+    def _keep_if_diverged(self, target: TopicLayout, grown: bytes) -> None:
+        """Save a copy of the earlier `active.bin` unless the present one begins with it, apart from erased text.
+
+        An append that was read before its fsync may have failed afterwards or been lost in a power cut.
+        """
+        if self._files.size(target.active) is not None:
+            earlier = self._files.read(target.active)
+            if not _goes_on(grown, earlier):
+                save_torn_copy(self._files, target.active, earlier)
+            elif not grown.startswith(earlier):
+                self._erase(target.active, grown[: len(earlier)])
 
     def _torn_tails(self, source: TopicLayout, target: TopicLayout) -> None:
         for directory, copy in ((source.directory, target.directory), (source.segments, target.segments)):
@@ -362,5 +392,72 @@ class _BackupRun:
             return False
         return checksum_of(files, one, size) == checksum_of(files, other, size)
 
+    def _count_copy(self, size: int) -> None:
+        self.report.copied += 1
+        self.report.bytes_copied += size
+
     def _add_finding(self, path: Path, message: str) -> None:
         self.report.findings.append(Finding("damaged", str(path), message))
+
+
+def _be_backup_again(files: LocalDisk, data_dir: Path, target: Path, waiting: Waiting | None) -> None:
+    """Restore a folder to the state of the last backup of `data_dir`, but keep newer entries of the same log.
+
+    Raises:
+        StoreError: it has, or may have, entries of its own; nothing was changed.
+
+    Args:
+        waiting: None counts everything in a journal that is not in the source's.
+    """
+    erased = [{one.id for one in read_erasures(files, erasures_dir(folder))[0]} for folder in (target, data_dir)]
+    topics = [(TopicLayout(data_dir, name), TopicLayout(target, name)) for name in topic_folders_in(files, target)]
+    if not erased[0] <= erased[1] or any(_has_own(files, *pair, waiting) for pair in topics):
+        raise StoreError(
+            f"{target}: memd has been served from this backup, so it has entries of its own; choose another folder"
+        )
+    for source, layout in topics:
+        _reopen_last(files, source, layout)
+        Wiper(files).wipe_folder(layout.lexical)  # it may have words of text that was erased since
+    files.remove(target / RECENT_NAME)
+
+
+def _has_own(files: LocalDisk, source: TopicLayout, target: TopicLayout, waiting: Waiting | None) -> bool:
+    logs = {target.bin(number): number for number in target.segment_ids(files)}
+    if files.size(target.active) is not None:
+        header = read_header(files, target.active)
+        logs[target.active] = 0 if header is None else header.segment_id  # 0: no segment has it
+    if not all(_is_known(files, path, source, number) for path, number in logs.items()):
+        return True
+    told, known = (
+        records_of(files.read(one)).payloads if files.size(one) is not None else [] for one in (target.hot, source.hot)
+    )
+    return not set(told) <= set(known) and (waiting is None or waiting(target.hot, files) > 0)
+
+
+def _is_known(files: LocalDisk, path: Path, source: TopicLayout, number: int) -> bool:
+    """Return whether the source's segment begins with a log file, apart from text erased there since."""
+    full = source.bin(number)
+    if files.identity(path) == files.identity(full):
+        return True
+    # First the active file, then the segment, so that a rotation in between does not hide it.
+    header = read_header(files, source.active)
+    is_active = header is not None and header.segment_id == number
+    places = (*([source.active] if is_active else []), full)
+    return any(_goes_on(files.read(one), files.read(path)) for one in places if files.size(one) is not None)
+
+
+def _goes_on(grown: bytes, earlier: bytes) -> bool:
+    """Return whether a log file begins with an earlier state of it, apart from text erased since."""
+    return grown.startswith(earlier) or is_erasure_of(grown[: len(earlier)], earlier)
+
+
+def _reopen_last(files: LocalDisk, source: TopicLayout, target: TopicLayout) -> None:
+    """Undo the closing of a segment to which the source has appended since, or still may."""
+    numbers = target.segment_ids(files)
+    if not numbers or files.size(source.bin(numbers[-1])) == files.size(target.bin(numbers[-1])):
+        return
+    for path in target.indexes_over(files, numbers[-1:]):
+        Wiper(files).wipe(path)
+    files.rename(target.bin(numbers[-1]), target.active)
+    files.sync_directory(target.segments)
+    files.sync_directory(target.directory)
