@@ -7,6 +7,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -438,11 +439,50 @@ async def test_an_answer_that_comes_back_rewritten_is_stored_once(client: Client
     assert sum(RENAME["content"] in text for text in stored) == 1, stored
 
 
+@pytest.mark.parametrize("begun", ["The mill burned down in May.", "Hi"])
+async def test_words_that_lie_in_the_first_question_of_another_chat_are_stored(client: Client, begun: str) -> None:
+    """The model has answered both alike."""
+    reply: Json = {"role": "assistant", "content": "OK."}
+    other = f"I was thinking. {begun} Somebody claims that; what is to be done?"
+    await say(client, [{"role": "user", "content": other}], reply)
+    asked = [{"role": "user", "content": begun}, reply, {"role": "user", "content": "Who told me that?"}]
+    await say(client, asked, reply)
+    shown = json.loads(client.upstream.prompts[-1])
+    assert [one["content"].rpartition("[/memory]\n\n")[2] for one in shown] == [one["content"] for one in asked]
+    stored = await logged(client)
+    assert sorted(stored) == sorted([f"{other}\nOK.", f"{begun}\nOK.", "Who told me that?\nOK."]), stored
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("is_failed", [False, True], ids=["answered", "failed"])
+@pytest.mark.parametrize("said", [(), ("I make porcelain.", "I see.")], ids=["first question", "in mid-chat"])
+async def test_a_question_that_is_asked_again_is_not_prompted_with_the_answers_it_got(
+    client: Client, said: tuple[str, ...], is_failed: bool, is_stored: bool
+) -> None:
+    question, wrong = "How hot do I fire porcelain in reduction?", ("At 1220 degrees.", "At 1290 degrees.")
+    if said:
+        await client.ask(*said[:1])
+    for reply in wrong:
+        client.upstream.answer = partial(chat_answer, text=reply)
+        await client.ask(*said, question)
+        assert "degrees" not in client.upstream.prompts[-1]
+        await (client.stored() if is_stored else client.settled())
+    if is_failed:
+        client.upstream.answer = lambda _: Response((b"{}",), status=500)
+        await client.ask(*said, question)
+    client.upstream.answer = chat_answer
+    await client.ask("In reduction I fire porcelain at cone 10.")
+    await client.settled()
+    await client.ask(*said, question)
+    assert "cone 10" in client.upstream.prompts[-1] and "degrees" not in client.upstream.prompts[-1]
+    await client.ask("Tell me: " + question)
+    assert not is_stored or "1220" in client.upstream.prompts[-1], "another chat is told what was stored by then"
+
+
 NAMES = {"user": "Bob", "assistant": "The keeper"}
 ADDED: dict[str, Callable[[list[Json]], list[Json]]] = {
     "a note behind the last message": lambda said: [*said, {"role": "system", "content": "Stay in character."}],
     "the beginning of the answer": lambda said: [*said, {"role": "assistant", "content": "The keeper:"}],
-    "a reminder in the question": lambda said: [*said[:-1], said[-1] | {"content": f"{said[-1]['content']} Be brief."}],
     "names": lambda said: [one | {"content": f"{NAMES[one['role']]}: {one['content']}"} for one in said],
 }
 """What a client makes of each prompt and does not keep."""

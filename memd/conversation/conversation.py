@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 import msgspec
 
@@ -164,6 +164,8 @@ class Conversation:
         """Lines that have left before their results were stored, which are stored with the ids in the line."""
         self.blocks: dict[bytes, Block] = {}
         """By the digest of the user message behind each."""
+        self.replaced: dict[bytes, frozenset[bytes]] = {}
+        """Identities of the answers that a turn got before its branch, by its user message's digest. Not journalled."""
         self.arrivals: dict[TurnKey, float] = {}
         """First arrival of each recent request, in seconds of the caller's clock."""
         self.abandoned = False
@@ -265,13 +267,10 @@ class Conversation:
         """Return the raw tokens of the messages from `start` to before `end`."""
         return sum(buffered.tokens for buffered in self.messages[start:end])
 
-    def last_user_position(self, end: int | None = None) -> int | None:
-        """Return the position of the last user message before `end`, which opens the turn; None if there is none."""
-        for position in range((len(self) if end is None else end) - 1, -1, -1):
-            message = self.messages[position].message
-            if message is not None and message.opens_turn:
-                return position
-        return None
+    def last_user_position(self) -> int | None:
+        """Return the position of the last user message, which opens the turn; None if there is none."""
+        messages = ((position, self.messages[position].message) for position in reversed(range(len(self))))
+        return next((position for position, one in messages if one is not None and one.opens_turn), None)
 
     def mark_stored(self, position: int, instructions: Iterable[int] = (), repeats: Iterable[int] = ()) -> None:
         """Note that everything before `position`, and the instructions at these positions, are in the log; `repeats`:
@@ -389,9 +388,13 @@ class Conversation:
         branch.stored, branch.left_out = min(self.stored, begun), min(self.left_out, at)
         for positions in (branch.gone, branch.kept, branch.owed, branch.lost):
             positions -= {position for position in positions if position >= at}
-        for lines in (branch.lines, branch.former_lines):
-            for position in [one for one in lines if one >= at]:
-                del lines[position]
+        branch.lines = {position: line for position, line in self.lines.items() if position < at}
+        branch.former_lines = {position: line for position, line in self.former_lines.items() if position < at}
+        if (opened := branch.last_user_position()) is not None:
+            turn = branch.messages[opened].digest
+            answer = takewhile(lambda one: one.message is None or not one.message.opens_turn, self.messages[at:])
+            before = self.replaced.get(turn, frozenset[bytes]())
+            branch.replaced = {**self.replaced, turn: before.union(one.identity for one in answer)}
         shared = {buffered.digest for buffered in branch.messages}
         branch.blocks = {digest: block for digest, block in self.blocks.items() if digest in shared}
         return branch

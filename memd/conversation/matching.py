@@ -312,8 +312,7 @@ def match(index: ConversationIndex, history: History) -> Match:
     if known and (not new or (ending is not None and (len(new) <= LAST_EXCHANGE or not index.knows(new)))):
         return best
     compared = dict.fromkeys([*holders[:2], *index.likeliest(contents, session)])
-    explained = [_trimmed(index.contents(one), one, contents) for one in compared]
-    explained += [_rewritten(index.contents(one), one, history) for one in compared]
+    explained = (explain(index.contents(one), one, contents) for explain in (_trimmed, _rewritten) for one in compared)
     # Of equals the first, because an edit is the simplest explanation.
     best = max([best, *itertools.chain.from_iterable(explained)], key=lambda one: one.known)
     if best.conversation is None and newest is not None:
@@ -382,17 +381,12 @@ def _overlap(known: list[bytes], contents: Sequence[bytes]) -> int:
     return lengths[-1]
 
 
-def _rewritten(known: list[bytes], conversation: Conversation, history: History) -> Iterator[Match]:
-    """Match a client that edits, deletes or prunes within its history, by all runs that agree, wherever they are. They
-    agree from the beginning, too, if the first answer does and the client has taken something out of its question."""
-    runs = aligned(history.contents, known)
+def _rewritten(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Iterator[Match]:
+    """Match a client that edits, deletes or prunes within its history, by all runs that agree, wherever they are."""
+    runs = aligned(contents, known)
     if not runs or runs[-1][0] == runs[-1][1] == 0:
         return  # only a prefix
-    begins = runs[0][:2]
-    is_beginning = begins == (0, 0) or (
-        begins == (1, 1) and _is_pruned(history.messages[0], conversation.messages[0].message)
-    )
-    if not is_beginning and total(runs) < max(SHARED_MIN, (len(history) - 1) // 2):
+    if runs[0][:2] != (0, 0) and total(runs) < max(SHARED_MIN, (len(contents) - 1) // 2):
         return  # another conversation with the same words
     yield Match(conversation, 0, total(runs), 0, tuple(runs))
 

@@ -181,7 +181,7 @@ class Memory(msgspec.Struct, frozen=True):
             [topic.log for topic in (received.topic, *received.related)],
             budget,
             Filters(
-                visible_digests=received.prompt.visible_digests(),
+                visible_digests=received.prompt.visible_digests() | received.replaced,
                 shown_uuids={chunk.uuid for chunk in earlier},
                 wanted=received.request.wanted,
                 step=asked.step,

@@ -65,6 +65,14 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
         """True if the request may leave a trace."""
         return self.asked.mode == "full"
 
+    @property
+    def replaced(self) -> frozenset[bytes]:
+        """Identities of the answers that the sender got in this turn before, which are no memory for it. But a single
+        question that comes again much later begins a new chat."""
+        one = self.prompt.conversation
+        is_same = (self.is_retry or self.arrival.end > 1) and one.author == self.asked.who.author
+        return one.replaced.get(self.prompt.turn_digest or b"", frozenset()) if is_same else frozenset()
+
     def record(self, event: ConversationEvent) -> None:
         """Apply an event to its conversation, in the buffer or in the detached copy."""
         if self.is_traced:
@@ -174,9 +182,6 @@ def _still_counts(block: Block | None, topics: Sequence[Topic]) -> bool:
     if block is None or not block.chunks:
         return False
     snapshots = [topic.log.snapshot() for topic in topics]
-    for chunk in block.chunks:
-        known = (places for one in snapshots if (places := [(one, place) for place in one.places(chunk.uuid)]))
-        entries = next(known, [])
-        if entries and not any(snapshot.is_live(place) for snapshot, place in entries):
-            return False
-    return True
+    of_each = ([(one, list(one.places(chunk.uuid))) for one in snapshots] for chunk in block.chunks)
+    known = (next((found for found in each if found[1]), None) for each in of_each)
+    return all(found is None or any(map(found[0].is_live, found[1])) for found in known)

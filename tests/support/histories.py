@@ -84,8 +84,8 @@ def block(name: str, tokens: int = 10) -> Block:
 
 def state(buffer: HotBuffer) -> list[Any]:
     """Everything that a buffer is: its conversations in order, what was injected, what stands in their dictionaries."""
-    # How often it changed is no state, and where it was forked from is not journalled (see `Conversation.origin`).
-    states = ({**vars(one), "changes": None, "origin": None} for one in buffer.conversations())
+    # How often it changed is no state; see `Conversation.origin` and `replaced` on what is not journalled.
+    states = ({**vars(one), "changes": None, "origin": None, "replaced": None} for one in buffer.conversations())
     return [*states, *buffer.retelling()()]
 
 
