@@ -189,6 +189,8 @@ def test_an_act_is_told_as_what_became_of_it_and_without_a_daemon_as_that_of_who
     [act] = team.acts("--act", "erase")
     assert act["count"] == 3 and set(act["topics"]) == {"cranes", "boats"}, "of all its topics"
 
+    team.say("ann", "The lighthouse keeper is called Ada.")
+    team.daemon.wait_stored("is called Ada")
     team.daemon.terminate()
     conversations = team.run("export", "--as", "openai").stdout.splitlines()
     team.run("search", "crane")

@@ -30,7 +30,9 @@ HEADERS_MAX = 1000
 """Limit on header lines of one request or answer; a browser sends about twenty."""
 REASON_CHARACTERS_MAX = 300
 WAIT_STEPS = 8
-"""A timeout that ends late by a quarter of such a part, because the event loop was blocked, is longer by a part."""
+"""A timeout is counted in so many steps; a step that ends late by a quarter shows that the event loop was blocked."""
+HALVED_MAX = 4
+"""Limit on halvings of the last step."""
 HELD_TIMES_MAX = 30
 """Limit for an event loop that is always blocked: so many times the timeout."""
 TRUST_IT = "name the file of its certificate, or of who signed it, in the environment variable SSL_CERT_FILE"
@@ -144,26 +146,33 @@ class UpstreamConnection(ResponseHandler):
 
 @asynccontextmanager
 async def time_of_others(seconds: float) -> AsyncIterator[None]:
-    """Limit the block's wait for others, like `asyncio.timeout`, but go on while the event loop notices the end late: a
-    loop that was blocked sees a due timer before it reads bytes that arrived meanwhile."""
-    loop, step = asyncio.get_running_loop(), seconds / WAIT_STEPS
-    last = loop.time() + seconds * HELD_TIMES_MAX
-    timer: asyncio.TimerHandle
+    """Limit the block's wait for others, like `asyncio.timeout`, but count only time in which they could be heard.
 
-    def end(due: float) -> None:
-        nonlocal timer
+    An event loop that was blocked sees a due timer before it reads bytes that arrived meanwhile. So each step counts
+    once, however late its end is noticed. If the last step ends late, another one of half its length follows: a loop
+    that is often blocked is free for less than a step in between.
+    """
+    loop, step, left = asyncio.get_running_loop(), seconds / WAIT_STEPS, WAIT_STEPS
+    late, shortest, end = step / 4, step / 2**HALVED_MAX, loop.time() + seconds * HELD_TIMES_MAX
+    counting: asyncio.TimerHandle
+
+    def count(due: float) -> None:
+        nonlocal left, counting, step
         now = loop.time()
-        if due + step / 4 < now < last:
-            timer = loop.call_at(now + step, end, now + step)
+        left -= 1
+        if not left and due + late < now < end:
+            left, step = 1, max(step / 2, shortest)
+        if left:
+            counting = loop.call_at(now + step, count, now + step)
         else:
             patience.reschedule(now)
 
-    timer = loop.call_later(seconds, end, loop.time() + seconds)
+    counting = loop.call_later(step, count, loop.time() + step)
     try:
         async with asyncio.timeout(None) as patience:
             yield
     finally:
-        timer.cancel()
+        counting.cancel()
 
 
 CONNECT_SECONDS = 10.0
