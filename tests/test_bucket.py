@@ -908,6 +908,7 @@ def test_what_is_removed_behind_memd_stays_in_the_bucket(serving: Serving, s3: S
     for number in (1, 2):
         remember(daemon, number)
     wait_until(lambda: has(bucket, "lighthouse number 2 "), lambda: f"{health(daemon)}")
+    daemon.wait_stored("lighthouse number 1 ", "lighthouse number 2 ")
     removed = tmp_path / "removed"
     removed.mkdir()
     for path in list(
