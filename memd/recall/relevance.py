@@ -49,8 +49,8 @@ STEP_WEIGHT = 0.25
 user asked for. Of 154 facts needed, blocks of 975 tokens show 119; 117 with weight 0.5, 104 without the step."""
 MODEL_SHARE = 0.7
 """A chunk in which only the model speaks gets this share of its score: a long answer becomes many chunks near the
-question, and people mostly ask for what they said. In twenty chats of BEAM 1,000 tokens have 45 % of the users' and
-27 % of the model's messages that are needed; 33 and 32 with a share of 1. LoCoMo stays as it is."""
+question, and people mostly ask for what they said. In twenty long chats 1,000 tokens have 45 % of the users' and 27 %
+of the model's messages that are needed; 33 and 32 with a share of 1. Talk between people is found as before."""
 OWN_WORDS_SHARE, OWN_WORDS_LISTED = 0.3, 64
 """When the model asks in mid-turn, the best chunks in which mostly the model used the question's words get this share
 of their score: it repeats what it is looking for, and that is as near to the question as the answer. Of 689 facts that
