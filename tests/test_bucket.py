@@ -202,7 +202,8 @@ def bytes_in(bucket: Bucket) -> bytes:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """All that a backup has of a folder."""
-    kept = re.compile(r"memd\.(key|backups|audit/.*|erasures/.*json)|[^/]+/(hot\.log|active\.bin|segments/seg.*|topic\.key)")
+    of_topics = r"[^/]+/(hot\.log|active\.bin|segments/seg.*|topic\.key)"
+    kept = re.compile(rf"memd\.(key|backups|audit/.*|erasures/.*json)|{of_topics}")
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {name: path.read_bytes() for path in paths if kept.fullmatch(name := path.relative_to(folder).as_posix())}
 
