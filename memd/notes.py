@@ -60,7 +60,13 @@ class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def checked(self, field: str = "") -> Note:
         """Return the validated note. `field`: prefix of member names in errors (`notes[2].`). Raises BadNote: it cannot
         be stored."""
-        _check_content(self.content, f"{field}content")
+        if not self.content.strip():
+            raise BadNote(f"{field}content is empty; there is nothing to remember")
+        if len(self.content) > CHARACTERS_MAX:
+            size = f"{len(self.content):,} characters, and a note at most {CHARACTERS_MAX:,}"
+            raise BadNote(f"{field}content has {size}; cut it up")
+        if "\0" in self.content or _SURROGATE.search(self.content):
+            raise BadNote(f"{field}content is no text: it has bytes of something else in it")
         tags = tuple(dict.fromkeys(_line(tag, TAG_CHARACTERS_MAX, f"{field}tags") for tag in self.tags or ()))
         if len(tags) > TAGS_MAX:
             raise BadNote(f"{field}tags has {len(tags)} tags; give {TAGS_MAX} at most")
@@ -87,15 +93,6 @@ def check_not_ahead(note: Note, now_us: int, field: str = "") -> None:
     after `now_us`, in microseconds since the epoch."""
     if note.said_at is not UNSET and note.said_at > now_us + AHEAD_US_MAX:
         raise BadNote(f"{field}said_at is more than a day ahead; leave it out for now")
-
-
-def _check_content(content: str, field: str) -> None:
-    if not content.strip():
-        raise BadNote(f"{field} is empty; there is nothing to remember")
-    if len(content) > CHARACTERS_MAX:
-        raise BadNote(f"{field} has {len(content):,} characters, and a note at most {CHARACTERS_MAX:,}; cut it up")
-    if "\0" in content or _SURROGATE.search(content):
-        raise BadNote(f"{field} is no text: it has bytes of something else in it")
 
 
 def _line(text: str, characters_max: int, field: str) -> str:

@@ -236,7 +236,7 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, ca
             messages = []
         try:
             item, members = _members(item)
-            export = _export_of(members, only)
+            export = next((one for one in FORMATS if only in (None, one.name) and one.fits(members)), None)
             if not (export or sessions):
                 has = ", ".join(name[:40] for name in list(members)[:6]) or "none at all"
                 kind = "a conversation" if only is None else f"of {TITLES[only]}"
@@ -284,10 +284,6 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, ca
             continue
         except (*UNREADABLE, BadImport, BadRequestBody) as error:
             yield Found("session", problem=str(error))
-
-
-def _export_of(members: Mapping[str, Raw], only: str | None = None) -> Export | None:
-    return next((one for one in FORMATS if only in (None, one.name) and one.fits(members)), None)
 
 
 def _members(item: Item) -> tuple[Item, dict[str, Raw]]:

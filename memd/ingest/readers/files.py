@@ -143,7 +143,9 @@ class FileReader:
         try:
             child.send_bytes(msgspec.msgpack.encode(request))
             while self._watches_size and not child.poll(LOOK_SECONDS):
-                if _resident_bytes_of(process.pid) > MEMORY_BYTES_MAX:
+                command = ["ps", "-o", "rss=", "-p", str(process.pid)]
+                kilobytes = subprocess.run(command, capture_output=True, check=False).stdout.strip()
+                if kilobytes.isdigit() and int(kilobytes) * 1024 > MEMORY_BYTES_MAX:
                     raise BadDocument(NEEDS_MEMORY)
             answer = msgspec.msgpack.decode(child.recv_bytes(ANSWER_BYTES_MAX), type=ReadAnswer)
             is_whole = not answer.is_last
@@ -207,11 +209,6 @@ def _end_of(process: subprocess.Popen[bytes]) -> str:
     return f"the program that read it was ended ({name}), or needed more than {MEMORY_BYTES_MAX >> 20} MB of memory"
 
 
-def _resident_bytes_of(pid: int) -> int:
-    shown = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, check=False).stdout
-    return int(shown) * 1024 if shown.strip().isdigit() else 0
-
-
 # The process, its counterpart
 
 
@@ -226,18 +223,14 @@ def main() -> None:
     with suppress(EOFError):
         while True:
             request = msgspec.msgpack.decode(parent.recv_bytes(), type=ReadRequest)
-            _limit_processor_time(request.seconds_max)
+            # The system ends the process after this time on one file, even if the parent is gone.
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            soft = int(used.ru_utime + used.ru_stime) + request.seconds_max + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
             answer = _answered(request)
             parent.send_bytes(msgspec.msgpack.encode(answer))
             if answer.is_last:
                 break
-
-
-def _limit_processor_time(seconds: int) -> None:
-    """Have the system end the process after this time on one file, even if the parent is gone."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    soft = int(used.ru_utime + used.ru_stime) + seconds + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
 
 def _answered(request: ReadRequest) -> ReadAnswer:

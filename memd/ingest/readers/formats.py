@@ -29,7 +29,6 @@ from memd.ingest.readers.text import GivenSection, Headings, joined, table_text
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument
-    from python_calamine import CalamineWorkbook
 
 UNPACKED_BYTES_MAX = 300_000_000
 ENTRIES_MAX = 20_000
@@ -46,23 +45,19 @@ def archive(path: Path, called: str) -> Iterator[zipfile.ZipFile]:
             raise BadDocument(f"it is encrypted, or older than {called}: save it as {called} without a password")
     try:
         with zipfile.ZipFile(path) as opened:
-            _check(opened)
+            entries = opened.infolist()
+            unpacked = sum(entry.file_size for entry in entries)
+            if len(entries) > ENTRIES_MAX:
+                raise BadDocument(f"it has {len(entries):,} files in it, and may have {ENTRIES_MAX:,}")
+            if unpacked > UNPACKED_BYTES_MAX:
+                raise BadDocument(f"it unpacks to {unpacked:,} bytes, and may to {UNPACKED_BYTES_MAX:,}")
+            if any(entry.flag_bits & 1 for entry in entries):
+                raise BadDocument("it is encrypted: save it without a password")
             if any(name.endswith("vbaProject.bin") for name in opened.namelist()):
                 raise BadDocument(f"it has macros: save it as {called}, which has none")
             yield opened
     except (zipfile.BadZipFile, NotImplementedError, EOFError, KeyError, ValueError, etree.XMLSyntaxError) as error:
         raise BadDocument(f"it is no {called} that can be read ({error})") from None
-
-
-def _check(opened: zipfile.ZipFile) -> None:
-    entries = opened.infolist()
-    unpacked = sum(entry.file_size for entry in entries)
-    if len(entries) > ENTRIES_MAX:
-        raise BadDocument(f"it has {len(entries):,} files in it, and may have {ENTRIES_MAX:,}")
-    if unpacked > UNPACKED_BYTES_MAX:
-        raise BadDocument(f"it unpacks to {unpacked:,} bytes, and may to {UNPACKED_BYTES_MAX:,}")
-    if any(entry.flag_bits & 1 for entry in entries):
-        raise BadDocument("it is encrypted: save it without a password")
 
 
 def xml_of(opened: zipfile.ZipFile, name: str) -> etree._Element:
@@ -237,21 +232,17 @@ def sheets(path: Path) -> Iterator[GivenSection]:
             pass
     try:
         workbook = CalamineWorkbook.from_path(path)
-        for sheet in workbook.sheets_metadata:
-            if sheet.typ is SheetTypeEnum.WorkSheet:
-                yield _sheet(workbook, sheet.name)
+        for name in (one.name for one in workbook.sheets_metadata if one.typ is SheetTypeEnum.WorkSheet):
+            sheet = workbook.get_sheet_by_name(name)
+            if sheet.total_height * sheet.total_width > CELLS_MAX:
+                size = f"{sheet.total_height:,} rows of {sheet.total_width:,} cells"
+                raise BadDocument(f"its sheet {name[:100]!r} has {size}")
+            rows = ([_shown(value) for value in row] for row in sheet.iter_rows())
+            yield GivenSection(text=table_text(rows), sheet=name)
     except PasswordError:
         raise BadDocument("it is encrypted: save it without a password") from None
     except CalamineError as error:
         raise BadDocument(f"it is no workbook that can be read ({error})") from None
-
-
-def _sheet(workbook: CalamineWorkbook, name: str) -> GivenSection:
-    sheet = workbook.get_sheet_by_name(name)
-    if sheet.total_height * sheet.total_width > CELLS_MAX:
-        raise BadDocument(f"its sheet {name[:100]!r} has {sheet.total_height:,} rows of {sheet.total_width:,} cells")
-    rows = ([_shown(value) for value in row] for row in sheet.iter_rows())
-    return GivenSection(text=table_text(rows), sheet=name)
 
 
 def _shown(value: object) -> str:

@@ -130,7 +130,11 @@ def sections_of(name: str, content: bytes) -> tuple[GivenSection, ...]:
     """Return the sections of a file, in order; none if it has no text. Raises BadDocument: it is no valid text."""
     reader = format_of(name).reader
     if reader == "rows":
-        _check_lines(content)
+        for number, line in enumerate(content.split(b"\n"), 1):
+            if len(line) > LINE_BYTES_MAX:
+                raise BadDocument(f"its line {number:,} has more than {LINE_BYTES_MAX:,} bytes")
+            if b"\0" in line:  # as in the UTF-16 of spreadsheets
+                raise BadDocument(f"it is no UTF-8 text (line {number:,}): save it as UTF-8")
     try:
         if b"\0" in content:
             raise BadDocument(_no_text(name, content, content.index(b"\0")))
@@ -158,14 +162,6 @@ def _no_text(name: str, content: bytes, byte: int) -> str:
         no_text = "it is no text: it has bytes of something else in it"
         return no_text if suffix_of(name) in FORMATS else f"{no_text}; {READ}"
     return f"it is no UTF-8 text (byte {byte:,}): save it as UTF-8"
-
-
-def _check_lines(content: bytes) -> None:
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if len(line) > LINE_BYTES_MAX:
-            raise BadDocument(f"its line {number:,} has more than {LINE_BYTES_MAX:,} bytes")
-        if b"\0" in line:  # as in the UTF-16 of spreadsheets
-            raise BadDocument(f"it is no UTF-8 text (line {number:,}): save it as UTF-8")
 
 
 def _rows(text: str, suffix: str) -> str:
