@@ -382,7 +382,7 @@ class AuditBook:
             head = known
         if torn:
             self._size -= torn  # the next append cuts off the rest
-            recovered = Act(at=_now(), act="recovered", who="memd", count=torn)
+            recovered = Act(at=time.time_ns() // 1000, act="recovered", who="memd", count=torn)
             head = self._write(head, [recovered])
         self._head = head
         return head
@@ -419,7 +419,3 @@ def read_book(
         return None
     heads = [*known, *([KnownHead(noted, str(layout.head))] if noted is not None else [])]
     return check(((name, files.read(layout.folder / name)) for name in names), wanted, heads)
-
-
-def _now() -> int:
-    return time.time_ns() // 1000

@@ -544,7 +544,10 @@ class Lock:
             try:
                 lock_alone(descriptor, self._path)
                 if self._names(descriptor):  # else it was removed between the two steps
-                    _sign(descriptor)
+                    with suppress(OSError):  # a lock file that is not writable does not name its holder
+                        os.ftruncate(descriptor, 0)
+                        started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+                        os.pwrite(descriptor, f"pid {os.getpid()}, started {started}\n".encode(), 0)
                     return descriptor
             except BaseException:
                 close_descriptor(descriptor)
@@ -576,14 +579,6 @@ def lock_alone(descriptor: int, path: Path) -> None:
             raise StoreError(
                 f"{path}: cannot be locked ({error.strerror}); put data_dir on a file system that supports flock"
             ) from error
-
-
-def _sign(descriptor: int) -> None:
-    """Write the holder into the lock file, if it is writable."""
-    started = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    with suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"pid {os.getpid()}, started {started}\n".encode(), 0)
 
 
 def make_folder(files: LocalDisk, path: Path) -> None:

@@ -490,15 +490,6 @@ def next_active(snapshot: Snapshot, place: Place) -> Place | None:
     return None
 
 
-def _is_first(snapshot: Snapshot, entry: Entry) -> bool:
-    """Return True if the topic has no earlier entry of the chunk.
-
-    `origin_id` cannot tell: an imported chunk, or one adopted from another topic, keeps that of its source.
-    """
-    ids = (int(snapshot.views[number].rows[row]["canonical_id"]) for number, row in snapshot.places(entry.uuid))
-    return min(ids) == entry.canonical_id
-
-
 def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes | None:
     """Return the chunk that replaced this one in the Update whose entry is at `place`.
 
@@ -519,7 +510,8 @@ def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes
 
 def is_made_at(snapshot: Snapshot, place: Place, entry: Entry) -> bool:
     """Return True if this entry created its chunk: the first one or, after an import, the one after replaced chunks."""
-    if _is_first(snapshot, entry):
+    # `origin_id` cannot tell: an imported chunk, or one adopted from another topic, keeps that of its source.
+    if entry.canonical_id == min(map(snapshot._canonical_id, snapshot.places(entry.uuid))):
         return True
     before = beside(snapshot, place, -1)
     if entry.action != "Update" or before is None:

@@ -210,16 +210,12 @@ class EncryptedDisk(LocalDisk):
         """See LocalDisk."""
         if self._key(path) is None:
             return self.plain_files.map(path, expected)
-        problem = CorruptFile(f"{path}: is missing or does not match its checksum")
-        if expected.bytes <= 0 or self.size(path) != expected.bytes:
-            raise problem
-        memory, end, crc = memoryview(bytearray(expected.bytes)), 0, 0
-        for piece in pieces_of(self, path):
-            memory[end : end + len(piece)] = piece
-            end, crc = end + len(piece), zlib.crc32(piece, crc)
-        if FileChecksum(end, crc) != expected:
-            raise problem
-        return memory.toreadonly()
+        data = bytearray()
+        for piece in pieces_of(self, path) if self.size(path) == expected.bytes else ():
+            data += piece
+        if not data or FileChecksum(len(data), zlib.crc32(data)) != expected:
+            raise CorruptFile(f"{path}: is missing or does not match its checksum")
+        return memoryview(data).toreadonly()
 
     def damage_of(self, path: Path) -> str | None:
         """See LocalDisk."""

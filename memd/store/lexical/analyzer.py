@@ -235,7 +235,9 @@ def _asked(word: str) -> tuple[tuple[str, bool], ...]:
     is_name = len(lower) <= TERM_CHARACTERS_MAX and bool(_HUMPS.search(whole) or _JOINED.search(whole))
     for term, stem in _terms(word, None):
         if term not in _STOPWORDS:
-            is_code = _is_code(term)
+            # Digits and more, or many digits: an error code, a version, a hash, a ticket.
+            digits = sum(character.isdecimal() for character in term)
+            is_code = digits > 0 and len(term) >= 4 and (digits < len(term) or digits >= 5)
             found.append((stem, is_name or is_code if term == lower else is_code and not term.isdecimal()))
     return tuple(found)
 
@@ -251,12 +253,6 @@ def _terms_anew(word: str, language: str | None) -> Sequence[tuple[str, str]]:
 
 
 _known_terms = lru_cache(maxsize=16_384)(_terms_anew)
-
-
-def _is_code(term: str) -> bool:
-    """Return whether a term has digits and more, or many digits: an error code, a version, a hash, a ticket."""
-    digits = sum(character.isdecimal() for character in term)
-    return digits > 0 and len(term) >= 4 and (digits < len(term) or digits >= 5)
 
 
 def _words(text: str) -> list[str]:

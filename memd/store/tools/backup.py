@@ -311,7 +311,11 @@ class _BackupRun:
             self._put(target.hot, journal)
         if files.size(source.former_names) is not None:
             replace_file(files, target.former_names, files.read(source.former_names))
-        self._torn_tails(source, target)
+        for directory, copy in ((source.directory, target.directory), (source.segments, target.segments)):
+            for name in files.names(directory):
+                stem, suffix, _ = name.partition(TORN_SUFFIX)
+                if suffix and not name.endswith(TEMPORARY_SUFFIX):
+                    save_torn_copy(files, copy / stem, files.read(directory / name))
 
     def _journal(self, path: Path) -> bytes | None:
         """Return the journal up to its last intact record."""
@@ -406,13 +410,6 @@ class _BackupRun:
                 save_torn_copy(self._files, target.active, earlier)
             elif not grown.startswith(earlier):
                 self._erase(target.active, grown[: len(earlier)])
-
-    def _torn_tails(self, source: TopicLayout, target: TopicLayout) -> None:
-        for directory, copy in ((source.directory, target.directory), (source.segments, target.segments)):
-            for name in self._files.names(directory):
-                stem, suffix, _ = name.partition(TORN_SUFFIX)
-                if suffix and not name.endswith(TEMPORARY_SUFFIX):
-                    save_torn_copy(self._files, copy / stem, self._files.read(directory / name))
 
     def _is_same(self, one: Path, other: Path) -> bool:
         files, identity = self._files, self._files.identity(one)
