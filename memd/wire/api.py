@@ -258,15 +258,11 @@ class MessageCache(ByteCache[tuple[Parse, bytes], ParsedMessage]):
             if parsed is None:
                 message = self._speech.heard(parse(raw))
                 parsed = ParsedMessage(message, message.content_digest)
-                self.put(key, parsed, _size_of(parsed))
+                held_bytes = _ENTRY_BYTES + sys.getsizeof(message.text) + sys.getsizeof(message.own_words)
+                held_bytes += sum(_ENTRY_BYTES + sys.getsizeof(call.arguments) for call in message.tool_calls)
+                self.put(key, parsed, held_bytes)
             found.append(parsed)
         return found, known
-
-
-def _size_of(parsed: ParsedMessage) -> int:
-    message = parsed.message
-    held = _ENTRY_BYTES + sys.getsizeof(message.text) + sys.getsizeof(message.own_words)
-    return held + sum(_ENTRY_BYTES + sys.getsizeof(call.arguments) for call in message.tool_calls)
 
 
 class Api:

@@ -103,10 +103,14 @@ def parse_message(raw: Raw | bytes) -> Message:
         members = _members_decoder.decode(raw)
         content = members.content
         text, attachments = content_of(LIST.decode(content)) if is_list(content) else (lenient_text(content), ())
+        raw_calls = LIST.decode(members.tool_calls) if is_list(members.tool_calls) else []
+        calls = [_tool_call(bytes(one)) for one in raw_calls]
+        if is_object(members.function_call):
+            calls.append(_function("", bytes(members.function_call)))
         return Message(
             role=lenient_text(members.role),
             text="\n".join(filter(None, (text, lenient_text(members.refusal)))),
-            tool_calls=_tool_calls(members),
+            tool_calls=tuple(calls),
             tool_call_id=lenient_text(members.tool_call_id),
             name=lenient_text(members.name),
             attachments=attachments,
@@ -162,15 +166,6 @@ def _part(raw: Raw) -> tuple[str | None, bytes | None]:
             return None, None
     label = "[image]" if kind in _IMAGE_TYPES else "[audio]" if kind in _AUDIO_TYPES else "[file]"
     return label, hashlib.blake2b(encoded, digest_size=DIGEST_BYTES).digest()
-
-
-def _tool_calls(members: _MessageMembers) -> tuple[ToolCall, ...]:
-    calls: list[ToolCall] = []
-    if is_list(members.tool_calls):
-        calls += [_tool_call(bytes(raw)) for raw in LIST.decode(members.tool_calls)]
-    if is_object(members.function_call):
-        calls.append(_function("", bytes(members.function_call)))
-    return tuple(calls)
 
 
 def _tool_call(encoded: bytes) -> ToolCall:

@@ -361,18 +361,15 @@ class ReplyStream(msgspec.Struct, eq=False):
     def _take(self, part: bytes) -> None:
         for event in self.parser.feed(part):
             carries_memory_out = self.capture.take(event)
-            if self.out is not None:
-                self._splice_into(event, self.out, carries_memory_out=carries_memory_out)
-
-    def _splice_into(self, event: SseEvent, out: MemoryOut, *, carries_memory_out: bool) -> None:
-        """Add `memory_out` before the closing brace of an event if it belongs there."""
-        trimmed = event.data.rstrip(_WHITE_SPACE)
-        if carries_memory_out and trimmed.endswith(b"}"):
-            position = event.data_end - (len(event.data) - len(trimmed)) - 1 - self.held_from
-            self.held[position:position] = b"," + memory_out_member(out)
-            self.out = None
-        elif not event.data.lstrip().startswith(b"{"):
-            self.out = None
+            if self.out is None:
+                continue
+            trimmed = event.data.rstrip(_WHITE_SPACE)
+            if carries_memory_out and trimmed.endswith(b"}"):  # `memory_out` goes before the closing brace
+                position = event.data_end - (len(event.data) - len(trimmed)) - 1 - self.held_from
+                self.held[position:position] = b"," + memory_out_member(self.out)
+                self.out = None
+            elif not event.data.lstrip().startswith(b"{"):
+                self.out = None
 
     def _release(self) -> bytes:
         """Return the held bytes that need not be held any longer."""
