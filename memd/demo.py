@@ -348,7 +348,8 @@ class _Stage(msgspec.Struct):
             if number <= SHOWN_IN_FULL:
                 self._show_answer(Question(_excerpt(turn.user), ""), ChatAnswer(_excerpt(turn.assistant), ""))
                 await self._pause()
-            left = _left_out(chat, shown)
+            sent = (one for one in shown.messages if "[memory]" not in one["content"] or one["role"] == "user")
+            left = len(chat.messages) - 1 - len([*sent])  # the reply came after
             if left and not left_before:
                 self._show_event(
                     f" turn {number}:[/] {self.said_tokens:,} tokens were said; the window has {WINDOW_TOKENS:,}, "
@@ -554,12 +555,6 @@ class _Stage(msgspec.Struct):
 
 def _excerpt(text: str, characters: int = EXCERPT_CHARACTERS) -> str:
     return textwrap.shorten(text, characters, placeholder=" …")
-
-
-def _left_out(chat: ChatClient, shown: ShownPrompt) -> int:
-    """Return how many of the client's messages were left out of the prompt."""
-    sent = len(chat.messages) - 1  # the reply came after
-    return sent - sum("[memory]" not in message["content"] or message["role"] == "user" for message in shown.messages)
 
 
 def _command() -> str:

@@ -217,7 +217,9 @@ async def running(
         stack.callback(listeners.close)
         if listeners.moved:
             log.warning("memd's own address is not the usual one", extra={"problem": listeners.moved})
-        backup, disk = _disk(config, files, command)
+        backs_up = config.backup.is_on and files is None and not command  # the next daemon backs up a command's changes
+        plain = NotingDisk(config.data_dir) if backs_up else files or LocalDisk()
+        backup, disk = BucketTender.of(config, plain, os.environ), disk_of(config, plain, creating=True)
         embedding = loop.run_in_executor(None, _embedder, config, disk, command)
         encoding = loop.run_in_executor(None, lambda: cl100k_base(ranks_bytes()))
         if model is not None:
@@ -308,7 +310,9 @@ async def running(
             bodies=BodyRoom(max(config.limits.bodies_bytes_max, config.limits.body_bytes_max)),
             writer=writer,
             backup=backup,
-            cache_bytes=partial(_cache_bytes, reader, counter),
+            cache_bytes=lambda: sum(
+                (reader.cache_bytes, counter.cache_bytes, ENTRIES_READ.bytes_held, neutralised.bytes_held)
+            ),
             upstreams=lambda: [
                 UpstreamHealth(one.url, one.is_up, one.facts.window, one.facts.model, one.in_flight, one.health.reason)
                 for one in upstream.servers
@@ -485,13 +489,6 @@ def _upstream_lines(server: Upstream, *, is_one_of_several: bool) -> list[str]:
     return [f"  upstream               {server.url}  {told}"]
 
 
-def _disk(config: Config, files: LocalDisk | None, command: str) -> tuple[BucketTender | None, LocalDisk]:
-    """Return the backup to a bucket, if configured, and the disk of the data directory."""
-    backs_up = config.backup.is_on and files is None and not command  # the next daemon backs up a command's changes
-    plain = NotingDisk(config.data_dir) if backs_up else files or LocalDisk()
-    return BucketTender.of(config, plain, os.environ), disk_of(config, plain, creating=True)
-
-
 def _embedder(config: Config, files: LocalDisk, command: str) -> Embedder:
     """Return the embedding model. A command waits for it to load, however long that takes."""
     seconds = QUESTION_SECONDS if command else QUESTION_SHARE * config.retrieval.timeout_ms / 1000
@@ -548,10 +545,6 @@ class _Request(web.Request):
             response.headers.update(OWN_HEADERS)
         if self.version < HttpVersion11 and response.content_length is None:
             response.force_close()  # otherwise such a client cannot know where the body ends
-
-
-def _cache_bytes(reader: RequestReader, counter: TokenCounter) -> int:
-    return reader.cache_bytes + counter.cache_bytes + ENTRIES_READ.bytes_held + neutralised.bytes_held
 
 
 async def _budget(upstream: UpstreamPool, counter: TokenCounter, tokens: int) -> Budget:

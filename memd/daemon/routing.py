@@ -81,18 +81,22 @@ class Router(msgspec.Struct, frozen=True):
     async def route(self, request: web.Request) -> web.StreamResponse:
         """Answer any request."""
         if request.method == "CONNECT":
-            return _tunnel_refusal(request)
+            response = access.error_response(405, NO_TUNNELS, "method_not_allowed", headers={"Allow": METHODS})
+            response.force_close()  # the bytes that follow are not HTTP
+            return response
         if request.raw_path == "*":  # a check that the server is there
             return web.Response(status=204, headers={"Allow": METHODS})
-        target = _target_of(request)
+        target = request.raw_path  # path and query as the client wrote them
+        if not target.startswith("/"):
+            target = f"/{_ORIGIN.sub('', target, count=1).removeprefix('/')}"
         if f"{_path(target)}/".startswith(page.PREFIX):
             return await self.own(request, target)
         if not self.parts.principals.is_open and relay.is_preflight(request):
             return relay.preflight_answer(request)
-        response = await self._answer(request, target)
-        if isinstance(response, web.Response):  # relayed answers are other `StreamResponse`s
-            relay.let_page_read(request, response, is_open=self.parts.principals.is_open)
-        return response
+        answer = await self._answer(request, target)
+        if isinstance(answer, web.Response):  # relayed answers are other `StreamResponse`s
+            relay.let_page_read(request, answer, is_open=self.parts.principals.is_open)
+        return answer
 
     async def _answer(self, request: web.Request, target: str) -> web.StreamResponse:
         path_topic = None
@@ -217,20 +221,6 @@ class Router(msgspec.Struct, frozen=True):
                 "llama-server -m MODEL.gguf --port 8080), or set upstream.url to where it runs."
             )
         return _with_headers(access.error_response(502, message, "upstream_unreachable", api), record)
-
-
-def _tunnel_refusal(request: web.Request) -> web.Response:
-    response = access.error_response(405, NO_TUNNELS, "method_not_allowed", headers={"Allow": METHODS})
-    response.force_close()  # the bytes that follow are not HTTP
-    return response
-
-
-def _target_of(request: web.BaseRequest) -> str:
-    """Return path and query of a request as the client wrote them."""
-    target = request.raw_path
-    if not target.startswith("/"):
-        target = _ORIGIN.sub("", target, count=1)
-    return target if target.startswith("/") else f"/{target}"
 
 
 def _path(target: str) -> str:

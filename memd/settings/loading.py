@@ -62,9 +62,18 @@ def read_settings(path: Path, whole: Collection[str] = ()) -> list[Setting]:
     Raises:
         ConfigError: the file cannot be read, is not YAML, is not a mapping, or gives a key twice.
     """
-    text = _read_text(path)
     try:
-        loader = yaml.SafeLoader(text)
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such config file; leave it out to run with the defaults") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: the config file cannot be read: {reason}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes, so not a config file; name another one")
+    try:
+        loader = yaml.SafeLoader(data.decode("utf-8-sig"))
         root = loader.get_single_node()
         return [] if root is None else list(_settings(loader, root, path, "", whole))
     except yaml.MarkedYAMLError as error:
@@ -75,6 +84,8 @@ def read_settings(path: Path, whole: Collection[str] = ()) -> list[Setting]:
         raise ConfigError(f"{path}: this is not a YAML file: {str(error).splitlines()[0]}; correct it") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply; `memd config` shows the format of a settings file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
 
 def stamp_of(path: Path | None) -> FileStamp:
@@ -104,23 +115,6 @@ class SettingsSource:
             self._seen = stamp
         known = msgspec.structs.replace(self._known, auth=auth)
         return [key for key in KEYS if attrgetter(key)(known) != attrgetter(key)(self._now)]
-
-
-def _read_text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such config file; leave it out to run with the defaults") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: the config file cannot be read: {reason}") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes, so not a config file; name another one")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
 
 def _settings(

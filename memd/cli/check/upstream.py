@@ -117,7 +117,10 @@ async def asked(config: Config, *, is_served: bool = False, served: int | None =
         wants_key = facts.wants_key or models.status in WANTS_KEY
         body = msgspec.json.encode({"model": model, "messages": _CONVERSATION})
         counts = await upstream.count_tokens(CHAT.count_path, lambda: body, CIMultiDict()) is not None
-        prompt = await upstream.rendered(_with_block(body), headers)
+        opening, closing = block.frame(block.heading(None)).split("\n")
+        shown = "\n".join((opening, block.chunk_line("0000", _MARKER), closing))
+        body = CHAT.encode(CHAT.parse(body), blocks={len(_CONVERSATION) - 1: shown})  # as sent to a model
+        prompt = await upstream.rendered(body, headers)
         told = [ok(f"{url} answers"), *_window(config, model or UNNAMED, window, source, wants_key=wants_key)]
         told += [warning(*with_remedy(NO_TEMPLATE), "model")] if facts.lacks_template else []
         told += [*_counts(counts, prompt), *_placement(prompt)]
@@ -125,13 +128,6 @@ async def asked(config: Config, *, is_served: bool = False, served: int | None =
     finally:
         await upstream.close()
         await tasks.finish(timeout_seconds=ASK_SECONDS)
-
-
-def _with_block(body: bytes) -> bytes:
-    """Return a conversation with a memory block in it, as sent to a model."""
-    opening, closing = block.frame(block.heading(None)).split("\n")
-    shown = "\n".join((opening, block.chunk_line("0000", _MARKER), closing))
-    return CHAT.encode(CHAT.parse(body), blocks={len(_CONVERSATION) - 1: shown})
 
 
 @check("model")
