@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from memd.conversation.events import BufferEvent, Placed, encode_event
 from memd.conversation.hot_buffer import HotBuffer, rebased
 from memd.entries import Erased
 from memd.errors import StoreError
+from memd.ingest.archiver import take_note
 from memd.ingest.erasing import Eraser, plan_of
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction import Redactor
 from memd.ingest.topics import Topics
 from memd.messages import Message
+from memd.notes import Note
 from memd.recall.block import render
 from memd.settings.model import Config
 from memd.store.disk import LocalDisk, Wiper
@@ -206,6 +209,70 @@ async def test_what_is_said_at_an_erasure_is_kept_before_it_is_acknowledged(tmp_
         assert await topic.make_durable()
 
     assert b"harbour" in await payloads_of(kept)
+
+
+async def test_a_note_that_is_stored_while_it_cannot_be_made_durable_was_taken(kept: FaultyLog) -> None:
+    """Its client would say it again, and it would be there twice."""
+    stage, loop, calls = Stage(Config(), kept=kept), asyncio.get_running_loop(), itertools.count(1)
+    topic, is_storing, goes_on = await stage.topics.get("team"), threading.Event(), threading.Event()
+    embed = stage.embedder.embed_many
+
+    def embed_late(texts: Sequence[str]) -> Any:
+        is_storing.set()
+        assert goes_on.wait(60)
+        return embed(texts)
+
+    def fails(call: str) -> str:
+        if call != "append" or next(calls) > 1:
+            return ""
+        loop.call_soon_threadsafe(stage.archiver.store_notes_later, topic)
+        assert is_storing.wait(60)
+        stage.fail_next_write()
+        return "away"
+
+    stage.embedder.embed_many = embed_late  # type: ignore[method-assign]
+    kept.fails = fails
+    try:
+        say = partial(take_note, topic, Note("The gate is opened with the code 4711."), stage.archiver)
+        taking = asyncio.create_task(say())
+        while not taking.done() and "waiters" not in repr(topic.storing):  # noqa: ASYNC110  # as below
+            await asyncio.sleep(0)
+        answers = [] if taking.done() else [taking]
+        if taking.done() and taking.exception():
+            answers = [asyncio.create_task(say())]
+        goes_on.set()
+        assert [len((await answer).chunk_ids) for answer in answers] == [1]
+        while topic.buffer.notes:  # noqa: ASYNC110  # it is storing that is waited for, which tells nobody
+            await asyncio.sleep(0.01)
+        assert len(live_entries(topic)) == 1
+    finally:
+        goes_on.set()
+        await stage.close()
+
+
+async def test_a_note_whose_row_is_there_all_the_same_is_not_withdrawn_from_those_who_rely_on_it(
+    kept: FaultyLog,
+) -> None:
+    stage, other, calls = Stage(Config(), kept=kept), Stage(Config(), kept=kept), itertools.count(1)
+    topic, known = await stage.topics.get("team"), await other.topics.get("team")
+    note = Note("The gate is opened with the code 4711.")
+    kept.fails = lambda call: ("doubt" if next(calls) == 1 else "away") if call == "append" else ""
+    stage.files.fail_at = set(range(stage.files.operations, stage.files.operations + 100))
+    try:
+        with pytest.raises(StoreError):
+            await take_note(topic, note, stage.archiver)
+        stage.files.fail_at, kept.fails = set(), lambda call: ""
+
+        await known.follow()
+        again = await take_note(known, note, other.archiver)
+        await topic.follow()
+        await topic.save()
+        await known.follow()
+        assert again.duplicate and len(known.buffer.notes) == 1
+        assert topic.buffer.notes == known.buffer.notes, "the one that was there first stores it, or the other"
+    finally:
+        await stage.close()
+        await other.close()
 
 
 async def test_what_another_daemon_erased_while_it_was_being_stored_is_not_stored_again(kept: FaultyLog) -> None:

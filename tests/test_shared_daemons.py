@@ -20,6 +20,7 @@ from urllib.request import Request, urlopen
 import psycopg
 import pytest
 import yaml
+from clocks import at_time
 from cut_connections import Relay
 from daemon_process import Answer, DaemonProcess, ask, clean_environment, user, wait_until
 from postgres_server import PostgresServer, running_postgres
@@ -632,6 +633,39 @@ def test_two_daemons_that_are_told_the_same_at_once_store_it_once(relayed: Clust
     stored = "\n".join(relayed.stored("same"))
     assert [stored.count(f"Point {number} of") for number in range(8)] == [1] * 8
     assert [stored.count(f"Question {turn}:") for turn in range(3)] == [1] * 3
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_where_clocks_are_apart_an_open_question_is_stored_with_its_answer_alone(
+    postgres: PostgresServer, tmp_path: Path, asked: int
+) -> None:
+    """A clock that is an hour ahead makes it an hour old to one daemon, and of the future to the other."""
+    gate = threading.Event()
+
+    def answer_late(request: Any) -> Any:
+        is_asked = json.loads(request.body)["messages"][-1]["content"].endswith("cast?")
+        return chat_answer(request, "In Ghent.")._replace(gate=gate) if is_asked else chat_answer(request)
+
+    with recording_upstream() as upstream, cluster(postgres, upstream, tmp_path) as apart:
+        upstream.answer = answer_late
+        for number in (0, 1):
+            assert apart.daemons[number].terminate() == 0
+        at_time(apart.daemons[0], days_ago=-1 / 24)
+        apart.daemons[asked].start()
+        with ThreadPoolExecutor(1) as client:
+            answer = client.submit(apart.tell, asked, "apart", [user("Where was the bell cast?")])
+            try:
+                wait_until(lambda: b"the bell cast" in apart.bytes_of("apart"), lambda: str(apart.daemons))
+                apart.daemons[1 - asked].start()
+                for fact in ("The stairs are made of oak.", "The rail is made of brass."):
+                    apart.tell(1 - asked, "apart", [user(fact)])  # each is stored with all that is due
+                    apart.wait_stored("apart", fact)
+            finally:
+                gate.set()
+            assert answer.result().reply == "In Ghent."
+        apart.wait_stored("apart", "In Ghent.")
+        turn = [text for text in apart.stored("apart") if "bell" in text or "Ghent" in text]
+        assert turn == ["Where was the bell cast?\nIn Ghent."]
 
 
 def test_a_daemon_that_was_killed_keeps_nobody_waiting_and_its_folder_may_be_removed(relayed: Cluster) -> None:

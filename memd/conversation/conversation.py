@@ -182,10 +182,12 @@ class Conversation:
         """Count of the latest prompt. Not journalled, because the next answer repeats it."""
 
     def become(self, other: Conversation) -> Conversation:
-        """Take everything over from another one, which is no longer used."""
-        counted, changes, awaiting = self.counted, self.changes + 1, self.awaiting
-        self.__dict__.update(other.__dict__)
-        self.counted, self.changes, self.awaiting = counted, changes, awaiting
+        """Take everything over from another one, which is no longer used, except what only this daemon knows."""
+        kept: dict[str, object] = {"counted": self.counted, "changes": self.changes + 1, "awaiting": self.awaiting}
+        if len(self) == len(other):  # else it has grown now
+            kept["used_at"] = self.used_at
+        kept["arrivals"] = {key: self.arrivals.get(key, at) for key, at in other.arrivals.items()}
+        self.__dict__.update(other.__dict__ | kept)
         return self
 
     def copied(self) -> Conversation:

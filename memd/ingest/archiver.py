@@ -205,10 +205,10 @@ class Archiver:
 
         async def work() -> None:
             while True:
-                own = (note_part(*one) for one in topic.buffer.notes.items() if not topic.is_others(one[0]))
-                if not (parts := [*_next_of(own)]):
-                    break
                 async with topic.storing_in_turn():
+                    own = (note_part(*one) for one in topic.buffer.notes.items() if not topic.is_others(one[0]))
+                    if not (parts := [*_next_of(own)]):
+                        break
                     if await self._appended(topic, parts) is None:
                         return
             await topic.rewrite_journal()  # without their texts
@@ -720,9 +720,9 @@ async def take_note(
             if is_new:
                 topic.buffer.record(Noted(note_id, note))
             if not await topic.make_durable():  # for a duplicate, too: the first may be only in the journal
-                if is_new:
-                    topic.buffer.record(NoteStored(note_id))
-                raise topic.write_trouble or StoreError("the journal cannot be written; see the log of memd")
+                async with topic.storing:
+                    if not is_new or await topic.withdraw(note_id):
+                        raise topic.write_trouble or StoreError("the journal cannot be written; see the log of memd")
         archiver.store_notes_later(topic)
     return taken
 

@@ -27,12 +27,14 @@ import msgspec
 from msgspec import UNSET
 
 from memd.caching import Latest
+from memd.clock import steady_now
 from memd.conversation.conversation import Buffered
 from memd.conversation.events import (
     Appended,
     BufferEvent,
     Forgotten,
     Noted,
+    NoteStored,
     Placed,
     Removed,
     decode_event,
@@ -280,6 +282,13 @@ class Topic:
         await self.save(sync=True)
         return not self.journal_behind
 
+    async def withdraw(self, note_id: bytes) -> bool:
+        """Drop a note that could not be made durable; return False if it is durable by now. Called with `storing`, so
+        that it is not being stored."""
+        if is_waiting := note_id in self.buffer.notes:
+            self.buffer.record(NoteStored(note_id))
+        return is_waiting
+
     async def rewrite_journal(self) -> None:
         """Replace `hot.log` by the shortest journal of the present buffer, durably, if it is long or behind."""
         if not (self.journal_behind or self._journal.is_long):
@@ -349,10 +358,10 @@ def events_in(payloads: Sequence[bytes], topic_id: str, redactor: Redactor) -> t
     return kept, kept == events
 
 
-def replayed(events: Sequence[BufferEvent]) -> HotBuffer:
-    """Return the buffer after these events."""
+def replayed(events: Sequence[BufferEvent], *, are_others: bool = False) -> HotBuffer:
+    """Return the buffer after these events. `are_others`: some are other daemons'."""
     buffer = HotBuffer(lambda: uuid.uuid4().hex[:12])
-    buffer.replay(events)
+    buffer.replay(heard_now(events) if are_others else events)
     return buffer
 
 
@@ -375,6 +384,13 @@ def known_events(payloads: Iterable[bytes], topic_id: str = "") -> list[BufferEv
                 told = {"topic": topic_id, "error": error}
                 log.warning("a record of hot.log is of another version and was left out", extra=told)
     return events
+
+
+def heard_now(events: Iterable[BufferEvent]) -> list[BufferEvent]:
+    """Return events that may be of other daemons, as of now: what rests, and what came again, is decided by the clock
+    here, and theirs may differ."""
+    now = steady_now()
+    return [msgspec.structs.replace(event, at=now) if hasattr(event, "at") else event for event in events]
 
 
 def without_forbidden(event: BufferEvent, forbidden: ForbiddenText) -> BufferEvent:
@@ -577,6 +593,18 @@ class SharedTopic(Topic):
         await self.save(sync=True)
         return not self.journal_behind or not self._pending
 
+    async def withdraw(self, note_id: bytes) -> bool:
+        """See Topic. No event tells of it: a note that is in a row all the same is read there, as others' are."""
+        async with self._turn:
+            await self._take_unsaved()
+            told = [isinstance(event, Noted) and event.id == note_id for event, _ in self._pending]
+            if is_waiting := note_id in self.buffer.notes and any(told):
+                self._journaled -= sum(told[: self._journaled])
+                self._pending = [one for one, is_it in zip(self._pending, told, strict=True) if not is_it]
+                self.buffer.replay([NoteStored(note_id)])
+                self.journal_behind = True
+        return is_waiting
+
     async def rewrite_journal(self) -> None:
         """Replace the rows of the buffer by one base if they are long."""
         async with self._turn:
@@ -684,7 +712,7 @@ class SharedTopic(Topic):
             return None
         payloads = _payloads_of(row for row in rows if not row.is_base)
         own = self._settled(rows)
-        theirs = known_events(payload for payload in payloads if payload not in own)
+        theirs = heard_now(known_events(payload for payload in payloads if payload not in own))
         now = time.monotonic()
         for event in theirs:
             if isinstance(event, Appended) and event.messages:
@@ -811,4 +839,4 @@ def _payloads_of(rows: Iterable[Row]) -> list[bytes]:
 
 
 def _buffer_of(rows: Iterable[Row]) -> HotBuffer:
-    return replayed(known_events(_payloads_of(rows)))
+    return replayed(known_events(_payloads_of(rows)), are_others=True)

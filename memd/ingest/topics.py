@@ -256,7 +256,7 @@ class Topics:
         log_ = self._store.topic(topic_id)
         journal, payloads = Journal.open(log_.claim)
         events, is_as_kept = events_in(payloads, topic_id, self._cutter.redactor)
-        buffer = replayed(events)
+        buffer = replayed(events, are_others=self._ends is not None)
         if has_lost := self._ends is None and log_.has_lost_entries(journal):
             buffer.lower_marks(log_.has_digest)
         for finding in log_.findings:
