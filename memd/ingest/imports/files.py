@@ -185,7 +185,8 @@ def _values(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
         del held[:kept]
         at, done, start = at - kept, done + kept, 0
     if depth or in_string:
-        reason = "the file ends in the middle of it: it was cut off, and only what stands before it is taken"
+        taken = "only what stands before it" if count else "nothing; as a document: --format json"
+        reason = f"the file ends in the middle of it: it was cut off. Get it again; taken is {taken}"
         yield Item(f"element {count + 1:,} (byte {begun:,})", problem=reason)
 
 
