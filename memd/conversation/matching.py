@@ -274,6 +274,9 @@ def _each(before: Sequence[Holders]) -> Collection[Holders]:
 SHARED_MIN = 2
 """Messages that a request must share with a conversation to count as an edit or a trimmed history of it. A single one
 proves nothing, because many conversations begin with the same words."""
+TELLING_TOKENS = 50
+"""But an answer of so many, to a question out of which the client took a reminder or into which it put one, proves it.
+Shorter ones are given to several: in recorded traffic up to 27 tokens, behind fifteen different messages."""
 LAST_EXCHANGE = 2
 """Messages at a conversation's end that a trimmed history may lack or replace: a question and its answer."""
 HEAD_MAX = 4
@@ -312,7 +315,8 @@ def match(index: ConversationIndex, history: History) -> Match:
     if known and (not new or (ending is not None and (len(new) <= LAST_EXCHANGE or not index.knows(new)))):
         return best
     compared = dict.fromkeys([*holders[:2], *index.likeliest(contents, session)])
-    explained = (explain(index.contents(one), one, contents) for explain in (_trimmed, _rewritten) for one in compared)
+    explained = [_trimmed(index.contents(one), one, contents) for one in compared]
+    explained += [_rewritten(index.contents(one), one, history) for one in compared]
     # Of equals the first, because an edit is the simplest explanation.
     best = max([best, *itertools.chain.from_iterable(explained)], key=lambda one: one.known)
     if best.conversation is None and newest is not None:
@@ -381,13 +385,16 @@ def _overlap(known: list[bytes], contents: Sequence[bytes]) -> int:
     return lengths[-1]
 
 
-def _rewritten(known: list[bytes], conversation: Conversation, contents: list[bytes]) -> Iterator[Match]:
+def _rewritten(known: list[bytes], conversation: Conversation, history: History) -> Iterator[Match]:
     """Match a client that edits, deletes or prunes within its history, by all runs that agree, wherever they are."""
-    runs = aligned(contents, known)
+    runs = aligned(history.contents, known)
     if not runs or runs[-1][0] == runs[-1][1] == 0:
         return  # only a prefix
-    if runs[0][:2] != (0, 0) and total(runs) < max(SHARED_MIN, (len(contents) - 1) // 2):
-        return  # another conversation with the same words
+    if runs[0][:2] != (0, 0) and total(runs) < max(SHARED_MIN, (len(history) - 1) // 2):
+        first, former = history.messages[0], conversation.messages[0].message
+        is_alike = former is not None and (first.said in former.said or former.said in first.said)
+        if not is_alike or runs != [(1, 1, len(conversation) - 1)] or conversation.messages[1].tokens < TELLING_TOKENS:
+            return  # another conversation with the same words
     yield Match(conversation, 0, total(runs), 0, tuple(runs))
 
 
