@@ -66,11 +66,6 @@ def aligned(history: Sequence[Hashable], conversation: Sequence[Hashable]) -> li
     return runs
 
 
-def total(runs: Sequence[Run]) -> int:
-    """Return the number of messages in runs."""
-    return sum(length for _, _, length in runs)
-
-
 def parts(runs: Sequence[Run], stays: Callable[[int, int], bool]) -> Iterator[Run]:
     """Yield the parts of runs whose messages `stays` accepts, given their two positions."""
     for one, other, length in runs:
@@ -104,12 +99,8 @@ def _anchors(history: Sequence[Hashable], conversation: Sequence[Hashable], star
 
 def _once(contents: Sequence[Hashable], start: int) -> dict[Hashable, int]:
     """Return the positions, counted from `start`, of contents that occur once."""
-    places = dict(zip(contents, range(start, start + len(contents)), strict=True))
-    if len(places) < len(contents):
-        for content, count in Counter(contents).items():
-            if count > 1:
-                del places[content]
-    return places
+    counts = Counter(contents)
+    return {content: place for place, content in enumerate(contents, start) if counts[content] == 1}
 
 
 def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -390,12 +381,13 @@ def _rewritten(known: list[bytes], conversation: Conversation, history: History)
     runs = aligned(history.contents, known)
     if not runs or runs[-1][0] == runs[-1][1] == 0:
         return  # only a prefix
-    if runs[0][:2] != (0, 0) and total(runs) < max(SHARED_MIN, (len(history) - 1) // 2):
+    known_count = sum(length for _, _, length in runs)
+    if runs[0][:2] != (0, 0) and known_count < max(SHARED_MIN, (len(history) - 1) // 2):
         first, former = history.messages[0], conversation.messages[0].message
         is_alike = former is not None and (first.said in former.said or former.said in first.said)
         if not is_alike or runs != [(1, 1, len(conversation) - 1)] or conversation.messages[1].tokens < TELLING_TOKENS:
             return  # another conversation with the same words
-    yield Match(conversation, 0, total(runs), 0, tuple(runs))
+    yield Match(conversation, 0, known_count, 0, tuple(runs))
 
 
 def _newest_only(conversation: Conversation, contents: Sequence[bytes]) -> Match:
