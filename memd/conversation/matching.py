@@ -99,8 +99,11 @@ def _anchors(history: Sequence[Hashable], conversation: Sequence[Hashable], star
 
 def _once(contents: Sequence[Hashable], start: int) -> dict[Hashable, int]:
     """Return the positions, counted from `start`, of contents that occur once."""
+    places = dict(zip(contents, range(start, start + len(contents)), strict=True))
+    if len(places) == len(contents):
+        return places
     counts = Counter(contents)
-    return {content: place for place, content in enumerate(contents, start) if counts[content] == 1}
+    return {content: place for content, place in places.items() if counts[content] == 1}
 
 
 def _ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -262,12 +265,10 @@ def _each(before: Sequence[Holders]) -> Collection[Holders]:
     return {id(held): held for held in before}.values()
 
 
-SHARED_MIN = 2
+SHARED_MIN, TELLING_TOKENS = 2, 50
 """Messages that a request must share with a conversation to count as an edit or a trimmed history of it. A single one
-proves nothing, because many conversations begin with the same words."""
-TELLING_TOKENS = 50
-"""But an answer of so many, to a question out of which the client took a reminder or into which it put one, proves it.
-Shorter ones are given to several: in recorded traffic up to 27 tokens, behind fifteen different messages."""
+proves nothing, because many conversations begin with the same words; but an answer of TELLING_TOKENS does, to a
+question out of which a client took a reminder, or into which it put one. (Recorded: the same 27 behind 15 messages.)"""
 LAST_EXCHANGE = 2
 """Messages at a conversation's end that a trimmed history may lack or replace: a question and its answer."""
 HEAD_MAX = 4
