@@ -31,9 +31,10 @@ from memd.settings.model import RetrievalSettings
 from memd.store.lexical.analyzer import is_stopword
 from memd.store.log.columns import role_bits, uuid_bytes
 
-CLEAR_COSINE, CLEAR_WORDS, CLEAR_SHARED, CLEAR_BEST = 0.5, 0.01, 2, 10
-"""The table's vector is good enough if its ten best chunks and the ten best by words share at least CLEAR_SHARED, and
-one of them is near: two independent witnesses. Otherwise the model embeds the part."""
+CLEAR, CLEAR_SHARE, CLEAR_WORDS = 0.56, 0.2, 0.015
+"""Something stored is about a part without doubt, and the model need not read it, if CLEAR is reached by the nearest
+cosine of the table's vector, CLEAR_WORDS of the best BM25, and CLEAR_SHARE of the share of the part's words that one
+chunk has. For ranking the table's vector is as good; what it cannot tell is that nothing stored is about a part."""
 SILENT_BELOW, QUOTED = 0.39, 0.15
 """Nothing stored is about a part if its nearest cosine by the model is below SILENT_BELOW. A chunk with all words of
 the part adds QUOTED to that cosine, because one vector cannot hold a long list of things and its words can. This loses
@@ -47,10 +48,10 @@ is evidence from UNREAD_BELOW on; below it a chunk must have this share of the p
 STEP_WEIGHT = 0.25
 """Weight of the model's latest step beside the user's question. Calls resemble each other, and would crowd out what the
 user asked for. Of 154 facts needed, blocks of 975 tokens show 119; 117 with weight 0.5, 104 without the step."""
-MODEL_SHARE = 0.7
+MODEL_SHARE = 0.6
 """A chunk in which only the model speaks gets this share of its score: a long answer becomes many chunks near the
-question, and people mostly ask for what they said. In twenty long chats 1,000 tokens have 45 % of the users' and 27 %
-of the model's messages that are needed; 33 and 32 with a share of 1. Talk between people is found as before."""
+question, and people mostly ask for what they said. In twenty long chats 1,000 tokens have 47 % of the users' and 23 %
+of the model's messages that are needed; 32 and 28 with a share of 1. Talk between people is found as before."""
 OWN_WORDS_SHARE, OWN_WORDS_LISTED = 0.3, 64
 """When the model asks in mid-turn, the best chunks in which mostly the model used the question's words get this share
 of their score: it repeats what it is looking for, and that is as near to the question as the answer. Of 689 facts that
@@ -211,19 +212,12 @@ class Field:
         np.maximum(self.centred, 0, out=self.centred)
 
     def is_clear(self) -> NDArray[np.bool_]:
-        """Return for each part whether words and the table's meaning agree and something is near, (p,)."""
-        words, meaning = self.words * self.competes[:, None], self.centred * self.competes[:, None]
-        if len(words) <= CLEAR_BEST:
-            near, said = meaning > -1, words > 0
-        else:
-            at = len(words) - CLEAR_BEST
-            near = meaning >= np.partition(meaning, at, axis=0)[at]
-            said = (words >= np.partition(words, at, axis=0)[at]) & (words > 0)
-        shared = np.count_nonzero(near & said, axis=0)
-        nearest = (self.raw * self.competes[:, None]).max(axis=0, initial=0)
-        near_enough = nearest + CLEAR_WORDS * words.max(axis=0, initial=0) >= CLEAR_COSINE
-        known = self._asked.any(axis=1)  # without a vector there is only one witness
-        return np.asarray((shared >= CLEAR_SHARED) & near_enough & known, np.bool_)
+        """Return for each part whether something stored is about it by the table's vector and by words, (p,)."""
+        words = (self.words * self.competes[:, None]).max(axis=0, initial=0)
+        told = (self.raw * self.competes[:, None]).max(axis=0, initial=0) + CLEAR_WORDS * words
+        for part in ((told < CLEAR) & (told >= CLEAR - CLEAR_SHARE) & (words > 0)).nonzero()[0].tolist():
+            told[part] += CLEAR_SHARE * self._worded(part)
+        return np.asarray((told >= CLEAR) & self._asked.any(axis=1), np.bool_)
 
     def speaking(self, judged: Collection[int], readers: Mapping[int, int], unread: Collection[int] = ()) -> Bits:
         """Return for each part whether it may contribute, (p,): something stored is near, or the part is not judged.
@@ -236,8 +230,7 @@ class Field:
         near = self._near >= self._silent_below
         for part in unread:
             if near[part] and self._near[part] < UNREAD_BELOW and not self.is_named[part]:
-                topic, source, label = self._best_by_words(part)
-                near[part] = topic.share(part, source, label) >= UNREAD_SHARE
+                near[part] = self._worded(part) >= UNREAD_SHARE
         is_far = np.zeros(len(near), np.bool_)
         is_far[list(judged)] = True
         is_far &= ~near
@@ -263,6 +256,11 @@ class Field:
             else:
                 nearest[part] += QUOTED * topic.share(part, source, label)
         return np.asarray(nearest, np.float32)
+
+    def _worded(self, part: int) -> float:
+        """Return the share of a part's words that the best chunk by words has; see `TopicColumns.share`."""
+        topic, source, label = self._best_by_words(part)
+        return topic.share(part, source, label)
 
     def _best_by_words(self, part: int) -> tuple[TopicColumns, ChunkSource, int]:
         """Return the competing chunk that is best for a part by its words."""

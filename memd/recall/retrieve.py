@@ -5,7 +5,7 @@ same question, topics, budget and filters give the same chunks, whoever asks. Th
 and a later text never hides an earlier one; only corrections do. Errors are raised, and a caller that can do without
 memory catches them.
 
-    question → parts → one vector per part: from the table, or from the model where the table is ambiguous
+    question → parts → one vector per part: from the table, or from the model where the table leaves silence open
              → columns of all candidates → relevance to each part → echoes → fill the budget, best first
 
 bench/NOTES.md has the figures of each step, and the variants that were tried and rejected.
@@ -388,7 +388,7 @@ class Retriever:
         return table.vectors(parts)
 
     def _unclear(self, field: Field) -> list[int]:
-        """Return the parts whose table vector is ambiguous or missing."""
+        """Return the parts of which the table does not show that something stored is about them."""
         if self._settings.question == "table" and self._encoder.table is not None:
             return []
         return (~field.is_clear()).nonzero()[0].tolist()
