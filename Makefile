@@ -5,8 +5,10 @@
 SHELL := /bin/bash
 # The tests start hundreds of processes; without bytecode each of them would compile all of memd.
 export PYTHONDONTWRITEBYTECODE :=
+# Types are checked on one core only, packages are unpacked on one: what `make test` needs is done by two.
+MAKEFLAGS += --jobs=2
 .DEFAULT_GOAL := help
-.PHONY: demo quick test llama-tests fuzz faults cluster lint openapi constraints clean help
+.PHONY: demo quick test all-tests llama-tests fuzz faults cluster lint openapi constraints clean help
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
@@ -24,7 +26,9 @@ quick: .venv/installed-quick ## Lint and the tests that start no process, in a m
 	$(RUFF)
 	$(PYTEST) -m "not process and not llama and not browser and not node and not thorough$(if $(ON_LINUX),, and not linux)" $(PYTEST_FLAGS)
 
-test: lint .venv/browser .venv/llama.cpp/fetched ## Lint, types and all tests (BROWSER=no: install no browser for them)
+test: lint all-tests ## Lint, types and all tests, beside each other (BROWSER=no: install no browser for them)
+
+all-tests: .venv/browser .venv/llama.cpp/fetched
 	$(PYTEST) $(if $(ON_LINUX),,-m "not linux") --hypothesis-profile=whole --durations=15 $(PYTEST_FLAGS)
 
 llama-tests: .venv/llama.cpp/fetched ## llama.cpp's own server tests: what passes directly must pass through memd (a quarter of an hour)
