@@ -456,11 +456,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def typescript() -> TypeScriptClient:
+def typescript() -> Iterator[TypeScriptClient]:
     """The TypeScript client, its packages installed."""
     from typescript_client import TypeScriptClient
 
-    return TypeScriptClient.installed()
+    client = TypeScriptClient.installed()
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="session")

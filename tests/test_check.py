@@ -18,7 +18,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from conftest import MEMORY_MARKER, REPLY, REPLY_WITH_MEMORY, WINDOW, MakeDaemon, Serving
-from daemon_process import ask, clean_environment, wait_until
+from daemon_process import ask, clean_environment, run_memd, wait_until
 from full_disk import FullDisk
 from llama_server import running_llama
 from raw_wire import answer, raw_upstream
@@ -158,8 +158,7 @@ def test_a_running_daemon_is_found_and_remembers_and_keeps_no_trace_of_it(
 @pytest.mark.process
 def test_a_person_gets_a_line_per_check_and_the_remedies_below(place: Place) -> None:
     place.config.write_text(f"upstream:\n  url: {NOWHERE}\nlisten:\n  port: 0\n")
-    command = [sys.executable, "-m", "memd", "check", "--config", str(place.config)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+    done = run_memd("check", "--config", place.config)
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     at = next(number for number, text in enumerate(lines) if text.startswith("failed   upstream"))

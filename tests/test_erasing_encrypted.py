@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -24,7 +23,7 @@ import pytest
 from click.testing import CliRunner, Result
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from daemon_in_process import Client, daemon_in_process
-from daemon_process import wait_until
+from daemon_process import run_memd, wait_until
 from drafts import (
     DATA_DIR,
     adjusted,
@@ -240,28 +239,26 @@ def test_an_encrypted_topic_out_of_a_backup_is_erased_again(tmp_path: Path, monk
 
 KILLED = """
 import os, signal, sys
-from memd.cli.main import main
 
-left = int(sys.argv[3])
+left = {}
 
 def look(event, arguments):
     global left
-    if event == sys.argv[1] and any(sys.argv[2] in str(one) for one in arguments):
+    if event == {!r} and any({!r} in str(one) for one in arguments):
         left -= 1
         if not left:
             os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(look)
-main(sys.argv[4:])
 """
-"""A command that is killed just before a step: the event of the interpreter, a part of the path and its number of
-those tell which."""
+"""What kills a command just before a step: the event of the interpreter, a part of the path and its number of those
+tell which."""
 
 
 async def killed(event: str, path: str, number: int, *words: str | Path) -> None:
     """Run a command that is killed so."""
-    command = [sys.executable, "-c", KILLED, event, path, str(number), *map(str, words)]
-    done = await asyncio.to_thread(subprocess.run, command, check=False, capture_output=True)
+    first = KILLED.format(number, event, path)
+    done = await asyncio.to_thread(run_memd, *words, first=first, **os.environ)
     assert done.returncode == -signal.SIGKILL, done
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 import unittest.mock
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,7 +25,7 @@ import yaml
 from aiohttp.test_utils import make_mocked_request
 from conftest import MakeDaemon, Serving
 from daemon_in_process import TOKENS, House, house_in, secret_of
-from daemon_process import DaemonProcess, ask, token_setting, tool_call, wait_until
+from daemon_process import DaemonProcess, ask, run_memd, token_setting, tool_call, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_wire import Peer, RawUpstream, request
@@ -625,22 +624,18 @@ def test_a_wrong_token_is_not_made(make_daemon: MakeDaemon) -> None:
 
 
 @pytest.mark.process
-def test_a_command_may_have_the_token_of_anybody_in_its_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def memd(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "memd", *arguments, "--data-dir", str(tmp_path / "memory")]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+def test_a_command_may_have_the_token_of_anybody_in_its_variable(tmp_path: Path) -> None:
+    def memd(*arguments: str, **token: str) -> subprocess.CompletedProcess[str]:
+        return run_memd(*arguments, "--data-dir", tmp_path / "memory", **token)
 
     secret = memd("token", "add", "ann", "--topics", "*", "--rights", "read").stdout.strip()
-    monkeypatch.setenv("MEMD_AUTH_TOKEN", secret)
-    listed = memd("token", "list")
+    listed = memd("token", "list", MEMD_AUTH_TOKEN=secret)
     assert "ann: read in *" in listed.stdout and "owner" not in listed.stdout
     for command in (
         ["remember", "The lamp is in the attic."],
         ["token", "add", "bob", "--topics", "x", "--rights", "read"],
     ):
-        done = memd(*command)
+        done = memd(*command, MEMD_AUTH_TOKEN=secret)
         assert done.returncode == 0, done.stderr
 
 

@@ -22,7 +22,7 @@ import pytest
 import yaml
 from clocks import at_time
 from cut_connections import Relay
-from daemon_process import Answer, DaemonProcess, ask, clean_environment, user, wait_until
+from daemon_process import Answer, DaemonProcess, ask, clean_environment, run_memd, user, wait_until
 from postgres_server import PostgresServer, running_postgres
 from recording_upstream import RecordingUpstream, chat_answer, recording_upstream, streamed
 
@@ -251,11 +251,6 @@ def _has(folder: Path, text: bytes) -> bool:
 # The commands: a cluster's tokens, its topics moved in and out, and what reads all of it
 
 
-def memd(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "memd", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
-
-
 def test_commands_read_all_topics_of_a_cluster(pair: Cluster) -> None:
     pair.tell(0, "read-a", [user("The quay was built of basalt.")])
     pair.tell(1, "read-b", [user("The crane lifts nine tonnes.")])
@@ -263,9 +258,9 @@ def test_commands_read_all_topics_of_a_cluster(pair: Cluster) -> None:
     pair.wait_stored("read-b", "nine tonnes")
     config = pair.daemons[0].config
 
-    verified = memd("verify", "--config", config)
+    verified = run_memd("verify", "--config", config)
     assert verified.returncode == 0, verified
-    exported = memd("export", "--config", config, "--data-dir", pair.daemons[0].data_dir)
+    exported = run_memd("export", "--config", config, "--data-dir", pair.daemons[0].data_dir)
     assert exported.returncode == 0, exported
     lines = [json.loads(line) for line in exported.stdout.splitlines()]
     assert {line["topic_id"] for line in lines} >= {"read-a", "read-b"}
@@ -273,9 +268,9 @@ def test_commands_read_all_topics_of_a_cluster(pair: Cluster) -> None:
     found = ask(f"{pair.daemons[0].own_url}/memd/search?q=What+lifts+tonnes&topic=read-b").json
     assert "nine tonnes" in json.dumps(found)
     backup = pair.daemons[0].folder / "backup"
-    made = memd("backup", "--config", config, backup)
+    made = run_memd("backup", "--config", config, backup)
     assert made.returncode == 0, made
-    assert memd("verify", "--config", config, backup).returncode == 0
+    assert run_memd("verify", "--config", config, backup).returncode == 0
 
 
 def test_a_folder_is_moved_into_a_cluster_and_out_again(
@@ -292,22 +287,22 @@ def test_a_folder_is_moved_into_a_cluster_and_out_again(
     before = [(line["uuid"], line["canonical_id"], line["content"]) for line in alone.export()]
     url = postgres.database()
 
-    moved = memd("move", alone.data_dir, url)
-    again = memd("move", alone.data_dir, url)
+    moved = run_memd("move", alone.data_dir, url)
+    again = run_memd("move", alone.data_dir, url)
 
     assert moved.returncode == 0 and again.returncode == 0, (moved, again)
     assert "1 topic moved, 0 refused" in moved.stdout and "1 topic moved, 0 refused" in again.stdout
-    refused = memd("serve", "--config", _config(tmp_path, url), "--data-dir", alone.data_dir, "--port", "0")
+    refused = run_memd("serve", "--config", _config(tmp_path, url), "--data-dir", alone.data_dir, "--port", "0")
     assert refused.returncode != 0 and "has topics of its own" in refused.stderr
     back = tmp_path / "back"
-    out = memd("move", url, back)
+    out = run_memd("move", url, back)
     assert out.returncode == 0, out
     (tmp_path / "again").mkdir()
     reader = DaemonProcess(tmp_path / "again", kept_upstream.url)
     reader.data_dir = back
     after = [(line["uuid"], line["canonical_id"], line["content"]) for line in reader.export()]
     assert after[: len(before)] == before
-    verified = memd("verify", "--data-dir", back)
+    verified = run_memd("verify", "--data-dir", back)
     assert verified.returncode == 0, verified
     try:
         reader.start()
@@ -322,14 +317,16 @@ def test_with_a_key_the_database_has_no_word_in_plain_text(
     postgres: PostgresServer, kept_upstream: RecordingUpstream, tmp_path: Path
 ) -> None:
     key = tmp_path / "key"
-    assert memd("key", "new", key).returncode == 0
+    assert run_memd("key", "new", key).returncode == 0
     settings = {"encryption": {"key_file": str(key)}}
     with cluster(postgres, kept_upstream, tmp_path, settings=settings) as sealed:
         sealed.tell(0, "sealed", [user("The treasure lies under the third birch.")])
         told = sealed.tell(1, "sealed", [user("Under which birch lies the treasure?")])
         assert told.headers["X-Memory-Status"] in ("injected", "none")
         assert b"birch" not in sealed.bytes_of("sealed") and sealed.bytes_of("sealed")
-        plain = memd("serve", "--config", _config(tmp_path, sealed.url), "--data-dir", tmp_path / "p", "--port", "0")
+        plain = run_memd(
+            "serve", "--config", _config(tmp_path, sealed.url), "--data-dir", tmp_path / "p", "--port", "0"
+        )
         assert plain.returncode != 0 and "the cluster is encrypted with the key" in plain.stderr
 
 
@@ -338,9 +335,9 @@ def test_a_token_that_is_taken_back_holds_at_no_daemon(
 ) -> None:
     with cluster(postgres, kept_upstream, tmp_path) as closed:
         config = closed.daemons[0].config
-        owner = memd("token", "add", "boss", "--topics", "*", "--rights", "admin", "--config", config)
+        owner = run_memd("token", "add", "boss", "--topics", "*", "--rights", "admin", "--config", config)
         assert owner.returncode == 0, owner
-        made = memd("token", "add", "guest", "--topics", "*", "--rights", "read,write", "--config", config)
+        made = run_memd("token", "add", "guest", "--topics", "*", "--rights", "read,write", "--config", config)
         assert made.returncode == 0, made
         secret = next(word for word in made.stdout.split() if len(word) > 30)
         shown = {"Authorization": f"Bearer {secret}"}
@@ -348,7 +345,7 @@ def test_a_token_that_is_taken_back_holds_at_no_daemon(
             assert closed.tell(number, "t", [user("Hello there.")], headers=shown).status == 200
         assert closed.tell(1, "t", [user("Hello.")], headers={"Authorization": "Bearer wrong"}).status == 401
 
-        gone = memd("token", "revoke", "guest", "--config", config)
+        gone = run_memd("token", "revoke", "guest", "--config", config)
         assert gone.returncode == 0, gone
 
         for number in (1, 0):
@@ -386,11 +383,11 @@ def test_the_books_are_rows_that_daemons_of_the_version_before_read_and_write(
         assert row("grants") == grants | {"code/beef": grants["code/c0de"]}
 
         config = _config(tmp_path, url)
-        assert "ann" in memd("token", "list", "--config", config).stdout
-        added = memd("token", "add", "bea", "--topics", "team", "--rights", "read", "--config", config)
+        assert "ann" in run_memd("token", "list", "--config", config).stdout
+        added = run_memd("token", "add", "bea", "--topics", "team", "--rights", "read", "--config", config)
         assert added.returncode == 0, added
         assert row("tokens")["ann"] == ann and [*json.loads(row("tokens")["bea"])] == [*json.loads(ann)]
-        assert memd("token", "revoke", "ann", "--config", config).returncode == 0
+        assert run_memd("token", "revoke", "ann", "--config", config).returncode == 0
         assert [*row("tokens")] == ["bea"]
 
 
@@ -428,7 +425,7 @@ def test_a_move_that_was_killed_in_an_append_goes_on_when_it_is_run_again(
         moving.wait()
         held.execute("SELECT pg_advisory_unlock(7)")
 
-        again = memd("move", alone.data_dir, url)
+        again = run_memd("move", alone.data_dir, url)
 
         assert again.returncode == 0 and "4 topics moved, 0 refused" in again.stdout, again
         rows = [(f"room-{number}", row) for number in range(4) for row in kept.since(f"room-{number}", {"log": 0}).rows]

@@ -39,7 +39,8 @@ static unsigned char is_ours[FDS_MAX]; /* by descriptor: whether it was opened b
 
 #define REAL(name) static __typeof__(&name) real; if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
 
-__attribute__((constructor)) static void begin(void) {
+/* Where the library was preloaded into a process that forks daemons, each calls it with its own variables. */
+__attribute__((constructor)) void begin_faults(void) {
     const char *path = getenv("FAULT_FOLDER"), *call = getenv("FAULT_CALL"), *where = getenv("FAULT_COUNTS");
     if (!path || !where) return;
     int fd = open(where, O_RDWR);

@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--old", action="store_true", help="begin on a log whose indexes and words are missing")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    DaemonProcess.forks = True  # but for the life on the failing disk, whose process is started with the injector
+    DaemonProcess.forks = True
     with tempfile.TemporaryDirectory(prefix="memd-inject-") as folder:
         library = compiled(Path(folder))
         old = None

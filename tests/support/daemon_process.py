@@ -137,6 +137,8 @@ class DaemonProcess:
         """Where memd's own routes are."""
         self.environment: dict[str, str] = {}
         """Further variables for the processes that are started from now on."""
+        self.first = ""
+        """Python that the processes run before memd."""
         self.topic_id: str | None = None
         """The one topic that `in_topic` shows; None: all."""
         self._process: subprocess.Popen[bytes] | forked_memd.Forked | None = None
@@ -161,7 +163,7 @@ class DaemonProcess:
         upstream = [] if self.upstream is None else ["--upstream", self.upstream]
         where = ["--config", str(self.config), "--data-dir", str(self.data_dir), "--port", "0"]
         limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(self.descriptors_max)]
-        serve = [sys.executable, "-m", "memd", "serve", *where, *upstream, *flags]
+        serve = [*_memd(self.first if not self.forks else ""), "serve", *where, *upstream, *flags]
         return serve if self.descriptors_max is None else [*limited, *serve]
 
     def start(self, *flags: str) -> DaemonProcess:
@@ -171,7 +173,8 @@ class DaemonProcess:
         with self.log.open("ab") as log:
             command, environment = self.command(*flags), clean_environment() | self.environment
             if self.forks and self.descriptors_max is None and forked_memd.can_fork(environment):
-                self._process = forked_memd.start(command, environment, log.fileno(), log.fileno())
+                told = environment | {forked_memd.FIRST: self.first}
+                self._process = forked_memd.start(command, told, log.fileno(), log.fileno())
             else:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
@@ -257,10 +260,7 @@ class DaemonProcess:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another memd command on the same data directory, beside the daemon or without it."""
-        command = [sys.executable, "-m", "memd", *arguments, "--data-dir", str(self.data_dir)]
-        if self.forks and forked_memd.can_fork(clean_environment()):
-            return forked_memd.run(command, clean_environment())
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+        return run_memd(*arguments, "--data-dir", self.data_dir)
 
     def export(self, *, settled: bool = True) -> list[dict[str, Any]]:
         """All entries of the log, as `memd export` writes them; read in this process, because tests wait by it.
@@ -340,6 +340,20 @@ class Stream:
     def ended_properly(self) -> bool:
         """Whether `[DONE]` has come."""
         return b"data: [DONE]\n" in self.lines
+
+
+def run_memd(*arguments: str | Path, first: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    """A memd command. `first`: Python that its process runs before; `more`: variables."""
+    environment = clean_environment() | more
+    if DaemonProcess.forks and forked_memd.can_fork(environment):
+        return forked_memd.run([*_memd(), *map(str, arguments)], environment | {forked_memd.FIRST: first})
+    command = [*_memd(first), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def _memd(first: str = "") -> list[str]:
+    how = ("-c", f"{first}\nfrom memd.cli.main import main\nmain()") if first else forked_memd.WHERE
+    return [sys.executable, *how]
 
 
 def peak_bytes(pid: int) -> int:

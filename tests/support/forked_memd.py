@@ -4,7 +4,8 @@ Rule: from `main()` on it is what `python -m memd` is: its own arguments, enviro
 out are the interpreter's start, the imports and the reading of the bundled model and the tokenizer's ranks: nearly all
 of the processor time of a short command or of a daemon's start (0.04 s of 1 s are left), and the tests start a
 thousand; a few, as one of test_serve.py, start in the usual way. What changes the interpreter or the C library (their
-variables, limits, what is preloaded) does not reach a fork: such a process is started in the usual way.
+variables, limits) does not reach a fork: such a process is started in the usual way. For a library that is preloaded
+there is a first process of its own.
 
 Run as a script it is that first process. It ends when its socket closes, so with the tests, however they end.
 """
@@ -12,6 +13,7 @@ Run as a script it is that first process. It ends when its socket closes, so wit
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import json
 import os
@@ -32,12 +34,16 @@ from typing import NoReturn
 
 import plain_environment  # noqa: F401  # before `_imported_in` below
 from loaded_once import load_once
-from without_rests import go_on_at_once
+from without_rests import go_on_at_once, sync_again
 
 import memd.embedding  # this package and memd itself set variables of libraries when they are imported
 
 WHERE = ("-m", "memd")
 """What stands between the interpreter and the arguments of a command line that can be forked."""
+FAULTS = "FAULT_"
+"""Begins the variables of `tests/faults/inject.c`; with them `LD_PRELOAD` has the library made of it."""
+FIRST = "TESTS_FIRST"
+"""Variable with Python that a forked process runs before `main()`."""
 _REQUEST_BYTES_MAX = 1 << 20
 _PID_BYTES = 4
 
@@ -75,7 +81,7 @@ class Forked:
 
 def can_fork(environment: Mapping[str, str]) -> bool:
     """Whether an environment is the one in which memd was imported: a library may have read a variable then."""
-    return _without_pytest(environment) == _imported_in
+    return _as_imported(environment) == _imported_in
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], output: int, errors: int) -> Forked:
@@ -85,7 +91,8 @@ def start(command: Sequence[str], environment: Mapping[str, str], output: int, e
     request = json.dumps({"arguments": command[3:], "environment": dict(environment), "folder": str(Path.cwd())})
     told, tells = os.pipe()
     with open(os.devnull) as nothing:  # noqa: PTH123  # only its descriptor is wanted
-        socket.send_fds(_forker(), [request.encode()], [nothing.fileno(), output, errors, tells])
+        forker = _forker(environment["LD_PRELOAD"] if "FAULT_FOLDER" in environment else "")
+        socket.send_fds(forker, [request.encode()], [nothing.fileno(), output, errors, tells])
     os.close(tells)
     number = os.read(told, _PID_BYTES)
     assert len(number) == _PID_BYTES, "the process that forks has ended; what it said is above"
@@ -101,24 +108,28 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Co
         return subprocess.CompletedProcess(list(command), code, output.read(), errors.read())
 
 
-def _without_pytest(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(("PYTEST_", "MEMD_"))}
+def _as_imported(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what a fork is told."""
+    told = ("PYTEST_", "MEMD_", FIRST, FAULTS, *(["LD_PRELOAD"] if "FAULT_FOLDER" in environment else []))
+    return {name: value for name, value in environment.items() if not name.startswith(told)}
 
 
-_imported_in = _without_pytest(os.environ)
-_forkers: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
-"""The process that forks and the connection to it, once there is one."""
+_imported_in = _as_imported(os.environ)
+_forkers: dict[str, socket.socket] = {}
+"""By what is preloaded: the connection to the process that forks, once there is one."""
 
 
-def _forker() -> socket.socket:
-    if not _forkers:
+def _forker(preload: str) -> socket.socket:
+    if preload not in _forkers:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, __file__, str(its.fileno())]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], env=_imported_in)
+        command, environment = [sys.executable, __file__, str(its.fileno())], _imported_in
+        if preload:
+            environment = environment | {"LD_PRELOAD": preload}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], env=environment)
         its.close()
-        _forkers.append((ours, process))
+        _forkers[preload] = ours
         atexit.register(_end, ours, process)
-    return _forkers[0][0]
+    return _forkers[preload]
 
 
 def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
@@ -170,8 +181,12 @@ def _become(request: dict[str, object], files: list[int]) -> None:
     assert isinstance(environment, dict) and isinstance(arguments, list)
     os.environ.clear()
     os.environ.update(environment)
+    if "FAULT_FOLDER" in os.environ:
+        sync_again()
+        ctypes.CDLL(None).begin_faults()  # which reads the variables
     os.chdir(str(request["folder"]))
     sys.argv[1:] = arguments
+    exec(os.environ.pop(FIRST, ""), {})
 
 
 def _end_at_once(code: int) -> NoReturn:

@@ -28,6 +28,9 @@ COMPILED = CLIENTS / "node_modules" / ".compiled"
 class TypeScriptClient:
     """Runs the scripts in `clients`; made by `installed`."""
 
+    def __init__(self) -> None:
+        self._answering: Answering | None = None
+
     @classmethod
     def installed(cls) -> TypeScriptClient:
         """The client with its packages in place."""
@@ -46,9 +49,17 @@ class TypeScriptClient:
 
     def run(self, script: str, base_url: str, asked: dict[str, Any]) -> dict[str, Any]:
         """Run one of the scripts with what its `Asked` says; what it told."""
-        told = json.loads(node(script, base_url, stdin=json.dumps(asked)))
+        if self._answering is None or self._answering.has_ended:
+            self.close()
+            self._answering = Answering("serve.ts", CLIENTS)
+        told = self._answering.ask({"script": script, "base_url": base_url, "asked": asked})
         assert isinstance(told, dict)
         return told
+
+    def close(self) -> None:
+        """End what runs them."""
+        if self._answering is not None:
+            self._answering.close()
 
 
 def node(*arguments: str, stdin: str = "", folder: Path = CLIENTS) -> str:

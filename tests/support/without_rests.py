@@ -29,3 +29,8 @@ def go_on_at_once() -> None:
     priority.DELAYS = 0.0
     tokens.LOOK_SECONDS = erasing.LOOK_SECONDS = relay.LOOK_SECONDS = LOOK_SECONDS
     os.fsync = os.fstat  # type: ignore[assignment]  # which knows too what no descriptor is
+
+
+def sync_again() -> None:
+    """Where the calls on a disk are what is tried."""
+    os.fsync = SYNC
