@@ -12,7 +12,8 @@ MAKEFLAGS += --jobs=2
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
-INSTALL = $(PIP) install -c constraints.txt -e
+# Of what is installed only a part is ever imported; that is compiled then.
+INSTALL = $(PIP) install --no-compile -c constraints.txt -e
 PYTEST := $(PY) -m pytest -n auto --dist worksteal
 ON_LINUX := $(filter Linux,$(shell uname))
 

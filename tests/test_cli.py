@@ -16,7 +16,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from conftest import MakeDaemon, Serving
-from daemon_process import DaemonProcess, ask, clean_environment
+from daemon_process import DaemonProcess, ask, run_memd
 from drafts import draft, open_store
 from msgspec.structs import replace
 from recording_upstream import RecordingUpstream, Request, Response, recording_upstream
@@ -492,11 +492,8 @@ def held(tmp_path: Path) -> Iterator[Path]:
 
 
 def run_beside(guarded: DaemonProcess, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    flags = ["--data-dir", str(guarded.data_dir), "--config", str(guarded.config)]
-    command = [sys.executable, "-m", "memd", *arguments, *flags]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=120, env=clean_environment() | environment
-    )
+    flags = ["--data-dir", guarded.data_dir, "--config", guarded.config]
+    return run_memd(*arguments, *flags, **environment)
 
 
 def test_an_address_that_was_left_behind_is_not_even_asked(guarded: DaemonProcess, stranger: RecordingUpstream) -> None:

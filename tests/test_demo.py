@@ -13,9 +13,8 @@ import urllib.request
 from pathlib import Path
 
 import aiohttp
-import forked_memd
 import pytest
-from daemon_process import DaemonProcess, clean_environment
+from daemon_process import clean_environment, run_memd
 from recording_upstream import RecordingUpstream, Response
 
 from memd.demo import (
@@ -33,8 +32,7 @@ from memd.demo import (
 
 @pytest.mark.process
 def test_the_demo_plays_to_its_end_and_shows_every_answer() -> None:
-    command = [sys.executable, "-m", "memd", "demo", "--fast"]
-    done = forked_memd.run(command, clean_environment()) if DaemonProcess.forks else run(command)
+    done = run_memd("demo", "--fast")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     shown = " ".join(done.stdout.split())
     for question in (*QUESTIONS, QUESTION_IN_NEW_CHAT, CHANGED):
@@ -106,14 +104,9 @@ def test_a_real_model_is_asked_with_memory_and_without(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     seen = ["It", " says", " PostgreSQL 16"]
     write_scripted_model(model, marker="PostgreSQL", reply=["No", " idea"], reply_seen=seen)
-    command = [sys.executable, "-m", "memd", "demo", "--fast", "--model", str(model)]
-    done = run(command)
+    done = run_memd("demo", "--fast", "--model", model)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "Of 5 questions it answered 0 without memory and 1 with it." in " ".join(done.stdout.split())
-
-
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=clean_environment())
 
 
 def _read_until(terminal: int, *words: str) -> str:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from click.testing import CliRunner
 from conftest import REPLY, REPLY_WITH_MEMORY, Connect, MakeDaemon, Serving
-from daemon_process import Answer, DaemonProcess, ask, clean_environment, text_of, user, wait_until
+from daemon_process import Answer, DaemonProcess, ask, clean_environment, run_memd, text_of, user, wait_until
 from recording_upstream import RecordingUpstream, chat_answer, recording_upstream, streamed
 from reserved_port import reserved_port
 from tls_files import TlsFiles, make_tls_files
@@ -427,5 +427,5 @@ def test_files_that_cannot_be_used_are_named_with_the_remedy(tmp_path: Path, fil
 
 def test_one_file_without_the_other_is_refused(make_daemon: MakeDaemon, files: TlsFiles) -> None:
     memd = make_daemon("http://127.0.0.1:9", {"listen": {"tls_cert": str(files.cert)}})
-    refused = subprocess.run(memd.command(), capture_output=True, text=True, timeout=120, env=clean_environment())
+    refused = run_memd(*memd.command()[3:])
     assert refused.returncode == 2 and "listen.tls_key belong together" in refused.stderr

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 
 import pytest
 from conftest import Connect, MakeDaemon
-from daemon_process import DaemonProcess, ask, clean_environment
+from daemon_process import DaemonProcess, ask, run_memd
 from raw_wire import Peer, RawUpstream, answer, answering, chunked, request
 
 from memd.access import ADDRESSES_MAX, REST, WrongTokens
@@ -210,8 +209,7 @@ def test_a_token_lets_it_listen_anywhere_and_whoever_guesses_leaves_one_line(
     make_daemon: MakeDaemon, raw: RawUpstream
 ) -> None:
     listen = {"listen": {"host": "0.0.0.0"}}
-    open_to_all = make_daemon(raw.url, listen).command()
-    refused = subprocess.run(open_to_all, capture_output=True, text=True, timeout=120, env=clean_environment())
+    refused = run_memd(*make_daemon(raw.url, listen).command()[3:])
     assert refused.returncode == 2
     assert "auth.token" in refused.stderr and refused.stderr.count("\n") == 1
     memd = make_daemon(raw.url, listen | {"auth": {"token": TOKEN}}).start()

@@ -111,7 +111,12 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Co
 def _as_imported(environment: Mapping[str, str]) -> dict[str, str]:
     """Without what a fork is told."""
     told = ("PYTEST_", "MEMD_", FIRST, FAULTS, *(["LD_PRELOAD"] if "FAULT_FOLDER" in environment else []))
-    return {name: value for name, value in environment.items() if not name.startswith(told)}
+    asked = "_proxy"  # of a proxy a library asks when it connects
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(told) and not name.lower().endswith(asked)
+    }
 
 
 _imported_in = _as_imported(os.environ)
