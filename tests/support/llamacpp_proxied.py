@@ -19,8 +19,6 @@ import time
 import urllib.request
 from collections.abc import Sequence
 
-from daemon_process import clean_environment
-
 READY_SECONDS_MAX = 60
 END_SECONDS_MAX = 4  # the tests kill what has not ended after 5
 POLL_SECONDS = 0.01
@@ -42,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
                 command = [sys.executable, "-m", "memd", "serve", "--data-dir", data_dir, "--port", asked]
                 command += ["--host", _value(options, "--host").split(",")[0]]
                 command += ["--upstream", f"http://127.0.0.1:{hidden}"]
-                processes.append(subprocess.Popen(command, env=clean_environment(), preexec_fn=_die_with_parent))
+                own = {name: value for name, value in os.environ.items() if not name.startswith("MEMD_")}
+                processes.append(subprocess.Popen(command, env=own, preexec_fn=_die_with_parent))
             while all(process.poll() is None for process in processes):
                 time.sleep(POLL_SECONDS * 5)
             return next(code for process in processes if (code := process.poll()) is not None)
