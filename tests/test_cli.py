@@ -492,8 +492,7 @@ def held(tmp_path: Path) -> Iterator[Path]:
 
 
 def run_beside(guarded: DaemonProcess, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    flags = ["--data-dir", guarded.data_dir, "--config", guarded.config]
-    return run_memd(*arguments, *flags, **environment)
+    return run_memd(*arguments, "--data-dir", guarded.data_dir, "--config", guarded.config, **environment)
 
 
 def test_an_address_that_was_left_behind_is_not_even_asked(guarded: DaemonProcess, stranger: RecordingUpstream) -> None:
