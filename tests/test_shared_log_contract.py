@@ -142,6 +142,26 @@ def test_who_is_stopped_while_it_rewrites_does_not_keep_others_from_appending(po
         assert [row.data for row in _log(kept).rows] == [b"******", b"other"]
 
 
+def test_when_one_call_has_waited_in_vain_all_that_are_under_way_end(postgres: PostgresServer) -> None:
+    name = postgres.database().partition("@/")[2].partition("?")[0]
+    with (
+        closing(Relay(postgres.socket)) as relay,
+        ThreadPoolExecutor(1) as threads,
+        closing(SharedLog(postgres.url(name, folder=str(relay.folder)), wait_seconds=60)) as log,
+    ):
+        log.ends(["gate"])
+        relay.counts = {b"FROM memd_topic t JOIN": 0}
+        relay.freeze()
+        under_way = threads.submit(log.since, "gate", {"log": 0})
+        wait_until(lambda: relay.counts[b"FROM memd_topic t JOIN"] == 1, lambda: "not asked")
+        log._wait_seconds = 0.5
+        with pytest.raises(StoreError):
+            log.ends(["gate"])
+        with pytest.raises(StoreError):
+            under_way.result(timeout=20)
+        relay.open()  # for the watch
+
+
 def test_of_many_who_append_at_once_each_row_is_there_once_and_in_order(kept: SharedLog) -> None:
     barrier = threading.Barrier(4)
 

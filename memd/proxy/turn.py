@@ -27,7 +27,7 @@ from memd.proxy.memory import Memory, Prepared, SettledPrompt, forget_blocks, wi
 from memd.proxy.reading import BAD_MEMORY_IN, BAD_TOPIC, Asked, Plain
 from memd.proxy.receive import Received, Receiver
 from memd.proxy.relay import BROKEN, NO_REPLY, ModelRelay, interim_to, read_beginning, relay
-from memd.proxy.remember import JOURNAL_SECONDS_MAX, Answered, Rememberer
+from memd.proxy.remember import Answered, Rememberer
 from memd.proxy.room import RoomMaker
 from memd.proxy.upstream.client import REFUSALS
 from memd.proxy.upstream.connection import Interim
@@ -264,9 +264,8 @@ class Forwarding(msgspec.Struct, eq=False):
             self._learned(msgspec.structs.replace(offered, error=reply.error.encode()))
 
     async def _keep(self, reply: Reply) -> None:
-        """Wait until the question is in the journal, and keep the reply before the client has all of it. Called only if
-        both are promised (`is_promised`); no other answer waits for a disk."""
-        await asyncio.wait([self.prepared.saving], timeout=JOURNAL_SECONDS_MAX)
+        """Keep the reply before the client has all of it, behind the question. Called only if both are promised
+        (`is_promised`); no other answer waits for a disk."""
         try:
             self.kept = self.turns.rememberer.keep_reply(self.received, self.answered.shown, reply)
             await self.turns.rememberer.save(self.received)

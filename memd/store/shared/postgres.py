@@ -11,8 +11,8 @@ made on an event loop.
     kept    a small file beside the log that is replaced as a whole; a base each
 
 Each call is one atomic statement, so a daemon that dies leaves nothing half done. Nothing waits for an unreachable
-database: after the first call that fails so, all others fail at once, until the watch, which asks it every second, gets
-an answer.
+database: after the first call that fails so, all others fail at once, also those under way, until the watch, which asks
+it all the time, gets an answer.
 
     memd_shared  the version of the schema, the name of the cluster, and which master key seals its rows
     memd_topic   a row for each stream of a topic: its end (`head`), its latest base, and the generation
@@ -33,7 +33,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -114,7 +114,9 @@ LONG_SECONDS = 30.0
 _IDLE_MILLISECONDS = 5_000
 _BYTES_A_SECOND = 2 << 20
 """Assumed network speed, by which a row of many megabytes may take longer."""
-WATCH_SECONDS = 1.0
+WATCH_SECONDS = 0.25
+"""Pause between two questions of the watch, mostly the first to find out that the database is silent."""
+_LOOK_SECONDS = 0.1
 _CONNECTIONS_MAX = 8
 _INSTALL = f"a log that several daemons share needs more packages: {pip_install('memd-proxy[cluster]')}"
 _KEPT = "what could not be stored waits, and is stored when it answers"
@@ -222,6 +224,7 @@ class SharedLog:
         """Create the tables at the first start, and check their version at each. Raises StoreError: the database
         refuses memd, has tables of another version, or is unreachable (StoreWriteFailed: that may pass)."""
         with self._connecting:
+            self._check_reachable()  # others may have waited for it in vain
             if not self.cluster:
                 with self._lock:
                     if self._watch is None:
@@ -331,17 +334,26 @@ class SharedLog:
         return found
 
     def _called(self, work: Callable[[Connection], Result], *, is_write: bool = False, seconds: float = 0.0) -> Result:
-        if self._trouble is not None:
-            raise type(self._trouble)(str(self._trouble))
+        self._check_reachable()
         if not self.cluster:
             self.connect()
         return self._done(work, seconds or self._wait_seconds, is_write=is_write)
+
+    def _check_reachable(self) -> None:
+        if self._trouble is not None:
+            raise type(self._trouble)(str(self._trouble))
 
     def _done(self, work: Callable[[Connection], Result], seconds: float, *, is_write: bool = False) -> Result:
         """Run work that can be repeated, once more on another connection if the first one had ended."""
         import psycopg
 
         until, was_sent, is_again = time.monotonic() + seconds, False, False
+        # A long row may be why others wait.
+        is_short = seconds < 1.5 * self._wait_seconds and threading.current_thread() is not self._watch
+
+        def is_over() -> bool:
+            return time.monotonic() > until or (is_short and self._trouble is not None)
+
         if not self._turns.acquire(timeout=seconds):
             raise StoreWriteFailed(f"{self.place}: all connections are busy; {_KEPT}")
         try:
@@ -349,15 +361,15 @@ class SharedLog:
                 with self._lock:
                     connection = self._idle.pop() if self._idle else None
                 try:
-                    connection = connection or self._connected(until)
-                    connection.until, was_sent = until, True
+                    connection = connection or self._connected(is_over)
+                    connection.is_over, was_sent = is_over, True
                     result = work(connection)
                 except psycopg.Error as error:
                     if connection is not None and not (connection.closed or _has_lost(error)):
                         self._returned(connection)
                         raise self._refusal(error) from error
                     self._close([connection])
-                    if is_again or connection is None or time.monotonic() > until:
+                    if is_again or connection is None or is_over():
                         raise self._gone(error, in_doubt=is_write and was_sent) from error
                     is_again = True
                 except BaseException:
@@ -369,18 +381,18 @@ class SharedLog:
         finally:
             self._turns.release()
 
-    def _connected(self, until: float) -> Connection:
+    def _connected(self, is_over: Callable[[], bool]) -> Connection:
         """Connect. If that takes longer than the call may wait, the next call gets the connection."""
         import psycopg
 
         # Only features that a pooler before the server (PgBouncer) passes on: no options or prepares.
         settings = {"connect_timeout": 2, "prepare_threshold": None, "autocommit": True, **AS_TEXT}
         made = self._connector.submit(self._kind.connect, self._url, **settings)
-        try:
-            return made.result(until - time.monotonic())
-        except TimeoutError:
-            made.add_done_callback(self._made_late)
-            raise psycopg.errors.ConnectionTimeout("it does not answer") from None
+        while not is_over():
+            if wait([made], _LOOK_SECONDS).done:
+                return made.result()
+        made.add_done_callback(self._made_late)
+        raise psycopg.errors.ConnectionTimeout("it does not answer")
 
     def _made_late(self, made: Future[Connection]) -> None:
         if not made.exception():
@@ -426,7 +438,7 @@ class SharedLog:
         return InDoubt(told) if in_doubt else StoreWriteFailed(told)
 
     def _watched(self) -> None:
-        """Ask every second, so that the loss of the database and its return are noticed without a request."""
+        """Ask all the time, so that the loss of the database and its return are noticed without a request."""
         while not self._is_closed.wait(WATCH_SECONDS):
             with suppress(StoreError):
                 self._done(lambda connection: connection.execute("SELECT 1"), self._wait_seconds)
@@ -440,11 +452,11 @@ def _bound(place: Place) -> bytes:
 
 
 def _impatient() -> Any:
-    """Return a class of connections that wait for answers until `until` at most, and are then closed. Nothing else ends
-    a wait for a silent network, or for a stopped server."""
+    """Return a class of connections that wait for answers until `is_over`, and are then closed. Nothing else ends a
+    wait for a silent network, or for a stopped server."""
     import psycopg
 
-    def bounded(work: Any, until: float) -> Generator[Any, Any, Any]:
+    def bounded(work: Any, is_over: Callable[[], bool]) -> Generator[Any, Any, Any]:
         ready = None
         while True:
             try:
@@ -452,18 +464,18 @@ def _impatient() -> Any:
             except StopIteration as ended:
                 return ended.value
             ready = yield wanted
-            if not ready and time.monotonic() > until:
+            if not ready and is_over():
                 raise psycopg.OperationalError("it does not answer")
 
     class Impatient(psycopg.Connection[Any]):  # type: ignore[misc]  # the package may be missing
-        until = float("inf")
+        is_over: Callable[[], bool] = staticmethod(lambda: False)
 
         def wait(self, gen: Any, *arguments: Any, **named: Any) -> Any:
             """See psycopg: runs a generator that waits for the server's answer."""
             try:
-                return super().wait(bounded(gen, self.until), *arguments, **named)
+                return super().wait(bounded(gen, self.is_over), *arguments, **named)
             except psycopg.OperationalError:
-                if time.monotonic() > self.until:
+                if self.is_over():
                     self.pgconn.finish()
                 raise
 
