@@ -455,22 +455,23 @@ async def test_words_that_lie_in_the_first_question_of_another_chat_are_stored(c
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["fast", "slow"])
 @pytest.mark.parametrize("reminded", [range(1), range(1, 9)], ids=["out of it", "into it"])
+@pytest.mark.parametrize("session", ["", "lamps"], ids=["long answers", "in a session"])
 async def test_a_first_exchange_is_stored_once_where_a_reminder_is_put_into_its_question_or_taken_out_of_it(
-    client: Client, reminded: range, is_stored: bool
+    client: Client, session: str, reminded: range, is_stored: bool
 ) -> None:
-    told = [
-        f"Keeper {number} does, " + f"who has served at pier {number * 7} for many years, " * 8 for number in range(3)
-    ]
+    more = "" if session else "who has served at the pier in the north for many years, " * 8
+    told = [f"Keeper {number} does. {more}" for number in range(3)]
     history: list[Json] = []
     for number, answer in enumerate(told):
         history.append({"role": "user", "content": f"Who keeps lamp {number}?"})
         note = " Answer briefly, please." if number in reminded else ""
         said = [history[0] | {"content": history[0]["content"] + note}, *history[1:]]
-        await say(client, said, {"role": "assistant", "content": answer})
+        client.upstream.answer = partial(chat_answer, text=answer)
+        await client.send(said, {"X-Memory-Session": session} if session else {})
         history.append({"role": "assistant", "content": answer})
         await (client.stored() if is_stored else client.settled())
     stored = "\n".join(await logged(client))
-    assert [stored.count(answer) for answer in told] == [1, 1, 1]
+    assert [stored.count(answer.strip()) for answer in told] == [1, 1, 1]
     assert stored.count(" Answer briefly, please.") == 1 and stored.count("lamp 0?") == (1 if 0 in reminded else 2)
 
 

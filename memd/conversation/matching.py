@@ -79,8 +79,7 @@ def parts(runs: Sequence[Run], stays: Callable[[int, int], bool]) -> Iterator[Ru
 
 def gaps(runs: Sequence[Run], history: int, conversation: int) -> list[tuple[range, range]]:
     """Return the gaps between runs, in a history and a conversation of these lengths, unless empty on both sides."""
-    found = []
-    ours = theirs = 0
+    found, ours, theirs = list[tuple[range, range]](), 0, 0
     for one, other, length in (*runs, (history, conversation, 0)):
         if one > ours or other > theirs:
             found.append((range(ours, one), range(theirs, other)))
@@ -267,8 +266,9 @@ def _each(before: Sequence[Holders]) -> Collection[Holders]:
 
 SHARED_MIN, TELLING_TOKENS = 2, 50
 """Messages that a request must share with a conversation to count as an edit or a trimmed history of it. A single one
-proves nothing, because many conversations begin with the same words; but an answer of TELLING_TOKENS does, to a
-question out of which a client took a reminder, or into which it put one. (Recorded: the same 27 behind 15 messages.)"""
+proves nothing, because many conversations begin with the same words; but an answer of TELLING_TOKENS, or in the same
+session, does, to a question out of which a client took a reminder or into which it put one. (Recorded: the same answer
+of 27 tokens behind 15 messages.)"""
 LAST_EXCHANGE = 2
 """Messages at a conversation's end that a trimmed history may lack or replace: a question and its answer."""
 HEAD_MAX = 4
@@ -386,7 +386,8 @@ def _rewritten(known: list[bytes], conversation: Conversation, history: History)
     if runs[0][:2] != (0, 0) and known_count < max(SHARED_MIN, (len(history) - 1) // 2):
         first, former = history.messages[0], conversation.messages[0].message
         is_alike = former is not None and (first.said in former.said or former.said in first.said)
-        if not is_alike or runs != [(1, 1, len(conversation) - 1)] or conversation.messages[1].tokens < TELLING_TOKENS:
+        is_told = history.session is not None or conversation.messages[1].tokens >= TELLING_TOKENS
+        if not (is_alike and is_told) or runs != [(1, 1, len(conversation) - 1)]:
             return  # another conversation with the same words
     yield Match(conversation, 0, known_count, 0, tuple(runs))
 
