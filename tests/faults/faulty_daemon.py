@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 
@@ -36,7 +36,7 @@ ERRORS = (errno.EIO, errno.ENOSPC, ENDS)
 GONE = (urllib.error.URLError, http.client.HTTPException, ConnectionError)
 """Of a request whose process has ended."""
 TURNS = 9
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "buffer": {"journal_fsync": "always", "store_after_seconds": 0, "idle_seconds": 1},
     "compaction": {"retry_seconds": 0.1},
     "segment": {"max_entries": 4},  # so that a life meets rotation and sealing too

@@ -104,7 +104,10 @@ def test_words_that_cannot_be_read_hide_no_topic_that_is_encrypted(
 
 def test_an_old_log_is_filled_whatever_step_of_that_a_kill_ends(make_daemon: MakeDaemon, library: Path) -> None:
     with recording_upstream(window=2048) as upstream:
-        written = make_daemon(upstream.url, SETTINGS)
+        together = SETTINGS | {
+            "buffer": SETTINGS["buffer"] | {"store_after_seconds": 1}
+        }  # questions with their answers
+        written = make_daemon(upstream.url, together)
         old = OldLog(written.data_dir, tuple(live(written, library, Fault()).acknowledged))
         under = "default/segments"
         counts = live(make_daemon(upstream.url, SETTINGS), library, Fault(under=under), old).counts
