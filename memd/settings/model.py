@@ -241,8 +241,8 @@ class RetrievalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Finding the chunks that matter for the current question."""
 
     question: Literal["auto", "table", "model"] = "auto"
-    """The vectors that find chunks by meaning: the question table's, which cost nothing; the embedding model's; or the
-    model's only if the table's meaning and the words disagree."""
+    """The vectors that find chunks by meaning: the question table's, which cost nothing, but bring something for every
+    question; the embedding model's; or the model's only if the table and words leave silence open."""
     top_k: Annotated[int, "as many chunks are recalled as fit injection.budget_tokens"] = 0
     min_score: Annotated[float, Meta(ge=0, le=1)] = 0.06
     lexical_weight: Annotated[float, "the share of words (BM25) beside meaning in a score, as measured"] = 0.65
