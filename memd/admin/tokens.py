@@ -219,11 +219,10 @@ class TokenWatch:
         """Look at the lists before a request is let in, but only for a limited time. `inquiry`: asked about the books
         after the request came."""
         if self._trouble is None:
-            try:
-                ends = await asyncio.wait_for(asyncio.shield(inquiry.answer), HEAR_SECONDS)
-            except (StoreError, TimeoutError):
+            await asyncio.wait([inquiry.answer], timeout=HEAR_SECONDS)
+            if not inquiry.answer.done() or inquiry.answer.exception() is not None:
                 return
-            changes = {book: news.heads.get("kept", 0) for book, news in ends.items()}
+            changes = {book: news.heads.get("kept", 0) for book, news in inquiry.answer.result().items()}
             if all(changes[book] == heard() for book, heard in self._heard.items()):
                 return
         is_stuck = self._looking.locked() and steady_now() - self._look_began > HEAR_SECONDS

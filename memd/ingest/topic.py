@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -59,7 +59,7 @@ from memd.store.store import TopicLog
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
 
-Ended = Mapping[str, News]
+Ended = dict[str, News]
 """News by topic, without rows."""
 CHUNK_IDS_MAX = 4_096
 """Messages whose chunk ids are kept in memory: enough for several long tool loops."""
@@ -68,7 +68,7 @@ CHUNK_IDS_MAX = 4_096
 class Inquiry(NamedTuple):
     """A query to the shared log for the ends of topics."""
 
-    topics: set[str]
+    topics: frozenset[str]
     answer: asyncio.Future[Ended]
 
 
@@ -441,30 +441,20 @@ asking = ThreadPoolExecutor(8, "memd-shared")
 """Threads that wait for the database."""
 
 
-class Ends:
-    """Queries the ends of topics' streams, with one round trip for simultaneous calls. Used on the event loop."""
+Ask = Callable[[Iterable[str]], Inquiry]
+"""Queries the shared log for the ends of topics, in one round trip. Called on the event loop."""
 
-    def __init__(self, kept: SharedLog) -> None:
-        self._kept = kept
-        self._next: Inquiry | None = None
 
-    def ask(self, topics: Iterable[str]) -> Inquiry:
-        """Return an inquiry about these topics and others; it is sent in the loop's next iteration."""
-        if self._next is None:
-            loop = asyncio.get_running_loop()
-            self._next = Inquiry(set(), loop.create_future())
-            self._next.answer.add_done_callback(
-                lambda answer: answer.cancelled() or answer.exception()
-            )  # else asyncio logs it
-            loop.call_soon(self._send)
-        self._next.topics.update(topics)
-        return self._next
+def asked_of(kept: SharedLog) -> Ask:
+    """Return the function that queries this log."""
 
-    def _send(self) -> None:
-        inquiry, self._next = self._next, None
-        assert inquiry is not None, "it was asked"
-        asked = asyncio.get_running_loop().run_in_executor(asking, self._kept.ends, inquiry.topics)
-        asked.add_done_callback(partial(_answered, inquiry.answer))
+    def ask(topics: Iterable[str]) -> Inquiry:
+        names = frozenset(topics)
+        answer = asyncio.get_running_loop().run_in_executor(asking, kept.ends, names)
+        answer.add_done_callback(lambda one: one.cancelled() or one.exception())  # else asyncio logs it
+        return Inquiry(names, answer)
+
+    return ask
 
 
 class Renewed(msgspec.Struct, frozen=True):
@@ -484,11 +474,10 @@ class SharedTopic(Topic):
 
     log: SharedTopicLog
 
-    def shares(self, waiting: Sequence[bytes], renew: Renew, ends: Ends) -> None:
+    def shares(self, waiting: Sequence[bytes], renew: Renew, ask: Ask) -> None:
         """Begin to follow the shared log; called once, in the thread that opens the topic. This brings the buffer to
         the state of the rows; while the database is unreachable it keeps the journal's. `waiting`: the journal's
-        events not known to be in the shared log. `renew`: reads a topic anew if its copy is invalid. `ends`: queries
-        the ends of its streams."""
+        events not known to be in the shared log. `renew`: reads a topic anew if its copy is invalid."""
         self._marked = self._journal.mark or SharedMark(0, 0)
         """The last mark in the local journal."""
         self._head = self._marked.head
@@ -501,7 +490,7 @@ class SharedTopic(Topic):
         """Held while rows of the buffer are read or appended."""
         self._others: dict[str | bytes, float] = {}
         """Conversations and notes that another daemon received last, with the time (`time.monotonic`)."""
-        self._renew, self._ends = renew, ends
+        self._renew, self._ask = renew, ask
         try:
             rows = self.log.catch_up(self._head)
             if not self._takes(rows):
@@ -519,7 +508,7 @@ class SharedTopic(Topic):
     async def follow(self, inquiry: Inquiry | None = None) -> None:
         """See Topic; while the database is unreachable the copy stays as it is."""
         if inquiry is None or self.id not in inquiry.topics:
-            inquiry = self._ends.ask([self.id])
+            inquiry = self._ask([self.id])
         try:
             ends = await asyncio.shield(inquiry.answer)
             async with self._turn:
@@ -825,13 +814,6 @@ class SharedTopic(Topic):
 
 async def _asked(work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(asking, work)
-
-
-def _answered(answer: asyncio.Future[Ended], asked: asyncio.Future[Ended]) -> None:
-    if error := asked.exception():
-        answer.set_exception(error)
-    else:
-        answer.set_result(asked.result())
 
 
 def _payloads_of(rows: Iterable[Row]) -> list[bytes]:
