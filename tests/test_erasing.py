@@ -392,6 +392,32 @@ def test_an_erasure_that_was_interrupted_is_finished_by_the_next_start(daemon: D
     assert found_in(daemon.data_dir) == [] and daemon.run("verify").returncode == 0
 
 
+def test_a_topic_that_cannot_be_read_holds_up_only_its_own_erasure(daemon: DaemonProcess, tmp_path: Path) -> None:
+    tell(daemon, [SECRET, *OTHERS])
+    daemon.chat([user(OTHERS[0])], headers={"X-Memory-Topic": "bad"})
+    daemon.wait_stored(*OTHERS, SECRET)
+    wait_until(lambda: len([one for one in daemon.export() if one["topic_id"] == "bad"]) == 1, lambda: repr(daemon))
+    entry = entry_of(daemon, id_of(daemon, "vermilion"))
+    daemon.kill()
+    of: dict[str, Any] = {"by": "ann", "chunks": 1, "uuids": entry.uuid, "digests": b"".join(entry.digests)}
+    ledger, at = ErasureLedger(LocalDisk(), daemon.data_dir), 1_900_000_000_000_000
+    for number, topic_id in enumerate(("bad", "default")):
+        ledger.write(Erasure(id=4_000_000_000_000_000 + number, kind="chunks", topic_id=topic_id, at=at, **of))
+    bad = daemon.data_dir / "bad" / "active.bin"
+    whole = bad.read_bytes()
+    bad.write_bytes((daemon.data_dir / "default" / "segments" / "seg_0001.bin").read_bytes())  # another topic's
+    daemon.start()
+    own, other = (daemon.data_dir / "memd.erasures" / f"{4_000_000_000_000_000 + number}.json" for number in (0, 1))
+    wait_until(lambda: "done_at" in json.loads(other.read_text()), lambda: repr(daemon))
+    assert "done_at" not in json.loads(own.read_text())
+    again = daemon.run("erase", "--resume")
+    assert again.returncode == 1 and "the erasure in topic bad is not finished" in again.stderr
+    daemon.terminate()
+    bad.write_bytes(whole)
+    assert daemon.run("erase", "--resume").returncode == 0 and "done_at" in json.loads(own.read_text())
+    assert found_in(daemon.data_dir) == [] and daemon.run("verify").returncode == 0
+
+
 @pytest.mark.parametrize(("is_running", "whole_topic"), [(True, False), (False, True)])
 def test_what_was_shown_of_it_in_another_topic_is_erased_too(
     daemon: DaemonProcess, upstream: RecordingUpstream, is_running: bool, whole_topic: bool

@@ -321,14 +321,11 @@ class Eraser:
             await asyncio.sleep(RESUME_SECONDS)
 
     async def resume(self, before: int | None = None) -> list[ErasureDone]:
-        """Finish interrupted erasures. `before`: only those begun before this time. Raises StoreError: one is still not
-        finished."""
-        done = []
+        """Finish interrupted erasures, all that can be. `before`: only those begun before this time. Raises StoreError:
+        one is still not finished."""
         async with self._turn:
-            for erasure in self.store.ledger.pending:
-                if before is None or erasure.at < before:
-                    done.append(await self._carry_out(erasure))  # noqa: PERF401  # also if a later one fails
-        return done
+            pending = self.store.ledger.pending
+            return await self._each([one for one in pending if before is None or one.at < before], [])
 
     async def tend_others(self) -> None:
         """In a cluster, call `follow` once a second, until cancelled."""
@@ -363,19 +360,22 @@ class Eraser:
 
     async def erase_again(self) -> list[ErasureDone]:
         """Finish interrupted erasures (`resume`), and repeat those that a restored backup has reverted."""
-        done = await self.resume()
+        problems = list[StoreError]()
         async with self._turn:
-            for erasure in list(self.store.ledger):
-                async with self.topics.held(sorted(erasure.names)) as found:
-                    back = [topic.id for topic in found if self.store.has_returned(erasure, topic.id)]
-                for name in back:
-                    others = () if erasure.kind == "topic" else tuple(sorted(erasure.names - {name}))
-                    new = {"id": self.store.clock.next(), "topic_id": name, "former_names": others}
-                    again = msgspec.structs.replace(erasure, **new)  # a new id, so that backups follow once more
-                    begun = await self._with_digests([again], erasure.chunk_uuids)
-                    [again] = await asyncio.to_thread(self.store.ledger.begin, begun)
-                    done.append(await self._carry_out(again))
-        return done
+            done, due = [one for one in self.store.ledger if one.done_at is not None], self.store.ledger.pending
+            for erasure, name in [(one, name) for one in done for name in sorted(one.names)]:
+                try:
+                    async with self.topics.held([name]) as found:
+                        is_back = bool(found) and self.store.has_returned(erasure, name)
+                    if is_back:
+                        others = () if erasure.kind == "topic" else tuple(sorted(erasure.names - {name}))
+                        new = {"id": self.store.clock.next(), "topic_id": name, "former_names": others}
+                        again = msgspec.structs.replace(erasure, **new)  # a new id, so that backups follow once more
+                        begun = await self._with_digests([again], erasure.chunk_uuids)
+                        due += await asyncio.to_thread(self.store.ledger.begin, begun)
+                except StoreError as error:
+                    problems.append(error)
+            return await self._each(due, problems)
 
     async def erase(
         self, plans: Iterable[PlannedErasure], by: str, uuids: Collection[bytes] = (), *, forbid: bool = False
@@ -401,7 +401,20 @@ class Eraser:
             ]
             ready = await self._with_digests(erasures, uuids)
             begun = await asyncio.to_thread(self.store.ledger.begin, ready)
-            return [await self._carry_out(one) for one in begun]
+            return await self._each(begun, [])
+
+    async def _each(self, erasures: Sequence[Erasure], problems: list[StoreError]) -> list[ErasureDone]:
+        """Carry out erasures, all that can be. `problems`: of others. Raises StoreError: there are some, or one is not
+        finished."""
+        done = []
+        for erasure in erasures:
+            try:
+                done.append(await self._carry_out(erasure))
+            except StoreError as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]
+        return done
 
     async def _with_digests(self, erasures: Sequence[Erasure], uuids: Collection[bytes]) -> list[Erasure]:
         """Return erasures of these chunks ready to begin, each with its topic's former names, the digests of the
