@@ -453,6 +453,14 @@ async def test_words_that_lie_in_the_first_question_of_another_chat_are_stored(c
     assert sorted(stored) == sorted([f"{other}\nOK.", f"{begun}\nOK.", "Who told me that?\nOK."]), stored
 
 
+async def test_a_question_that_got_no_answer_may_be_a_later_one_of_another_chat(client: Client) -> None:
+    client.upstream.answer = lambda _: Response((b"{}",), status=500)
+    await client.ask("Who keeps the lamp?")
+    client.upstream.answer = chat_answer
+    status, _, _ = await client.ask("Good morning.", "Good morning to you.", "Who keeps the lamp?")
+    assert status == 200 and sum("Good morning to you." in text for text in await logged(client)) == 1
+
+
 @pytest.mark.parametrize("is_stored", [False, True], ids=["fast", "slow"])
 @pytest.mark.parametrize("reminded", [range(1), range(1, 9)], ids=["out of it", "into it"])
 @pytest.mark.parametrize("session", ["", "lamps"], ids=["long answers", "in a session"])

@@ -386,7 +386,7 @@ def _rewritten(known: list[bytes], conversation: Conversation, history: History)
     if runs[0][:2] != (0, 0) and known_count < max(SHARED_MIN, (len(history) - 1) // 2):
         first, former = history.messages[0], conversation.messages[0].message
         is_alike = former is not None and (first.said in former.said or former.said in first.said)
-        is_told = history.session is not None or conversation.messages[1].tokens >= TELLING_TOKENS
+        is_told = history.session is not None or conversation.tokens_between(1, len(conversation)) >= TELLING_TOKENS
         if not (is_alike and is_told) or runs != [(1, 1, len(conversation) - 1)]:
             return  # another conversation with the same words
     yield Match(conversation, 0, known_count, 0, tuple(runs))
