@@ -266,9 +266,8 @@ def _each(before: Sequence[Holders]) -> Collection[Holders]:
 
 SHARED_MIN, TELLING_TOKENS = 2, 50
 """Messages that a request must share with a conversation to count as an edit or a trimmed history of it. A single one
-proves nothing, because many conversations begin with the same words; but an answer of TELLING_TOKENS, or in the same
-session, does, to a question out of which a client took a reminder or into which it put one. (Recorded: the same answer
-of 27 tokens behind 15 messages.)"""
+proves nothing, because many conversations begin with the same words; but an answer of so many tokens, or in the same
+session, does, if the questions differ in a reminder only (recorded: one of 27 tokens behind 15 different messages)."""
 LAST_EXCHANGE = 2
 """Messages at a conversation's end that a trimmed history may lack or replace: a question and its answer."""
 HEAD_MAX = 4
