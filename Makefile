@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Types are checked on one core only, packages are unpacked on one: what `make test` needs is done by two.
 MAKEFLAGS += --jobs=2
 .DEFAULT_GOAL := help
-.PHONY: demo quick test all-tests llama-tests fuzz faults cluster lint openapi constraints clean help
+.PHONY: demo quick test all-tests llama-tests fuzz faults cluster lint layout types openapi constraints clean help
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip -qq --disable-pip-version-check
@@ -29,7 +29,7 @@ quick: .venv/installed-quick ## Lint and the tests that start no process, in a m
 
 test: lint all-tests ## Lint, types and all tests, beside each other (BROWSER=no: install no browser for them)
 
-all-tests: .venv/browser .venv/llama.cpp/fetched
+all-tests: layout .venv/browser .venv/llama.cpp/fetched
 	$(PYTEST) $(if $(ON_LINUX),,-m "not linux") --hypothesis-profile=whole --durations=15 $(PYTEST_FLAGS)
 
 llama-tests: .venv/llama.cpp/fetched ## llama.cpp's own server tests: what passes directly must pass through memd (a quarter of an hour)
@@ -44,8 +44,12 @@ faults: .venv/installed-test ## Let every call on a file fail once, under a runn
 cluster: .venv/installed-test ## Two passes of troubles in a cluster of real processes under load (a quarter of an hour; CLUSTER_FLAGS="--only kill")
 	@$(PY) tests/cluster/rounds.py $(CLUSTER_FLAGS)
 
-lint: .venv/installed-test ## Lint, layout and types only
+lint: layout types ## Lint, layout and types only
+
+layout: .venv/installed-test
 	$(RUFF)
+
+types: .venv/installed-test
 	$(PY) -m mypy
 
 RUFF = $(PY) -m ruff check . && $(PY) -m ruff format --check --quiet memd tests bench examples

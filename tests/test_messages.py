@@ -89,9 +89,9 @@ def test_what_says_something_else_has_another_digest(other: str) -> None:
 def test_the_normal_form_takes_no_longer_for_a_text_that_is_made_of_its_marks() -> None:
     for mark in ("<think></think>", "[THINK]", "◁think▷◁/think▷", "[x](", "[[", "<https://", " \n", "<think>"):
         text = mark * (400_000 // len(mark))
-        started = time.perf_counter()
+        started = time.thread_time()
         assert digest("assistant", text) and without_thinking(text) is not None
-        assert time.perf_counter() - started < 5, mark
+        assert time.thread_time() - started < 5, mark
 
 
 @given(st.text(max_size=40) | st.recursive(st.none() | st.booleans() | st.floats() | st.integers(), st.lists).map(str))
