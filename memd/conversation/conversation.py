@@ -183,11 +183,10 @@ class Conversation:
 
     def become(self, other: Conversation) -> Conversation:
         """Take everything over from another one, which is no longer used, except what only this daemon knows."""
-        kept: dict[str, object] = {"counted": self.counted, "changes": self.changes + 1, "awaiting": self.awaiting}
-        if len(self) == len(other):  # else it has grown now
-            kept["used_at"] = self.used_at
-        kept["arrivals"] = {key: self.arrivals.get(key, at) for key, at in other.arrivals.items()}
-        self.__dict__.update(other.__dict__ | kept)
+        counted, changes, awaiting = self.counted, self.changes + 1, self.awaiting
+        used_at = self.used_at if len(self) == len(other) else other.used_at  # it has grown now
+        self.__dict__.update(other.__dict__)
+        self.counted, self.changes, self.awaiting, self.used_at = counted, changes, awaiting, used_at
         return self
 
     def copied(self) -> Conversation:

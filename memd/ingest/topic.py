@@ -441,20 +441,12 @@ asking = ThreadPoolExecutor(8, "memd-shared")
 """Threads that wait for the database."""
 
 
-Ask = Callable[[Iterable[str]], Inquiry]
-"""Queries the shared log for the ends of topics, in one round trip. Called on the event loop."""
-
-
-def asked_of(kept: SharedLog) -> Ask:
-    """Return the function that queries this log."""
-
-    def ask(topics: Iterable[str]) -> Inquiry:
-        names = frozenset(topics)
-        answer = asyncio.get_running_loop().run_in_executor(asking, kept.ends, names)
-        answer.add_done_callback(lambda one: one.cancelled() or one.exception())  # else asyncio logs it
-        return Inquiry(names, answer)
-
-    return ask
+def ask(kept: SharedLog, topics: Iterable[str]) -> Inquiry:
+    """Query the shared log for the ends of topics, in one round trip. Called on the event loop."""
+    names = frozenset(topics)
+    answer = asyncio.get_running_loop().run_in_executor(asking, kept.ends, names)
+    answer.add_done_callback(lambda one: one.cancelled() or one.exception())  # else asyncio logs it
+    return Inquiry(names, answer)
 
 
 class Renewed(msgspec.Struct, frozen=True):
@@ -474,7 +466,7 @@ class SharedTopic(Topic):
 
     log: SharedTopicLog
 
-    def shares(self, waiting: Sequence[bytes], renew: Renew, ask: Ask) -> None:
+    def shares(self, waiting: Sequence[bytes], renew: Renew, kept: SharedLog) -> None:
         """Begin to follow the shared log; called once, in the thread that opens the topic. This brings the buffer to
         the state of the rows; while the database is unreachable it keeps the journal's. `waiting`: the journal's
         events not known to be in the shared log. `renew`: reads a topic anew if its copy is invalid."""
@@ -490,7 +482,7 @@ class SharedTopic(Topic):
         """Held while rows of the buffer are read or appended."""
         self._others: dict[str | bytes, float] = {}
         """Conversations and notes that another daemon received last, with the time (`time.monotonic`)."""
-        self._renew, self._ask = renew, ask
+        self._renew, self._kept = renew, kept
         try:
             rows = self.log.catch_up(self._head)
             if not self._takes(rows):
@@ -508,7 +500,7 @@ class SharedTopic(Topic):
     async def follow(self, inquiry: Inquiry | None = None) -> None:
         """See Topic; while the database is unreachable the copy stays as it is."""
         if inquiry is None or self.id not in inquiry.topics:
-            inquiry = self._ask([self.id])
+            inquiry = ask(self._kept, [self.id])
         try:
             ends = await asyncio.shield(inquiry.answer)
             async with self._turn:

@@ -22,7 +22,7 @@ from memd.embedding.loading import BUNDLED, give_back_memory
 from memd.entries import checked_topic_id
 from memd.errors import Refused, Rewritten, StoreError, StoreWriteFailed
 from memd.ingest.pipeline import Cutter
-from memd.ingest.topic import Inquiry, Renewed, SharedTopic, Topic, asked_of, asking, erased_in, events_in, replayed
+from memd.ingest.topic import Inquiry, Renewed, SharedTopic, Topic, ask, asking, erased_in, events_in, replayed
 from memd.principals import surplus
 from memd.settings.model import Config
 from memd.store.disk import DiskWatch
@@ -62,7 +62,6 @@ class Topics:
         """Numbers of unstored messages in topics that are not opened yet, or cannot be opened."""
         self.has_lost = False
         """True if a message could not be written before the end."""
-        self._ask = None if store.kept is None else asked_of(store.kept)
         self.disk = DiskWatch(store.files, store.data_dir)
 
     async def wake(self) -> Topic | None:
@@ -150,11 +149,11 @@ class Topics:
     def ask(self, topic_ids: Iterable[str], asked: Inquiry | None = None) -> Inquiry | None:
         """In a cluster, query the ends of the open ones of these topics, and of the books of rights, in one query.
         `asked`: an earlier query, returned if it covers all of these."""
-        if self._ask is None:
+        if self._store.kept is None:
             return None
         known = (*self._config.retrieval.global_topics, *topic_ids)
         names = {*RIGHTS_BOOKS, *(one for one in known if one in self._open)}
-        return asked if asked is not None and names <= asked.topics else self._ask(names)
+        return asked if asked is not None and names <= asked.topics else ask(self._store.kept, names)
 
     async def get(self, topic_id: str, inquiry: Inquiry | None = None) -> Topic:
         """Return the topic, opened or created, up to date with other daemons. Concurrent callers share one opening.
@@ -170,7 +169,7 @@ class Topics:
         checked_topic_id(topic_id)
         opening = self._opening.get(topic_id)
         if opening is None:
-            thread = self._writer if self._ask is None else asking
+            thread = self._writer if self._store.kept is None else asking
             opening = asyncio.get_running_loop().run_in_executor(thread, self._read, topic_id)
             self._opening[topic_id] = opening
             opening.add_done_callback(partial(self._opened, topic_id))
@@ -256,20 +255,20 @@ class Topics:
         log_ = self._store.topic(topic_id)
         journal, payloads = Journal.open(log_.claim)
         events, is_as_kept = events_in(payloads, topic_id, self._cutter.redactor)
-        buffer = replayed(events, are_others=self._ask is not None)
-        if has_lost := self._ask is None and log_.has_lost_entries(journal):
+        buffer = replayed(events, are_others=self._store.kept is not None)
+        if has_lost := self._store.kept is None and log_.has_lost_entries(journal):
             buffer.lower_marks(log_.has_digest)
         for finding in log_.findings:
             log.warning("found in the log", extra={"topic": topic_id, "finding": finding})
         if self._config.embedding.model == BUNDLED and (language := log_.snapshot().main_language) is not None:
             _tell_of(language)
-        topic = (Topic if self._ask is None else SharedTopic)(
+        topic = (Topic if self._store.kept is None else SharedTopic)(
             log_, buffer, journal, self._writer, self._cutter, self._store.before_write
         )
         topic.journal_behind = has_lost or not is_as_kept
-        if isinstance(topic, SharedTopic) and self._ask is not None:
+        if isinstance(topic, SharedTopic) and self._store.kept is not None:
             waiting = journal.unmarked if journal.mark is not None else 0 if topic.log.head else len(payloads)
-            topic.shares(payloads[len(payloads) - waiting :], self._renewed, self._ask)
+            topic.shares(payloads[len(payloads) - waiting :], self._renewed, self._store.kept)
         if erased := erased_in(buffer, self._store.ledger):
             topic.forget_shown(erased)
         return topic
