@@ -53,14 +53,7 @@ from memd.store.layout import (
 )
 from memd.store.log.format import scan_records
 from memd.store.log.journal import records_of
-from memd.store.log.recovery import (
-    TORN_SUFFIX,
-    Finding,
-    read_log_file,
-    remove_temporaries,
-    save_torn_copy,
-    torn_files,
-)
+from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy, torn_files
 from memd.store.log.segment import read_header
 from memd.store.tools.export import active_bytes
 
