@@ -13,7 +13,7 @@ import pytest
 from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
-from memd.entries import Draft, Entry, Erased, Speaker, Status, WallTime
+from memd.entries import Draft, Entry, Erased, Section, Speaker, Status, WallTime
 from memd.recall.block import line_of
 from memd.recall.columns import Searchable
 from memd.recall.corrections import undo
@@ -275,6 +275,25 @@ async def test_in_mid_turn_what_the_model_says_it_looks_for_stands_behind_the_re
     question = "When all is done, report the release code of the copper crane."
     assert contents(await asked(log, question))[0] == mention
     assert contents(await asked(log, question, Filters(step="Let me look into the next file.")))[0] == result
+
+
+async def test_a_note_is_first_by_its_whole_text_though_its_end_alone_is_about_nothing_stored(
+    log: TopicLog, embedder: Embedder
+) -> None:
+    plan = (
+        "The {} of the northern line was chosen after two weeks of trials, in which the foreman and the people of the"
+        " early shift wrote down each stop with its reason, and it stays as it is until the audit in autumn, when the"
+        " figures of all four lines are laid side by side. Set: {}."
+    )
+    measures = "belt speed", "oil pressure", "shift length", "scrap rate", "crew size"
+    notes = [plan.format(what, value) for what in measures for value in range(30, 40)]
+    log.append(
+        [
+            _draft(embedder, number, note, kind="note", roles=(), part=Section(bytes([number]) * 16))
+            for number, note in enumerate(notes)
+        ]
+    )
+    assert [contents(await asked(log, note))[0] for note in notes] == notes
 
 
 @pytest.mark.parametrize("lines", [4, 14])

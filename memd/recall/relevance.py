@@ -240,8 +240,7 @@ class Field:
         """Score all chunks for the parts that may contribute; see `speaking`."""
         if is_silent := not speaking.any():
             speaking = ~speaking  # score all parts, so that candidates can be listed with the reason
-        shares = self._shares(settings) * speaking
-        return Scores(shares, self.raw * speaking, self.multiplier, is_silent=is_silent)
+        return Scores(self._shares(settings), self.raw, self.multiplier, speaking, is_silent=is_silent)
 
     @cached_property
     def _near(self) -> Floats:
@@ -413,21 +412,23 @@ def _inverse(sizes: Floats, products: Floats, mean_sizes: Floats) -> Floats:
 class Scores:
     """Each chunk's best score over the parts of a question, and its components."""
 
-    def __init__(self, shares: Floats, cosines: Floats, multiplier: Floats, *, is_silent: bool) -> None:
+    def __init__(self, shares: Floats, cosines: Floats, multiplier: Floats, speaking: Bits, *, is_silent: bool) -> None:
         """
         Args:
             shares: contributions of meaning, words, feedback and neighbours, (4, m, p).
             cosines: raw cosines, (m, p).
             multiplier: of corrections, (m,).
+            speaking: parts that may contribute, (p,). The others only tell apart chunks that are as good for these.
             is_silent: nothing stored is about any part.
         """
         self.is_silent = is_silent
         relevance = np.maximum(shares.sum(axis=0), 0)
-        rows, part = np.arange(len(multiplier)), relevance.argmax(axis=1)
-        self._parts = shares[:, rows, part], cosines[rows, part]
-        self._of_parts = scored = relevance * multiplier[:, None]
+        rows, part = np.arange(len(multiplier)), (relevance * speaking).argmax(axis=1)
+        self._parts = shares[:, rows, part] * speaking[part], cosines[rows, part] * speaking[part]
+        every = relevance * multiplier[:, None]
+        self._of_parts = scored = every * speaking
         if scored.shape[1] > 1:
-            self._of_parts = scored + SECOND_SHARE * np.minimum(scored, np.partition(scored, -2, axis=1)[:, -2:-1])
+            self._of_parts = scored + SECOND_SHARE * np.minimum(scored, np.partition(every, -2, axis=1)[:, -2:-1])
         self.score: Floats = scored.max(axis=1)
         """Relevance times multiplier; echoes and times are applied later."""
         self._multiplier, self._lifted = multiplier, np.maximum(multiplier, 1)
