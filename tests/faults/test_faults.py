@@ -26,7 +26,7 @@ SAMPLE = [
     Fault("sync", 18, errno.EIO, lasts=True),
     Fault("rename", 4, errno.EIO),
     Fault("open", 45, errno.EIO),
-    Fault("read", 5, errno.EIO),
+    Fault("read", 1, errno.EIO),
 ]
 
 
