@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,27 @@ async def test_in_mid_turn_what_the_model_says_it_looks_for_stands_behind_the_re
     question = "When all is done, report the release code of the copper crane."
     assert contents(await asked(log, question))[0] == mention
     assert contents(await asked(log, question, Filters(step="Let me look into the next file.")))[0] == result
+
+
+@pytest.mark.parametrize(
+    "question", ["Who is my tax adviser?", "What is my starter called?", "Which band did we book?", "tax adviser"]
+)
+async def test_a_question_whose_two_words_a_chunk_has_is_answered_among_many_chunks(
+    log: TopicLog, embedder: Embedder, question: str
+) -> None:
+    facts = [
+        "My tax adviser is Frau Weidemann; she wants the home office days: I worked 143 days from home in 2024.",
+        "My sourdough starter is called Bruno. I feed it with rye every evening, but the loaf stays flat.",
+        "For the wedding we booked the band Nachtzug; the deposit was 400 euros, the rest is due on the day.",
+    ]
+    things = "harbour", "ledger", "violin", "copper", "meadow", "turbine", "fence", "sailor", "cabbage", "lantern", "saddle"
+    others = [
+        f"Note {number}: the {one} beside the {other} was painted red last year."
+        for number, (one, other) in enumerate(itertools.islice(itertools.permutations(things, 2), 100))
+    ]
+    log.append([_draft(embedder, number, text) for number, text in enumerate([*facts, *others])])
+    [fact] = [fact for fact in facts if any(word in fact for word in ("adviser", "called", "band") if word in question)]
+    assert fact in contents(await asked(log, question))
 
 
 async def test_a_note_is_first_by_its_whole_text_though_its_end_alone_is_about_nothing_stored(

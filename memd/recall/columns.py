@@ -423,14 +423,15 @@ class TopicColumns:
         return np.where(marked, 1, told.clip(TELLING_MIN, 1)).astype(np.float32)
 
     def share(self, part: int, source: ChunkSource, label: int) -> float:
-        """Return the share of a part's words, by rarity, that a chunk has; 0 if the part has less than three words."""
+        """Return the share of a part's words, by rarity, that a chunk has; 0 if the part has only one word: small talk
+        has one ("no problem"), and some chunk has that."""
         if source.columns is None:
             return 0.0
         terms, words = self.terms, self.terms.words[part]
         asked = terms.asks[part].nonzero()[0]
         found = asked[source.columns.has(label, terms.keys[asked])]
         whole = terms.rarity[words].sum()
-        return min(1.0, float(terms.rarity[found].sum() / whole)) if words.sum() >= 3 else 0.0
+        return min(1.0, float(terms.rarity[found].sum() / whole)) if words.sum() > 1 else 0.0
 
     def names(self, part: int, source: ChunkSource, label: int) -> bool:
         """Return whether a chunk has a word of the part as a name (capitalised within a sentence), or the number that

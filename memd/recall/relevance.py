@@ -31,7 +31,7 @@ from memd.settings.model import RetrievalSettings
 from memd.store.lexical.analyzer import is_stopword
 from memd.store.log.columns import role_bits, uuid_bytes
 
-CLEAR, CLEAR_SHARE, CLEAR_WORDS = 0.56, 0.2, 0.015
+CLEAR, CLEAR_SHARE, CLEAR_WORDS = 0.6, 0.2, 0.015
 """Something stored is about a part without doubt, and the model need not read it, if CLEAR is reached by the nearest
 cosine of the table's vector, CLEAR_WORDS of the best BM25, and CLEAR_SHARE of the share of the part's words that one
 chunk has. For ranking the table's vector is as good; what it cannot tell is that nothing stored is about a part."""
