@@ -289,7 +289,7 @@ async def test_a_question_whose_two_words_a_chunk_has_is_answered_among_many_chu
         "My sourdough starter is called Bruno. I feed it with rye every evening, but the loaf stays flat.",
         "For the wedding we booked the band Nachtzug; the deposit was 400 euros, the rest is due on the day.",
     ]
-    things = "harbour", "ledger", "violin", "copper", "meadow", "turbine", "fence", "sailor", "cabbage", "lantern", "saddle"
+    things = "harbour", "ledger", "violin", "copper", "meadow", "turbine", "fence", "sailor", "cabbage", "lantern"
     others = [
         f"Note {number}: the {one} beside the {other} was painted red last year."
         for number, (one, other) in enumerate(itertools.islice(itertools.permutations(things, 2), 100))
