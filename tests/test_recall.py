@@ -518,6 +518,22 @@ async def test_of_a_chunk_that_two_topics_have_the_own_topic_s_entry_counts(tmp_
     assert (known.topic_id, known.entry.utility_steps) == ("own", 1)
 
 
+async def test_a_word_that_is_rare_among_all_topics_is_rare_in_a_topic_of_one_chunk(
+    tmp_path: Path, embedder: Embedder
+) -> None:
+    store = _store(tmp_path, embedder)
+    crate = "Take the tokio-modbus crate for the winch, it speaks RTU as well."
+    names = [
+        "Some suggestions: Klara, Paula, Frieda.",
+        *(f"The boat has sailed for {days} days." for days in range(40)),
+    ]
+    store.topic("names").append([_draft(embedder, number, text) for number, text in enumerate(names)])
+    store.topic("crates").append([_draft(embedder, 100, crate)])
+    found = await asked([store.topic("names"), store.topic("crates")], "Which crate did you suggest for Modbus?")
+    store.close()
+    assert contents(found)[0] == crate
+
+
 # -- what fails --------------------------------------------------------------------------------------------------------
 
 

@@ -100,6 +100,24 @@ class Terms(NamedTuple):
     chunk has, or of one word that a single chunk has."""
 
 
+class WordCounts:
+    """How many chunks of all topics that a question searches have each term: a word that is rare among all of them is
+    rare in a topic of one chunk, too. Sources whose words are not computed yet do not count."""
+
+    def __init__(self, columns: Sequence[GrowingColumns | SealedColumns]) -> None:
+        self._columns = columns
+        self._known: dict[bytes, Rows] = {}
+        self.total = sum(one.count for one in columns)
+        """The number of chunks."""
+
+    def having(self, keys: Keys) -> Rows:
+        """Return how many chunks have each term, (k,)."""
+        if (known := self._known.get(asked := keys.tobytes())) is None:
+            known = sum((one.having(keys) for one in self._columns), np.zeros(len(keys), np.intp))
+            self._known[asked] = known
+        return known
+
+
 class ChunkSource:
     """Chunks stored in one place. Each has a label below n = `len(counts)`."""
 
@@ -365,7 +383,9 @@ class TopicColumns:
         self.sources = sources_of(now, then, visible)
         if self.pending:
             self.sources.append(PendingSource(pending, wanted, times, visible, self.snapshot))
-        self._columns = [one.columns for one in self.sources if one.columns is not None]
+        self.columns = [one.columns for one in self.sources if one.columns is not None]
+        self.counts = WordCounts(self.columns)
+        """Where several topics are searched: of all of them."""
 
     @cached_property
     def mean(self) -> Floats | None:
@@ -385,11 +405,11 @@ class TopicColumns:
     @cached_property
     def terms(self) -> Terms:
         """See `Terms`."""
-        languages = frozenset().union(*(one.languages for one in self._columns))
+        languages = frozenset().union(*(one.languages for one in self.columns))
         asked = [query_keys(part, languages).tolist() for part in self._parts]
         exact = [identifier_keys(part).tolist() for part in self._parts]
         keys = np.array(list(dict.fromkeys(itertools.chain(*asked))), np.uint32)
-        none = keys[self._having(keys) == 0]
+        none = keys[self.counts.having(keys) == 0]
         near, likeness = near_terms(none)
         keys = np.concatenate([keys, np.setdiff1d(near[likeness > 0], keys)]) if len(none) else keys
         places = {key: place for place, key in enumerate(keys.tolist())}
@@ -404,16 +424,12 @@ class TopicColumns:
                 if like:
                     weight[asks[:, places[key]], places[other]] = NEAR_WEIGHT * like
         weight[asks], weight[is_exact] = 1, IDENTIFIER_WEIGHT
-        having = self._having(keys)
-        rare = rarity(np.maximum(having, 1), sum(one.count for one in self._columns))
+        having = self.counts.having(keys)
+        rare = rarity(np.maximum(having, 1), self.counts.total)
         is_word = np.fromiter(map(is_single_word, self._parts), np.bool_)
         is_alone = is_word & (asks & (having == 1)).any(axis=1)
         is_named = np.asarray((is_exact & (having > 0)).any(axis=1) | is_alone, np.bool_)
         return Terms(keys, rare, asks, words, weight * rare * (having > 0), is_named)
-
-    def _having(self, keys: Keys) -> Rows:
-        """Return how many chunks have each term; sources whose words are not computed yet do not count."""
-        return sum((one.having(keys) for one in self._columns), np.zeros(len(keys), np.intp))
 
     @cached_property
     def telling(self) -> Floats:

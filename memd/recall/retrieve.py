@@ -34,7 +34,7 @@ from memd.embedding.priority import yield_to_others
 from memd.entries import Entry
 from memd.errors import EmbeddingError, Refused, StoreError
 from memd.recall import block
-from memd.recall.columns import Searchable, TopicColumns
+from memd.recall.columns import Searchable, TopicColumns, WordCounts
 from memd.recall.explained import Verdict
 from memd.recall.question import PART_TOKENS, parts_of
 from memd.recall.relevance import LISTED, STEP_WEIGHT, Field, Parts, Scores
@@ -220,6 +220,9 @@ class Retriever:
                         TopicColumns(topic, list(parts), some, filters.wanted, filters.visible_digests, times)
                         for topic, some in zip(topics, waiting, strict=True)
                     ]
+                    counts = WordCounts([columns for one in searched for columns in one.columns])
+                    for one in searched:
+                        one.counts = counts
                     with nullcontext() if budget.seconds is None else self._one_at_a_time:
                         found = self._answer(question, parts, searched, times, now_us, budget, filters)
                     pairs = zip(searched, topics, strict=True)
