@@ -159,12 +159,9 @@ async def read_body(
 async def body_parts(
     request: web.BaseRequest, idle_seconds: float, again_seconds: float = math.inf
 ) -> AsyncIterator[bytes]:
-    """Yield the parts of a request's body as they arrive. `again_seconds`: see `HELD_SECONDS_MAX`.
-
-    Raises:
-        TimeoutError: the client sent nothing for `idle_seconds`, or fell so far behind its minimum rate (see also
-            `BODY_BYTES_PER_SECOND_MIN`); its connection is closed. Sending faster earlier earns no credit.
-    """
+    """Yield the parts of a request's body as they arrive. `again_seconds`: see `HELD_SECONDS_MAX`. Raises TimeoutError:
+    the client sent nothing for `idle_seconds`, or fell so far behind its minimum rate (see also
+    `BODY_BYTES_PER_SECOND_MIN`); its connection is closed. Sending faster earlier earns no credit."""
     clock = asyncio.get_running_loop().time
     behind, size = 0.0, 0
     while not request.content.is_eof():

@@ -187,10 +187,7 @@ class Receipts:
         """Remove the texts from receipts that an erasure concerns; their figures stay.
 
         The caller erases everything else inside the `with` block. Turns that recalled before its end get receipts
-        without texts too, however long they run.
-
-        Raises:
-            StoreError: a file cannot be read or written.
+        without texts too, however long they run. Raises StoreError: a file cannot be read or written.
         """
         losing = _Losing(concern)
         self._losing += (losing,)

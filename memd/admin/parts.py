@@ -120,12 +120,8 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
         refused: Refused | None = None,
     ) -> AsyncIterator[list[Topic]]:
         """Hold the topics of these names, or without names all in which `who` has one of the rights, open during the
-        block. `refused`: see `Topics.readable`.
-
-        Raises:
-            Forbidden: `who` lacks the first right in one of them.
-            StoreError: a topic cannot be read, or with `refused` none can.
-        """
+        block. `refused`: see `Topics.readable`. Raises Forbidden: `who` lacks the first right in one of them;
+        StoreError: a topic cannot be read, or with `refused` none can."""
         wanted = [checked_topic_id(name) for name in names]
         for name in wanted:
             who.check(rights[0], name)

@@ -28,11 +28,8 @@ def near_words_path() -> Path:
 
 
 def ranks_bytes() -> bytes:
-    """The file `cl100k_base.tiktoken` (1.7 MB): a line per token, its bytes in base64, a space, its rank.
-
-    Raises:
-        OSError: the package was installed without its data files.
-    """
+    """The file `cl100k_base.tiktoken` (1.7 MB): a line per token, its bytes in base64, a space, its rank. Raises
+    OSError: the package was installed without its data files."""
     return (_HERE / "tiktoken" / "cl100k_base.tiktoken").read_bytes()
 
 

@@ -42,10 +42,8 @@ class Embedder(Protocol):
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embed texts of any length, each independently of the others; unit vectors, float32 `(n, dimension)`.
 
-        For an entry use `spoken`: roles are in every chunk and would only make chunks more alike.
-
-        Raises:
-            EmbeddingError: the model failed on a text, or could not be reached.
+        For an entry use `spoken`: roles are in every chunk and would only make chunks more alike. Raises
+        EmbeddingError: the model failed on a text, or could not be reached.
         """
 
     def embed_query(self, text: str) -> NDArray[np.float32]:

@@ -391,12 +391,8 @@ class RequestReader:
 
 
 async def unpacked(packed: bytes, codings: tuple[str, ...], bytes_max: int, take: Take) -> bytes:
-    """Unpack a body in a thread; `take` reserves the bytes of each piece before the next one is unpacked.
-
-    Raises:
-        BadCoding, TooLarge: see `unpacked_parts`.
-        TooManyBodies: there is no room for it.
-    """
+    """Unpack a body in a thread; `take` reserves the bytes of each piece before the next one is unpacked. Raises
+    BadCoding, TooLarge: see `unpacked_parts`; TooManyBodies: there is no room for it."""
     parts, whole = unpacked_parts(packed, codings, bytes_max), []
     while part := await asyncio.to_thread(next, parts, b""):
         take(len(part))

@@ -50,11 +50,8 @@ class Related(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def related(topics: Sequence[Snapshot], snapshot: Snapshot, entry: Entry, limit: int) -> list[Related]:
-    """Return the chunks related to a chunk of one of these topics, best first.
-
-    Raises:
-        StoreError: an entry or an index cannot be read.
-    """
+    """Return the chunks related to a chunk of one of these topics, best first. Raises StoreError: an entry or an index
+    cannot be read."""
     own = next(place for place in snapshot.places(entry.uuid) if snapshot.is_live(place))
     beside = {own, *snapshot.neighbours(own)}
     is_comparable = own in snapshot.cosines_at(entry.embedding, [own])

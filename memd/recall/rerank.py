@@ -67,11 +67,8 @@ class Reranker:
         return [*sorted(numbers[: len(first)], key=lambda one: (-scores[one], one)), *numbers[len(first) :]], None
 
     def scores(self, question: str, texts: Sequence[str], until: float = math.inf) -> list[float]:
-        """Return the score of each text; the scale is arbitrary, higher is better.
-
-        Raises:
-            RerankError: the server did not answer in time, gave an invalid answer, or is backed off.
-        """
+        """Return the score of each text; the scale is arbitrary, higher is better. Raises RerankError: the server did
+        not answer in time, gave an invalid answer, or is backed off."""
         if (left := self._silent_until - time.monotonic()) > 0:
             raise RerankError(f"{self._server.shown} failed a moment ago; a question asks again in {left:.0f} s")
         deadline = min(until, time.monotonic() + self._settings.timeout_ms / 1000)

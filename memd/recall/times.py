@@ -94,11 +94,8 @@ def _span(match: re.Match[str], today: date) -> Span | None:
 
 
 def _days(match: re.Match[str], today: date) -> tuple[date, date]:
-    """Return the first day of an expression, and the day after the last.
-
-    Raises:
-        ValueError, OverflowError: there are no such days.
-    """
+    """Return the first day of an expression, and the day after the last. Raises ValueError, OverflowError: there are no
+    such days."""
     kind = match.groupdict()
     if kind["iso"]:
         return _from(date.fromisoformat(kind["iso"].replace("/", "-")))

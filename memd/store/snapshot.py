@@ -494,9 +494,7 @@ def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes
     """Return the chunk that replaced this one in the Update whose entry is at `place`.
 
     Its entry follows those of all chunks that the Update replaced. An import keeps this order, but not the groups.
-
-    Raises:
-        StoreError: an entry cannot be read.
+    Raises StoreError: an entry cannot be read.
     """
     entry = snapshot.read(place)
     if entry.action != "Update" or entry.status is Status.ACTIVE:

@@ -230,11 +230,8 @@ class BucketWriter:
         self._uncompared.update(dict.fromkeys(["", *topic_names_in(self._disk, self._data_dir), *self._catalog.topics]))
 
     def round(self) -> bool:
-        """Write the changes since the last round. Return whether the bucket has all that was there before.
-
-        Raises:
-            NotOurBucket: another daemon writes here now.
-            BucketError: the bucket is unreachable; the changes are due again.
+        """Write the changes since the last round. Return whether the bucket has all that was there before. Raises
+        NotOurBucket: another daemon writes here now; BucketError: the bucket is unreachable; the changes are due again.
         """
         due = dict.fromkeys([*self._disk.due, *islice(self._uncompared, COMPARED_AT_ONCE)])
         if not due:

@@ -81,12 +81,9 @@ class FileBook:
         return self._files.read(self.path) if self._files.size(self.path) is not None else None
 
     def change(self, work: Work) -> object:
-        """Replace the content by the result of `work`, durably; an exception of `work` leaves it unchanged.
-
-        Raises:
-            StoreError: it is unchanged (StoreLocked: another command changes it now).
-            InDoubt: it is unknown whether it changed.
-        """
+        """Replace the content by the result of `work`, durably; an exception of `work` leaves it unchanged. Raises
+        StoreError: it is unchanged (StoreLocked: another command changes it now); InDoubt: it is unknown whether it
+        changed."""
         try:
             lock = self._files.lock(self._lock)
         except StoreLocked:
