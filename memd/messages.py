@@ -284,11 +284,8 @@ def without_memory_blocks(text: str, is_own: Callable[[str], bool] = lambda _: T
     """Return `text` without memory blocks that memd put into an earlier prompt and a client echoes back.
 
     A block begins with a line starting `[memory]`, has a line starting `[mem:`, and ends with the line `[/memory]`. The
-    blank line after it is removed too. One pass over the lines: text is untrusted and may be long.
-
-    Args:
-        is_own: returns True for blocks that memd wrote. Others stay, or else the author of a web page could make words
-            vanish from the log.
+    blank line after it is removed too. One pass over the lines: text is untrusted and may be long. `is_own`: returns
+    True for blocks that memd wrote. Others stay, or else the author of a web page could make words vanish from the log.
     """
     if BLOCK_OPENING not in text:
         return text

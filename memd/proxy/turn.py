@@ -217,7 +217,7 @@ class Forwarding(msgspec.Struct, eq=False):
         )
 
     async def run(self, client: web.Request, record: RequestRecord) -> web.StreamResponse:
-        """Forward the prompt and relay the answer to its end. Raises aiohttp.ClientError, TimeoutError: no answer came."""
+        """Forward the prompt and relay the answer. Raises aiohttp.ClientError, TimeoutError: no answer came."""
         received = self.received
         with self.answers:
             accepted = list[Offered]()

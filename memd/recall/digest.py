@@ -90,11 +90,7 @@ class Said(NamedTuple):
 def digest(
     said: Iterable[Said], by: Literal["auto", "day", "week"], count: int
 ) -> tuple[Literal["day", "week"], list[Period]]:
-    """Return the unit chosen, and the periods that have chunks, oldest first.
-
-    Args:
-        count: most key sentences per period.
-    """
+    """Return the unit chosen, and the periods that have chunks, oldest first. `count`: most sentences per period."""
     days: dict[datetime.date, list[Said]] = defaultdict(list)
     for one in sorted(said, key=lambda one: (one.entry.said, one.entry.origin_id)):
         days[day_of(one.entry.said)].append(one)

@@ -109,11 +109,7 @@ def _neutralised(text: str) -> str:
 
 
 def _with(added: list[tuple[int, int, str]], text: str) -> str:
-    """Return `text` with strings inserted.
-
-    Args:
-        added: (number of a visible character, offset from it, string), ascending.
-    """
+    """Insert strings into `text`. `added`: (number of a visible character, offset from it, string), in order."""
     if not added:
         return text
     seen = [place for place, character in enumerate(text) if not _UNSEEN.match(character)]

@@ -51,10 +51,8 @@ class Events:
     def subscription(self, author: str = "") -> Iterator[asyncio.Queue[tuple[str, Any]]]:
         """Subscribe while the block runs; the queue has (event, value).
 
-        A subscriber that must leave gets the event `end`, with a reason if it makes room for others.
-
-        Args:
-            author: the principal who subscribes.
+        A subscriber that must leave gets the event `end`, with a reason if it makes room for others. `author`: the
+        principal who subscribes.
         """
         queue: asyncio.Queue[tuple[str, Any]] = asyncio.Queue(QUEUED_EVENTS_MAX)
         self._queues[queue] = author
