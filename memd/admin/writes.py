@@ -452,8 +452,6 @@ def _live_prompts(topic: Topic, digests: Collection[bytes] | None, *, forbid: bo
 
 def _backups(parts: DaemonParts) -> tuple[str, ...]:
     until = "until one of its next rounds, and where the bucket keeps versions, until those are removed"
-    if parts.backup is not None and (trouble := parts.backup.health.trouble):
-        until += f"; now none succeeds: {trouble}"
     url, files = parts.config.backup.bucket, parts.store.files
     bucket = (f"the backup in {url}, {until}",) if url else ()
     others = [one for one in known_buckets(parts.store.data_dir, files) if one != url]
