@@ -20,7 +20,7 @@ from effort import steps
 from memd.cli.main import main
 from memd.errors import DiskFull, StoreError, StoreLocked
 from memd.store.bucket.restoring import restore_copy
-from memd.store.disk import LocalDisk, Wiper, replace_file
+from memd.store.disk import LocalDisk, Wiper
 from memd.store.erasure import Erasure
 from memd.store.layout import LOCK_NAME, RECENT_NAME, check_restored
 from memd.store.log.journal import read_journal
@@ -156,8 +156,7 @@ def test_every_backup_beside_a_busy_writer_has_all_that_was_acknowledged(source:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("is_renamed", [False, True], ids=["", "renamed"])
-def test_whatever_interrupts_a_backup_it_is_whole_and_the_next_one_goes_on(loss: Loss, is_renamed: bool) -> None:
+def test_whatever_interrupts_a_backup_it_is_whole_and_the_next_one_goes_on(loss: Loss) -> None:
     def prepared() -> CrashFiles:
         """An earlier backup, and since then more in the active file, a rotation, a sealed segment and another one."""
         files = CrashFiles()
@@ -168,9 +167,6 @@ def test_whatever_interrupts_a_backup_it_is_whole_and_the_next_one_goes_on(loss:
         journal.append([b"two"])
         for number in range(7, 18):
             topic.append([draft(number)])
-        if is_renamed:
-            files.rename(DATA_DIR / "talk", DATA_DIR / "chat")
-            replace_file(files, DATA_DIR / "chat" / "former_names", b"talk")
         return files
 
     probe = prepared()

@@ -161,9 +161,7 @@ def missing_topics(folder: Path, files: LocalDisk) -> list[Finding]:
         return []
     listed = files.read(folder / LISTING_NAME).decode("utf-8", "replace").split()
     erased = [one.topic_id for one in read_erasures(files, erasures_dir(folder))[0] if one.kind == "topic"]
-    there = topic_ids_in(files, folder)
-    renamed = (name for one in there for name in former_names(files, folder / one))
-    lost = sorted({*listed} - {*there, *renamed, *erased})
+    lost = sorted({*listed} - {*topic_ids_in(files, folder), *erased})
     return [Finding("damaged", str(folder / one), "is missing: the backup had this topic") for one in lost]
 
 
