@@ -38,7 +38,6 @@ from memd.selection import Selection, since
 from memd.store.bucket.objects import Bucket, Rounds
 from memd.store.encryption.disk import key_id_of
 from memd.store.erasure import Erasure
-from memd.store.layout import former_names
 from memd.store.log.segment import UnstoredText
 from memd.store.store import Snapshot, Store
 from memd.store.tools.backup import BackupReport, known_backups, known_buckets, last_with, note_backup
@@ -335,11 +334,7 @@ async def _topic(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Prin
     try:
         async with parts.held_one(topic_id, who, "admin") as topic:
             plan = await asyncio.to_thread(erasing.plan_of, topic.log.snapshot())
-            names = await asyncio.to_thread(former_names, parts.store.files, topic.log.hot_path.parent)
-            until = "which another topic has now: in the bucket for backup.keep_days, in a folder until you remove that"
-            had = (one for one in names if parts.store.has_topic(one))
-            taken = [f"what backups have of it by its former name {one}, {until}" for one in had]
-            return _Asked([plan], [plan], (), [*taken, *_live_prompts(topic, None, forbid=body.forbid)])
+            return _Asked([plan], [plan], (), _live_prompts(topic, None, forbid=body.forbid))
     except UnknownTopic as error:
         whole = PlannedErasure(topic_id=topic_id, kind="topic")
         erased = [one for one in parts.store.ledger if one.kind == "topic" and topic_id in one.names]
