@@ -40,7 +40,7 @@ from memd.store.encryption.disk import key_id_of
 from memd.store.erasure import Erasure
 from memd.store.log.segment import UnstoredText
 from memd.store.store import Snapshot, Store
-from memd.store.tools.backup import BackupReport, known_backups, known_buckets, last_with, note_backup
+from memd.store.tools.backup import BackupReport, has_copy, known_backups, known_buckets, note_backup
 from memd.store.tools.backup import backup as back_up
 from memd.wording import counted, erased_for_good
 
@@ -354,8 +354,9 @@ def _is_kept(parts: DaemonParts, topic_id: str, erased: Sequence[Erasure]) -> bo
     """Return whether a backup has a topic without a folder, and does not lose it by these erasures. Raises StoreError:
     it cannot be read."""
     store, settings = parts.store, parts.config.backup
-    in_bucket = Rounds(Bucket.of(settings, os.environ)).last_with(topic_id) if settings.is_on else 0
-    last = max(in_bucket, last_with(topic_id, store.data_dir, store.files))
+    if has_copy(store.data_dir, topic_id, erased, store.files):
+        return True
+    last = Rounds(Bucket.of(settings, os.environ)).last_with(topic_id) if settings.is_on else 0
     return last > max((one.at for one in erased), default=0)
 
 

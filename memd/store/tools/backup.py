@@ -138,10 +138,16 @@ def known_backups(data_dir: Path, files: LocalDisk) -> list[str]:
     return [one for one in told if one != own and files.size(Path(one) / MARKER_NAME) is not None]
 
 
-def last_with(topic_id: str, data_dir: Path, files: LocalDisk) -> int:
-    """Return the time of the last run of a known backup that has a topic, in microseconds since the epoch; 0: none."""
-    having = (Path(one) for one in known_backups(data_dir, files) if has_files(files, Path(one) / topic_id))
-    return max((files.changed_at(one / LISTING_NAME) // 1000 for one in having), default=0)
+def has_copy(data_dir: Path, topic_id: str, erased: Iterable[Erasure], files: LocalDisk) -> bool:
+    """Return whether a known backup has a topic, other than those that its next run erases."""
+    for place in map(Path, known_backups(data_dir, files)):
+        disk = files.with_copy(place) if isinstance(files, EncryptedDisk) else files
+        layout, is_erased = TopicLayout(place, topic_id), False
+        with suppress(StoreError):  # as before the encryption was changed
+            is_erased = any(_is_of(disk, layout, one) for one in erased)
+        if has_files(disk, layout.directory) and not is_erased:
+            return True
+    return False
 
 
 def known_buckets(data_dir: Path, files: LocalDisk) -> list[str]:
@@ -192,7 +198,7 @@ class _BackupRun:
         for erasure in (one for one in found if one.done_at is not None):
             wiper = Wiper(self._files)
             for layout in (TopicLayout(target, name) for name in sorted(erasure.names)):
-                if erasure.kind == "topic" and self._is_of(layout, erasure):
+                if erasure.kind == "topic" and _is_of(self._files, layout, erasure):
                     wiper.wipe_folder(layout.directory)
                     self.report.erased += 1
                 elif erasure.id not in known:  # bytes set aside may have some of its text
@@ -200,13 +206,6 @@ class _BackupRun:
                         wiper.wipe(path)
             if erasure.id not in known:
                 ledger.write(erasure)
-
-    def _is_of(self, layout: TopicLayout, erasure: Erasure) -> bool:
-        """Return whether a topic of the backup is the erased one, not a later one of its name."""
-        for path in layout.log_files(self._files):
-            for entry in read_log_file(self._files.read(path), name=str(path), dimension=None).entries:
-                return entry.canonical_id <= erasure.highest_id
-        return False
 
     def topic(self, source: TopicLayout, target: TopicLayout) -> None:
         """Bring one topic up to date; an unreadable file becomes a finding and does not stop the rest."""
@@ -420,6 +419,14 @@ class _BackupRun:
 
     def _add_finding(self, path: Path, message: str) -> None:
         self.report.findings.append(Finding("damaged", str(path), message))
+
+
+def _is_of(files: LocalDisk, layout: TopicLayout, erasure: Erasure) -> bool:
+    """Return whether a topic of a backup is the erased one, not a later one of its name."""
+    for path in layout.log_files(files):
+        for entry in read_log_file(files.read(path), name=str(path), dimension=None).entries:
+            return entry.canonical_id <= erasure.highest_id
+    return False
 
 
 def _be_backup_again(files: LocalDisk, data_dir: Path, target: Path, waiting: Waiting | None) -> None:
