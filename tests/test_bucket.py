@@ -202,8 +202,7 @@ def bytes_in(bucket: Bucket) -> bytes:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """All that a backup has of a folder."""
-    of_topics = r"[^/]+/(hot\.log|active\.bin|segments/seg.*|topic\.key)"
-    kept = re.compile(rf"memd\.(key|backups|audit/.*|erasures/.*json)|{of_topics}")
+    kept = re.compile(r"memd\.(key|audit/.*|erasures/.*json)|[^/]+/(hot\.log|active\.bin|segments/seg.*|topic\.key)")
     paths = (path for path in folder.rglob("*") if path.is_file())
     return {name: path.read_bytes() for path in paths if kept.fullmatch(name := path.relative_to(folder).as_posix())}
 
@@ -990,30 +989,6 @@ def test_erasing_and_the_check_say_how_the_bucket_is(serving: Serving, s3: S3Ser
     daemon.configure(settings | {"backup": settings["backup"] | {"bucket": "s3://bucket-none/memd"}})
     [failed] = checked()
     assert (failed["mark"], "does not exist" in failed["remedy"] + failed["said"]) == ("failed", True)
-
-
-def test_a_topic_whose_folder_is_gone_is_erased_by_its_name(serving: Serving, s3: S3Server) -> None:
-    settings, bucket = settings_for(s3)
-    daemon = serving(settings)
-    remember(daemon, 1)
-    wait_until(lambda: has(bucket, "lighthouse number 1 "), lambda: f"{health(daemon)}")
-    daemon.terminate()
-    shutil.rmtree(daemon.data_dir / "lamps")
-    daemon.start()
-    asked = {"topic_id": "lamps"}
-    unknown = ask(f"{daemon.own_url}/memd/erase", {"topic_id": "lamp"})
-    assert unknown.status == 404 and "there is no topic 'lamp'" in unknown.json["error"]["message"]
-    told = ask(f"{daemon.own_url}/memd/erase", asked)
-    assert told.status == 200 and "only backups have the topic" in told.json["remains"][0], told.body
-    wait_until(lambda: not has(bucket, "lighthouse"), lambda: f"{health(daemon)}")
-    again = ask(f"{daemon.own_url}/memd/erase", asked)
-    assert again.status == 404 and f"the backup in {bucket.url}" in again.json["error"]["message"]
-    daemon.terminate()
-    daemon.configure({name: one for name, one in settings.items() if name != "backup"})
-    daemon.start()
-    remember(daemon, 2)
-    told = ask(f"{daemon.own_url}/memd/erase", asked)
-    assert f"the backup in {bucket.url}, which memd wrote to" in told.json["remains"][0], "it has it no more in mind"
 
 
 def test_what_a_restored_file_brings_back_and_is_erased_again_leaves_the_bucket_again(

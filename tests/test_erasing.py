@@ -307,57 +307,6 @@ def test_a_topic_goes_whole_and_a_restored_backup_is_noticed(daemon: DaemonProce
     assert daemon.run("verify").returncode == 0
 
 
-def test_in_a_renamed_topic_it_goes_under_every_name(daemon: DaemonProcess, tmp_path: Path) -> None:
-    tell(daemon, [SECRET, *OTHERS])
-    daemon.wait_stored(*OTHERS, SECRET)
-    asked = [user("Where is the spare key of the foghorn?")]
-    daemon.chat(asked, memory_in={"topic_id": "other", "related_topic_ids": ["default"]})  # shown in another topic
-    daemon.chat(asked)  # and in its own
-    wait_until(lambda: len(turns_of(daemon, "other")) == 1, lambda: repr(daemon))
-    backup = tmp_path / "backup"
-    assert daemon.run("backup", str(backup)).returncode == 0
-    daemon.terminate()
-    assert any(b"vermilion" in path.read_bytes() for path in (daemon.data_dir / "default").rglob("*") if path.is_file())
-    (daemon.data_dir / "default").rename(daemon.data_dir / "office")
-    (daemon.data_dir / "office" / "former_names").write_text("default\n")
-    daemon.start()
-    done = daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--yes")
-    assert done.returncode == 0, done.stderr
-    assert found_in(daemon.data_dir) == []
-    assert found_in(backup)
-    shutil.copytree(backup, tmp_path / "old")
-    assert daemon.run("backup", str(backup)).returncode == 0
-    assert found_in(backup) == [] and sorted(exported_topics(backup, LocalDisk(), None)) == ["office", "other"]
-
-    daemon.terminate()
-    shutil.copytree(tmp_path / "old" / "default", daemon.data_dir / "default")
-    assert "`memd erase --resume` erases it once more" in daemon.run("verify").stdout
-    assert "Erased in topic default: 1 chunk" in daemon.run("erase", "--resume").stdout
-    assert found_in(daemon.data_dir) == [] and daemon.run("verify").returncode == 0
-    daemon.start()
-    assert daemon.run("erase", "office", "--yes").returncode == 0
-    assert (daemon.data_dir / "default").is_dir(), "a topic of its own by now"
-
-
-def test_a_topic_of_which_only_a_backup_is_left_is_erased_there(daemon: DaemonProcess, tmp_path: Path) -> None:
-    daemon.chat([user(SECRET)], headers={"X-Memory-Topic": "team"})
-    daemon.wait_stored(SECRET)
-    backup = tmp_path / "backup"
-    assert daemon.run("backup", str(backup)).returncode == 0
-    daemon.terminate()
-    shutil.rmtree(daemon.data_dir / "team")
-    daemon.start()
-    assert daemon.run("erase", "taem", "--yes").returncode != 0, "none has it"
-    done = daemon.run("erase", "team", "--yes")
-    assert done.returncode == 0, done.stderr
-    assert "only backups have the topic" in done.stdout and f"{backup}, until the next `memd backup`" in done.stdout
-    again = ask(f"{daemon.own_url}/memd/erase", {"topic_id": "team"})
-    assert again.status == 404 and f"the backup in {backup}, until the next" in again.json["error"]["message"]
-    assert found_in(backup)
-    assert daemon.run("backup", str(backup)).returncode == 0
-    assert found_in(backup) == []
-
-
 def test_text_that_one_file_of_a_backup_brings_back_is_erased_again(daemon: DaemonProcess, tmp_path: Path) -> None:
     tell(daemon, [SECRET, *OTHERS])
     daemon.wait_stored(*OTHERS, SECRET)

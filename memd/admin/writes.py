@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +23,7 @@ from msgspec import Meta
 from memd.admin.parts import DaemonParts, Named, uuids_of
 from memd.admin.routing import Body, Extent, TopicBody, post
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction, Entry
-from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError, UnknownTopic, WrongKey
+from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError, WrongKey
 from memd.ingest import erasing
 from memd.ingest.archiver import TakenNote, take_note
 from memd.ingest.erasing import ErasureDone, PlannedErasure
@@ -35,12 +34,10 @@ from memd.principals import OWNER_NAME, Principal
 from memd.recall import corrections
 from memd.recall.corrections import Applied
 from memd.selection import Selection, since
-from memd.store.bucket.objects import Bucket, Rounds
 from memd.store.encryption.disk import key_id_of
-from memd.store.erasure import Erasure
 from memd.store.log.segment import UnstoredText
 from memd.store.store import Snapshot, Store
-from memd.store.tools.backup import BackupReport, has_copy, known_backups, known_buckets, note_backup
+from memd.store.tools.backup import BackupReport, known_backups, known_buckets, note_backup
 from memd.store.tools.backup import backup as back_up
 from memd.wording import counted, erased_for_good
 
@@ -335,29 +332,11 @@ async def _topic(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Prin
         async with parts.held_one(topic_id, who, "admin") as topic:
             plan = await asyncio.to_thread(erasing.plan_of, topic.log.snapshot())
             return _Asked([plan], [plan], (), _live_prompts(topic, None, forbid=body.forbid))
-    except UnknownTopic as error:
-        whole = PlannedErasure(topic_id=topic_id, kind="topic")
-        erased = [one for one in parts.store.ledger if one.kind == "topic" and topic_id in one.names]
-        if await asyncio.to_thread(_is_kept, parts, topic_id, erased):
-            return _Asked([], [whole], (), ["its folder, which is not there any more: only backups have the topic"])
-        if not erased:
-            raise
-        raise UnknownTopic("; ".join((f"{error}; {erased[-1]}", *_backups(parts)))) from None
     except StoreError as error:
         told = {"topic": topic_id, "error": error}
         logging.getLogger("memd").warning("a topic that cannot be read is erased", extra=told)
         whole = PlannedErasure(topic_id=topic_id, kind="topic")
         return _Asked([], [whole], (), [f"the topic cannot be read: {error}"])
-
-
-def _is_kept(parts: DaemonParts, topic_id: str, erased: Sequence[Erasure]) -> bool:
-    """Return whether a backup has a topic without a folder, and does not lose it by these erasures. Raises StoreError:
-    it cannot be read."""
-    store, settings = parts.store, parts.config.backup
-    if has_copy(store.data_dir, topic_id, erased, store.files):
-        return True
-    last = Rounds(Bucket.of(settings, os.environ)).last_with(topic_id) if settings.is_on else 0
-    return last > max((one.at for one in erased), default=0)
 
 
 async def _older(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Principal) -> _Asked:
@@ -451,7 +430,7 @@ def _backups(parts: DaemonParts) -> tuple[str, ...]:
     url, files = parts.config.backup.bucket, parts.store.files
     bucket = (f"the backup in {url}, {until}",) if url else ()
     others = [one for one in known_buckets(parts.store.data_dir, files) if one != url]
-    was = "which memd wrote to or was restored from, until you remove it or memd backs up there again (backup.bucket)"
+    was = "which this was restored from, until you remove it or memd backs up there again (backup.bucket)"
     folders = known_backups(parts.store.data_dir, files)
     said = (f"the backup in {one}, {_until(parts.store, Path(one))}" for one in folders)
     return (*bucket, *(f"the backup in {one}, {was}" for one in others), *said)

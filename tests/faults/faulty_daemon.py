@@ -186,8 +186,7 @@ def _is_stored(daemon: DaemonProcess, words: list[str]) -> bool:
 
 def _judge(daemon: DaemonProcess, life: Life, said: list[dict[str, str]], old: OldLog | None) -> None:
     verified = daemon.run("verify")
-    no_memory = any(words in verified.stderr for words in ("is no memory", "there is no such folder"))
-    is_nothing = life.refused_start and not life.acknowledged and no_memory
+    is_nothing = life.refused_start and not life.acknowledged and "is no memory" in verified.stderr
     if not (is_nothing or verified.returncode in (0, 1)) or "Traceback" in verified.stderr:
         life.complaints.append(f"memd verify: {verified.returncode}, {verified.stderr[-300:]}")
     daemon.start()

@@ -401,13 +401,6 @@ class Rounds:
             if one.is_full or (self.moments and self.moments[-1].generation == one.generation):
                 self.moments.append(one)
 
-    def last_with(self, folder: str) -> int:
-        """Return the time of the last known state with a folder, in microseconds since the epoch; 0: never."""
-        if self.moments and folder in self.catalog(self.moments[-1])[0].topics:
-            return self.moments[-1].at
-        every = (self._header(name) for name in reversed(self.names) if name.is_full)
-        return next((one.at for one in every if folder in (one.topics or ())), 0)
-
     def headers(self, names: Sequence[RoundName]) -> Iterator[tuple[RoundName, RoundHeader]]:
         """Read the headers of some rounds, in their order."""
         with ThreadPoolExecutor(READERS, thread_name_prefix="memd-bucket") as readers:

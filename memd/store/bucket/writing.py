@@ -34,7 +34,6 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -75,7 +74,6 @@ from memd.store.layout import (
     topic_names_in,
     topic_of,
 )
-from memd.store.tools.backup import note_places
 
 log = logging.getLogger("memd")
 
@@ -211,8 +209,6 @@ class BucketWriter:
             StoreError: the data directory cannot be read.
         """
         self._identify()
-        with suppress(StoreError):
-            note_places(self._data_dir, [self.bucket.url], self._disk)
         rounds, owner = Rounds(self.bucket), self._owner()
         owners = [name.generation for name in rounds.names] + ([owner.generation] if owner is not None else [])
         number = max((int(one.partition("-")[0]) for one in owners), default=0) + 1

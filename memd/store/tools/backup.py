@@ -138,20 +138,8 @@ def known_backups(data_dir: Path, files: LocalDisk) -> list[str]:
     return [one for one in told if one != own and files.size(Path(one) / MARKER_NAME) is not None]
 
 
-def has_copy(data_dir: Path, topic_id: str, erased: Iterable[Erasure], files: LocalDisk) -> bool:
-    """Return whether a known backup has a topic, other than those that its next run erases."""
-    for place in map(Path, known_backups(data_dir, files)):
-        disk = files.with_copy(place) if isinstance(files, EncryptedDisk) else files
-        layout, is_erased = TopicLayout(place, topic_id), False
-        with suppress(StoreError):  # as before the encryption was changed
-            is_erased = any(_is_of(disk, layout, one) for one in erased)
-        if has_files(disk, layout.directory) and not is_erased:
-            return True
-    return False
-
-
 def known_buckets(data_dir: Path, files: LocalDisk) -> list[str]:
-    """Return the buckets that a data directory, or one before it, was backed up to or restored from."""
+    """Return the buckets that a data directory, or one before it, was restored from."""
     return [one for one in _noted_backups(data_dir, files) if "://" in one]
 
 
@@ -198,7 +186,7 @@ class _BackupRun:
         for erasure in (one for one in found if one.done_at is not None):
             wiper = Wiper(self._files)
             for layout in (TopicLayout(target, name) for name in sorted(erasure.names)):
-                if erasure.kind == "topic" and _is_of(self._files, layout, erasure):
+                if erasure.kind == "topic" and self._is_of(layout, erasure):
                     wiper.wipe_folder(layout.directory)
                     self.report.erased += 1
                 elif erasure.id not in known:  # bytes set aside may have some of its text
@@ -206,6 +194,13 @@ class _BackupRun:
                         wiper.wipe(path)
             if erasure.id not in known:
                 ledger.write(erasure)
+
+    def _is_of(self, layout: TopicLayout, erasure: Erasure) -> bool:
+        """Return whether a topic of the backup is the erased one, not a later one of its name."""
+        for path in layout.log_files(self._files):
+            for entry in read_log_file(self._files.read(path), name=str(path), dimension=None).entries:
+                return entry.canonical_id <= erasure.highest_id
+        return False
 
     def topic(self, source: TopicLayout, target: TopicLayout) -> None:
         """Bring one topic up to date; an unreadable file becomes a finding and does not stop the rest."""
@@ -419,14 +414,6 @@ class _BackupRun:
 
     def _add_finding(self, path: Path, message: str) -> None:
         self.report.findings.append(Finding("damaged", str(path), message))
-
-
-def _is_of(files: LocalDisk, layout: TopicLayout, erasure: Erasure) -> bool:
-    """Return whether a topic of a backup is the erased one, not a later one of its name."""
-    for path in layout.log_files(files):
-        for entry in read_log_file(files.read(path), name=str(path), dimension=None).entries:
-            return entry.canonical_id <= erasure.highest_id
-    return False
 
 
 def _be_backup_again(files: LocalDisk, data_dir: Path, target: Path, waiting: Waiting | None) -> None:
