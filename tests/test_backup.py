@@ -14,17 +14,15 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
-from drafts import DATA_DIR, DISK, contents, draft, open_journal, open_store, uuid_of
+from drafts import DATA_DIR, DISK, contents, draft, open_journal, open_store
 from effort import steps
 
 from memd.cli.main import main
 from memd.errors import DiskFull, StoreError, StoreLocked
 from memd.store.bucket.restoring import restore_copy
-from memd.store.disk import LocalDisk, Wiper
-from memd.store.erasure import Erasure
+from memd.store.disk import LocalDisk
 from memd.store.layout import LOCK_NAME, RECENT_NAME, check_restored
 from memd.store.log.journal import read_journal
-from memd.store.log.recovery import save_torn_copy
 from memd.store.store import TopicLog
 from memd.store.tools.backup import LISTING_NAME, MARKER_NAME, backup
 from memd.store.tools.verify import verify
@@ -240,38 +238,6 @@ def test_a_backup_that_somebody_holds_is_not_overwritten(source: Path, target: P
     with pytest.raises(StoreLocked):
         backup(source, target, DISK)
     lock.release()
-
-
-@pytest.mark.parametrize("name", ["chat", "zoo"], ids=["before", "behind"])
-@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
-def test_a_topic_that_was_renamed_is_renamed_in_the_backup_and_what_is_erased_in_it_goes(
-    source: Path, target: Path, name: str, times: int
-) -> None:
-    with closing(open_store(None, source, segment_entries_max=5)) as store:
-        for number in range(13):
-            store.topic("talk").append([draft(number)])
-    backup(source, target, DISK)
-    save_torn_copy(DISK, target / "talk" / "active.bin", b"user: chunk 3, set aside")
-    (source / "talk").rename(source / name)
-    (source / name / "former_names").write_text("talk\n")
-    if times == 2:  # as a version before made it
-        shutil.copytree(target / "talk", target / name)
-        (target / name / "former_names").write_text("talk\n")
-    with closing(open_store(None, source, segment_entries_max=5)) as store:
-        store.topic("talk").append([draft(40)])  # a later topic of the former name
-        store.topic(name).append([draft(13)])
-        at = 1_800_000_000_000_000
-        erasure = Erasure(
-            id=store.clock.next(), kind="chunks", topic_id=name, at=at, by="ann", chunks=1, former_names=("talk",)
-        )
-        uuids = {uuid_of(3), uuid_of(12)}
-        store.topic(name).erase(uuids, erasure.mark, Wiper(DISK))
-        store.ledger.write(msgspec.structs.replace(erasure, uuids=b"".join(sorted(uuids)), done_at=at))
-    for _ in range(2):
-        assert backup(source, target, DISK).findings == []
-        assert contents(target) == contents(source) and verify(target, DISK).ok
-        there = b"".join(path.read_bytes() for path in target.rglob("*") if path.is_file())
-        assert [b"user: chunk %d" % number in there for number in (3, 12, 13, 40)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("later", [0, 1, 9])

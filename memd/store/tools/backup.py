@@ -45,7 +45,6 @@ from memd.store.layout import (
     AuditLayout,
     TopicLayout,
     erasures_dir,
-    former_names,
     has_files,
     segments_before,
     topic_folders_in,
@@ -53,7 +52,7 @@ from memd.store.layout import (
 )
 from memd.store.log.format import scan_records
 from memd.store.log.journal import records_of
-from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy, torn_files
+from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
 from memd.store.log.segment import read_header
 from memd.store.tools.export import active_bytes
 
@@ -106,9 +105,8 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
         if files.size(data_dir / KEY_NAME) is not None:
             replace_file(files, target / KEY_NAME, files.read(data_dir / KEY_NAME))
         copying.erasures(data_dir, target)
-        topics = [TopicLayout(data_dir, topic_id) for topic_id in topic_folders_in(files, data_dir)]
-        for one in sorted(topics, key=lambda one: files.size(one.former_names) is None):  # before others have the names
-            copying.topic(one, TopicLayout(target, one.topic_id))
+        for topic_id in topic_folders_in(files, data_dir):
+            copying.topic(TopicLayout(data_dir, topic_id), TopicLayout(target, topic_id))
         copying.audit(AuditLayout(data_dir), AuditLayout(target))
         replace_file(files, target / LISTING_NAME, "".join(f"{one}\n" for one in topic_ids_in(files, target)).encode())
     if is_looked_into:
@@ -183,16 +181,12 @@ class _BackupRun:
         self.report.findings += problems
         ledger = ErasureLedger(self._files, target)
         known = {one.id for one in ledger}
-        for erasure in (one for one in found if one.done_at is not None):
-            wiper = Wiper(self._files)
-            for layout in (TopicLayout(target, name) for name in sorted(erasure.names)):
-                if erasure.kind == "topic" and self._is_of(layout, erasure):
-                    wiper.wipe_folder(layout.directory)
-                    self.report.erased += 1
-                elif erasure.id not in known:  # bytes set aside may have some of its text
-                    for path in torn_files(self._files, (layout.directory, layout.segments)):
-                        wiper.wipe(path)
-            if erasure.id not in known:
+        for erasure in found:
+            layout = TopicLayout(target, erasure.topic_id)
+            if erasure.kind == "topic" and erasure.done_at is not None and self._is_of(layout, erasure):
+                Wiper(self._files).wipe_folder(layout.directory)
+                self.report.erased += 1
+            if erasure.done_at is not None and erasure.id not in known:
                 ledger.write(erasure)
 
     def _is_of(self, layout: TopicLayout, erasure: Erasure) -> bool:
@@ -204,37 +198,24 @@ class _BackupRun:
 
     def topic(self, source: TopicLayout, target: TopicLayout) -> None:
         """Bring one topic up to date; an unreadable file becomes a finding and does not stop the rest."""
-        files, findings = self._files, len(self.report.findings)
+        files = self._files
+        for directory in (target.directory, target.segments):
+            files.make_directory(directory)
+            files.sync_directory(directory.parent)
+            remove_temporaries(files, directory)
         self.report.topics += 1
+        if not self._key(source, target):
+            return
+        if files.size(source.forbidden) is not None:
+            replace_file(files, target.forbidden, files.read(source.forbidden))
+        elif files.size(target.forbidden) is not None:
+            files.remove(target.forbidden)
         try:
-            copies = self._copies_of(source, target)
-            if copies and not files.is_directory(target.directory):
-                replace_file(files, copies[-1].former_names, files.read(source.former_names))
-                files.rename(copies.pop().directory, target.directory)
-            for directory in (target.directory, target.segments):
-                files.make_directory(directory)
-                files.sync_directory(directory.parent)
-                remove_temporaries(files, directory)
-            if not self._key(source, target):
-                return
-            if files.size(source.forbidden) is not None:
-                replace_file(files, target.forbidden, files.read(source.forbidden))
-            elif files.size(target.forbidden) is not None:
-                files.remove(target.forbidden)
             self._log_and_journal(source, target)
-            for copy in copies if len(self.report.findings) == findings else ():
-                Wiper(files).wipe_folder(copy.directory)
         except StoreWriteFailed:
             raise
         except StoreError as error:
             self._add_finding(source.directory, f"could not be backed up completely: {error}")
-
-    def _copies_of(self, source: TopicLayout, target: TopicLayout) -> list[TopicLayout]:
-        """Return what the backup has of a topic under its former names, without later topics of these names. Text
-        erased since would stay there."""
-        former = (TopicLayout(target.data_dir, name) for name in former_names(self._files, source.directory))
-        logs = ((copy, _logs_in(self._files, copy)) for copy in former)
-        return [copy for copy, own in logs if own and all(_is_known(self._files, *one, source) for one in own.items())]
 
     def audit(self, source: AuditLayout, target: AuditLayout) -> None:
         """Copy the audit and store its head. If the source differs from earlier lines, these stay: a finding."""
@@ -299,11 +280,7 @@ class _BackupRun:
             self._put(target.hot, journal)
         if files.size(source.former_names) is not None:
             replace_file(files, target.former_names, files.read(source.former_names))
-        for directory, copy in ((source.directory, target.directory), (source.segments, target.segments)):
-            for name in files.names(directory):
-                stem, suffix, _ = name.partition(TORN_SUFFIX)
-                if suffix and not name.endswith(TEMPORARY_SUFFIX):
-                    save_torn_copy(files, copy / stem, files.read(directory / name))
+        self._torn_tails(source, target)
 
     def _journal(self, path: Path) -> bytes | None:
         """Return the journal up to its last intact record."""
@@ -399,6 +376,13 @@ class _BackupRun:
             elif not grown.startswith(earlier):
                 self._erase(target.active, grown[: len(earlier)])
 
+    def _torn_tails(self, source: TopicLayout, target: TopicLayout) -> None:
+        for directory, copy in ((source.directory, target.directory), (source.segments, target.segments)):
+            for name in self._files.names(directory):
+                stem, suffix, _ = name.partition(TORN_SUFFIX)
+                if suffix and not name.endswith(TEMPORARY_SUFFIX):
+                    save_torn_copy(self._files, copy / stem, self._files.read(directory / name))
+
     def _is_same(self, one: Path, other: Path) -> bool:
         files, identity = self._files, self._files.identity(one)
         if identity is not None and identity == files.identity(other):
@@ -438,7 +422,11 @@ def _be_backup_again(files: LocalDisk, data_dir: Path, target: Path, waiting: Wa
 
 
 def _has_own(files: LocalDisk, source: TopicLayout, target: TopicLayout, waiting: Waiting | None) -> bool:
-    if not all(_is_known(files, *one, source) for one in _logs_in(files, target).items()):
+    logs = {target.bin(number): number for number in target.segment_ids(files)}
+    if files.size(target.active) is not None:
+        header = read_header(files, target.active)
+        logs[target.active] = 0 if header is None else header.segment_id  # 0: no segment has it
+    if not all(_is_known(files, path, source, number) for path, number in logs.items()):
         return True
     told, known = (
         records_of(files.read(one)).payloads if files.size(one) is not None else [] for one in (target.hot, source.hot)
@@ -446,16 +434,7 @@ def _has_own(files: LocalDisk, source: TopicLayout, target: TopicLayout, waiting
     return not set(told) <= set(known) and (waiting is None or waiting(target.hot, files) > 0)
 
 
-def _logs_in(files: LocalDisk, topic: TopicLayout) -> dict[Path, int]:
-    """Return the log files of a topic, each with the number of its segment; 0 if it is not known."""
-    logs = {topic.bin(number): number for number in topic.segment_ids(files)}
-    if files.size(topic.active) is not None:
-        header = read_header(files, topic.active)
-        logs[topic.active] = 0 if header is None else header.segment_id
-    return logs
-
-
-def _is_known(files: LocalDisk, path: Path, number: int, source: TopicLayout) -> bool:
+def _is_known(files: LocalDisk, path: Path, source: TopicLayout, number: int) -> bool:
     """Return whether the source's segment begins with a log file, apart from text erased there since."""
     full = source.bin(number)
     if files.identity(path) == files.identity(full):
