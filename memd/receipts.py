@@ -351,8 +351,8 @@ def _is_concerned(receipt: Receipt, concern: Concern) -> bool:
         return True
     # Later steps and retries show the turn's block again and have no candidates.
     topics = {receipt.topic_id, *receipt.shown_from, *(one.topic_id for one in receipt.candidates)}
-    if concern.names.isdisjoint(topics) or concern.overlap is None:
-        return not concern.names.isdisjoint(topics)
+    if concern.topic_id not in topics or concern.overlap is None:
+        return concern.topic_id in topics
     corrections = (text for one in receipt.corrections for text in (one.content, one.reason))
     own = (getattr(receipt, name) for name in _TEXTS)
     return any(concern.overlap.shared(text) for text in (*own, *corrections) if text)

@@ -109,7 +109,7 @@ def test_whatever_interrupts_it_a_topic_goes_with_its_key_and_what_is_forbidden_
             erased(again, one)
         said = live_contents(again.topic("talk"))
         assert said == (["user: chunk anew"] if is_anew else []), probe.log[cut]
-        assert not any(again.has_returned(one, one.topic_id) for one in again.ledger), probe.log[cut]
+        assert not any(again.has_returned(one) for one in again.ledger), probe.log[cut]
         assert read_forbidden(after, TALK) == BANNED, probe.log[cut]
         assert not any(key in data for data in after.contents().values()), probe.log[cut]
         assert uuid_of(1).hex() not in str(after.contents())

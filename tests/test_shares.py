@@ -202,7 +202,7 @@ async def test_a_receipt_is_kept_without_what_is_being_erased(tmp_path: Path, mo
         with receipts.awaited("1"):
             writing = asyncio.create_task(receipts.keep(asked))
             await encoding.wait()
-            erasing = receipts.blanked(tmp_path, Concern(frozenset({"harbour"})), Wiper(LocalDisk()))
+            erasing = receipts.blanked(tmp_path, Concern("harbour"), Wiper(LocalDisk()))
             entering = asyncio.create_task(erasing.__aenter__())
             await asyncio.wait([entering], timeout=0.2)  # it has nothing to wait for, or waits for what is written
             goes_on.set()

@@ -39,7 +39,6 @@ from memd.messages import RESULT_ROLES, Block, call_line
 from memd.selection import Selection
 from memd.store.disk import Wiper
 from memd.store.erasure import Erasure, ForbiddenText, Kind, call_digest, named_in
-from memd.store.layout import former_names
 from memd.store.log.columns import Bits, digest_word, role_bits, text_hash, uuid_bytes
 from memd.store.shared.books import SharedErasures, SharedTimes
 from memd.store.snapshot import Place, Snapshot
@@ -265,8 +264,7 @@ def _runs(words: list[str], size: int) -> Iterable[tuple[str, ...]]:
 class Concern(msgspec.Struct, frozen=True):
     """Selects the receipts that lose their texts."""
 
-    names: frozenset[str]
-    """The topic's, also former ones."""
+    topic_id: str
     uuids: frozenset[str] = frozenset()
     """Selects receipts of any topic that show one of these chunks."""
     overlap: Overlap | None = None
@@ -321,11 +319,14 @@ class Eraser:
             await asyncio.sleep(RESUME_SECONDS)
 
     async def resume(self, before: int | None = None) -> list[ErasureDone]:
-        """Finish interrupted erasures, all that can be. `before`: only those begun before this time. Raises StoreError:
-        one is still not finished."""
+        """Finish interrupted erasures. `before`: only those begun before this time. Raises StoreError: one is still not
+        finished."""
+        done = []
         async with self._turn:
-            pending = self.store.ledger.pending
-            return await self._each([one for one in pending if before is None or one.at < before], [])
+            for erasure in self.store.ledger.pending:
+                if before is None or erasure.at < before:
+                    done.append(await self._carry_out(erasure))  # noqa: PERF401  # also if a later one fails
+        return done
 
     async def tend_others(self) -> None:
         """In a cluster, call `follow` once a second, until cancelled."""
@@ -360,22 +361,16 @@ class Eraser:
 
     async def erase_again(self) -> list[ErasureDone]:
         """Finish interrupted erasures (`resume`), and repeat those that a restored backup has reverted."""
-        problems = list[StoreError]()
+        done = await self.resume()
         async with self._turn:
-            done, due = [one for one in self.store.ledger if one.done_at is not None], self.store.ledger.pending
-            for erasure, name in [(one, name) for one in done for name in sorted(one.names)]:
-                try:
-                    async with self.topics.held([name]) as found:
-                        is_back = bool(found) and self.store.has_returned(erasure, name)
-                    if is_back:
-                        others = () if erasure.kind == "topic" else tuple(sorted(erasure.names - {name}))
-                        new = {"id": self.store.clock.next(), "topic_id": name, "former_names": others}
-                        again = msgspec.structs.replace(erasure, **new)  # a new id, so that backups follow once more
-                        begun = await self._with_digests([again], erasure.chunk_uuids)
-                        due += await asyncio.to_thread(self.store.ledger.begin, begun)
-                except StoreError as error:
-                    problems.append(error)
-            return await self._each(due, problems)
+            for erasure in list(self.store.ledger):
+                async with self.topics.held([erasure.topic_id]) as found:
+                    is_back = bool(found) and self.store.has_returned(erasure)
+                if is_back:
+                    [again] = await self._with_digests([erasure], erasure.chunk_uuids)
+                    await asyncio.to_thread(self.store.ledger.write, again)
+                    done.append(await self._carry_out(again))
+        return done
 
     async def erase(
         self, plans: Iterable[PlannedErasure], by: str, uuids: Collection[bytes] = (), *, forbid: bool = False
@@ -401,35 +396,18 @@ class Eraser:
             ]
             ready = await self._with_digests(erasures, uuids)
             begun = await asyncio.to_thread(self.store.ledger.begin, ready)
-            return await self._each(begun, [])
-
-    async def _each(self, erasures: Sequence[Erasure], problems: list[StoreError]) -> list[ErasureDone]:
-        """Carry out erasures, all that can be. `problems`: of others. Raises StoreError: there are some, or one is not
-        finished."""
-        done = []
-        for erasure in erasures:
-            try:
-                done.append(await self._carry_out(erasure))
-            except StoreError as error:
-                problems.append(error)
-        if problems:
-            raise problems[0]
-        return done
+            return [await self._carry_out(one) for one in begun]
 
     async def _with_digests(self, erasures: Sequence[Erasure], uuids: Collection[bytes]) -> list[Erasure]:
-        """Return erasures of these chunks ready to begin, each with its topic's former names, the digests of the
-        messages that its log still has, and of the calls that any of the logs has."""
+        """Return erasures of these chunks ready to begin, each with the digests of the messages that its log still has,
+        and of the calls that any of the logs has."""
 
         def ready(snapshots: Mapping[str, Snapshot]) -> Iterator[Erasure]:
             calls = calls_of(snapshots.values(), uuids)
             for one in erasures:
                 said = digests_of(snapshots[one.topic_id], uuids) if one.topic_id in snapshots else set[bytes]()
                 joined = b"".join(sorted(said | calls))
-                names = former_names(self.store.files, self.store.data_dir / one.topic_id)
-                # A later topic of such a name must not be erased with it.
-                told = one.former_names or tuple(n for n in names if one.kind != "topic" or not self.store.has_topic(n))
-                new = msgspec.structs.replace(one, digests=joined, is_moved=False, request_end=0, done_at=None)
-                yield msgspec.structs.replace(new, former_names=told)
+                yield msgspec.structs.replace(one, digests=joined, is_moved=False, request_end=0, done_at=None)
 
         async with self.topics.held([one.topic_id for one in erasures if one.kind != "topic"]) as found:
             snapshots = {topic.id: topic.log.snapshot() for topic in found}
@@ -507,7 +485,7 @@ class Eraser:
     async def _forget_shown(self, erasure: Erasure, wiper: Wiper, concern: Concern | None = None) -> None:
         """Remove the erased chunks from memory blocks of all topics; `concern` adds blocks that repeat their words."""
         opened = [topic.id for topic in self.topics.opened()]
-        for topic_id in await asyncio.to_thread(self.topics.naming, erasure, opened):
+        for topic_id in await asyncio.to_thread(self.topics.naming, erasure.topic_id, opened):
             async with self.topics.held([topic_id]) as found:
                 for topic in found:
                     blocks = () if concern is None else await _showing(topic.buffer, concern)
@@ -539,7 +517,7 @@ def _concern(erasure: Erasure, snapshot: Snapshot | None = None) -> Concern:
     uuids = erasure.chunk_uuids
     is_few = snapshot is not None and len(uuids) <= COMPARED_MAX
     overlap = Overlap(texts_of(snapshot, uuids)) if snapshot is not None and is_few else None
-    return Concern(erasure.names, frozenset(uuid.hex() for uuid in uuids), overlap)
+    return Concern(erasure.topic_id, frozenset(uuid.hex() for uuid in uuids), overlap)
 
 
 async def _showing(buffer: HotBuffer, concern: Concern) -> frozenset[bytes]:
@@ -549,7 +527,7 @@ async def _showing(buffer: HotBuffer, concern: Concern) -> frozenset[bytes]:
     shared = None if concern.overlap is None else concern.overlap.shared
 
     def shows(block: Block) -> bool:
-        own = [chunk.uuid.hex() for chunk in block.chunks if chunk.topic_id in concern.names]
+        own = [chunk.uuid.hex() for chunk in block.chunks if chunk.topic_id == concern.topic_id]
         return not concern.uuids.isdisjoint(own) or bool(own and shared is not None and shared(block.text))
 
     return await asyncio.to_thread(lambda: frozenset(digest for digest, block in blocks if shows(block)))

@@ -422,7 +422,7 @@ def erased_in(buffer: HotBuffer, erasures: Iterable[Erasure]) -> frozenset[bytes
         chunk.uuid
         for one in erasures
         for chunk in shown
-        if chunk.topic_id in one.names
+        if chunk.topic_id == one.topic_id
         # A topic of the same name that was begun later has higher ids.
         and (chunk.origin_id <= max(one.id, one.highest_id) if one.kind == "topic" else chunk.uuid in one.chunk_uuids)
     )

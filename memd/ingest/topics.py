@@ -26,7 +26,6 @@ from memd.ingest.topic import Inquiry, Renewed, SharedTopic, Topic, ask, asking,
 from memd.principals import surplus
 from memd.settings.model import Config
 from memd.store.disk import DiskWatch
-from memd.store.erasure import Erasure
 from memd.store.layout import RIGHTS_BOOKS
 from memd.store.log.journal import Journal, read_journal
 from memd.store.shared.postgres import Row
@@ -289,13 +288,14 @@ class Topics:
                 log.warning("a topic is read from its copy", extra={"topic": topic_id, "error": error})
             return Renewed(log_, journal, rows)
 
-    def naming(self, erasure: Erasure, opened: Collection[str]) -> list[str]:
-        """Return the other topics whose journals contain a name of the topic: they may have shown its chunks. Slow.
+    def naming(self, name: str, opened: Collection[str]) -> list[str]:
+        """Return the other topics whose journals contain a topic's name: they may have shown its chunks. Slow.
         `opened`: the open topics. In a cluster only these are checked; others are when they are opened."""
         known = opened if self._store.kept is not None else self._store.topic_ids()
-        journals = ((one, self._store.journal_of(one)) for one in known if one != erasure.topic_id)
-        names, files = [one.encode() for one in erasure.names], self._store.files
-        return [one for one, path in journals if any(name in it for it in read_journal(path, files) for name in names)]
+        journals = ((one, self._store.journal_of(one)) for one in known if one != name)
+        return [
+            one for one, path in journals if any(name.encode() in it for it in read_journal(path, self._store.files))
+        ]
 
     async def tend_disk(self) -> None:
         """Check the disk periodically, until cancelled; a hanging disk blocks only one thread."""

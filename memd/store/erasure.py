@@ -77,8 +77,6 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the messages must never be stored again."""
     is_moved: bool = False
     """For a topic: whether its folder was moved aside, so that one of the same name is another one."""
-    former_names: tuple[str, ...] = ()
-    """The names that the topic's folder had: backups may have its text under them."""
     request_end: int = 0
     """The id of the request's last erasure, without which this one has not begun; 0 if it is the only one."""
     done_at: int | None = None
@@ -92,11 +90,6 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def chunk_uuids(self) -> frozenset[bytes]:
         """The uuids of the chunks."""
         return frozenset(self.uuids[at : at + 16] for at in range(0, len(self.uuids), 16))
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The present and former names of the topic."""
-        return frozenset((self.topic_id, *self.former_names))
 
     @property
     def text_digests(self) -> frozenset[bytes]:
@@ -231,7 +224,7 @@ def returned(erasures: Collection[Erasure], layout: TopicLayout, records: list[R
             f"{one} is there again, as a backup had it; `memd erase --resume` erases it once more",
         )
         for one in erasures
-        if layout.topic_id in one.names and one.done_at is not None and _is_back(one, records)
+        if one.topic_id == layout.topic_id and one.done_at is not None and _is_back(one, records)
     ]
 
 

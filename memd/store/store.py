@@ -205,9 +205,10 @@ class Store:
     def _state(self, state: str) -> str:
         return hashlib.blake2b(f"{self.model}{state}".encode(), digest_size=16).hexdigest()
 
-    def has_returned(self, erasure: Erasure, name: str) -> bool:
-        """Return whether the text of a finished erasure is again in its topic, of this name. Opens the topic."""
-        topic, layout = self.topic(name), TopicLayout(self.data_dir, name)
+    def has_returned(self, erasure: Erasure) -> bool:
+        """Return whether the text of a finished erasure is in its topic again. Opens the topic."""
+        topic = self.topic(erasure.topic_id)
+        layout = TopicLayout(self.data_dir, erasure.topic_id)
         return bool(returned([erasure], layout, _rows_of(topic)) or topic.holding(erasure.chunk_uuids))
 
     def retire(self, topic_id: str) -> None:

@@ -182,8 +182,8 @@ class BucketWriter:
         self._batch = _Batch()
         self._alone: dict[_Mark, KnownFile] = {}
         """Files that were sent, but whose round is not written yet."""
-        self._unread: dict[str, StoreError] = {}
-        """Folders of which the last round has nothing, with the reason; an unreadable one was logged once."""
+        self._unread: set[str] = set()
+        """Unreadable folders; each was logged once."""
         self._may_erase = False
         self._is_whole = False
         """Whether everything present at some time is in the bucket."""
@@ -290,12 +290,12 @@ class BucketWriter:
             self._disk.note_again(folder, noted)
             batch.size = size  # none of it, because the journal must not be newer than the log
             del batch.data[count:]
-            before, self._unread[folder] = self._unread.get(folder), error
-            if not isinstance(error, MovedMeanwhile) and isinstance(before, MovedMeanwhile | None):
+            if not isinstance(error, MovedMeanwhile) and folder not in self._unread:
                 told = "a folder cannot be backed up now; it is tried again"
                 log.warning(told, extra={"topic": folder, "error": error})
+                self._unread.add(folder)
             return False
-        self._unread.pop(folder, None)
+        self._unread.discard(folder)
         self._may_erase |= not folder
         batch.changes += [*changes, *(FileChange(folder, name, "gone") for name in known if name not in there)]
         return True
@@ -422,23 +422,19 @@ class BucketWriter:
     def _erase(self) -> bool:
         """Apply to the bucket the erasures on the disk since. Return whether all were applied."""
         found = read_erasures(self._disk, erasures_dir(self._data_dir))[0]
-        due = [one for one in found if one.done_at is not None and one.id not in self._catalog.erasures]
-        for folder in frozenset().union(*(one.names for one in due)):
-            self._disk.note_again(folder, [])  # it may have been read before the erasure, or removed behind memd
-        if due:
-            self.round()
-        new = [one for one in due if self._unread.keys().isdisjoint(one.names)]
+        new = [one for one in found if one.done_at is not None and one.id not in self._catalog.erasures]
         if not new:
-            return not due
-        at, folders = self._now_us(), tuple(sorted(frozenset().union(*(one.names for one in new))))
+            return True
+        if not self.round():  # the last one may have read a folder before an erasure in it
+            return False
+        at, folders = self._now_us(), tuple(sorted({one.topic_id for one in new}))
         files = [(folder, self._catalog.files(folder)) for folder in folders]
         changes = [FileChange(one, name, "new", file) for one, known in files for name, file in known.items()]
-        whole = self._is_whole
-        self._write(RoundHeader(at=at, is_whole=whole, changes=tuple(changes), stated_anew=folders), [])
+        self._write(RoundHeader(at=at, is_whole=True, changes=tuple(changes), stated_anew=folders), [])
         _blank(self.bucket, self._catalog, folders)
-        self._write(RoundHeader(at=at, is_whole=whole, erasures=tuple(one.id for one in new)), [])
+        self._write(RoundHeader(at=at, is_whole=True, erasures=tuple(one.id for one in new)), [])
         log.info("what was erased is erased in the bucket too", extra={"topics": len(folders)})
-        return len(new) == len(due)
+        return True
 
     # -- ownership -------------------------------------------------------------------------------------------------
 

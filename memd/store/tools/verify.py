@@ -261,7 +261,7 @@ class _Verification:
         self._ids.update(entry.canonical_id for entry in log_file.entries)
         erased = (entry.erased for entry in log_file.entries if isinstance(entry.erased, Erased))
         self._marks.update((one.at, one.by) for one in erased)
-        if any(layout.topic_id in one.names for one in self._erasures):
+        if any(one.topic_id == layout.topic_id for one in self._erasures):
             self._records.append(rows_from(log_file.entries, log_file.spans))
         return log_file
 
