@@ -283,6 +283,13 @@ class ErasureDone(msgspec.Struct, frozen=True, kw_only=True):
     """Files that were removed from the data directory but could not be overwritten."""
 
 
+def _finished(done: list[ErasureDone], problems: Sequence[StoreError]) -> list[ErasureDone]:
+    """Return these erasures. Raises StoreError: others are not finished."""
+    if problems:
+        raise problems[0]
+    return done
+
+
 class Eraser:
     """Erases chunks and topics in every place of a daemon."""
 
@@ -319,14 +326,11 @@ class Eraser:
             await asyncio.sleep(RESUME_SECONDS)
 
     async def resume(self, before: int | None = None) -> list[ErasureDone]:
-        """Finish interrupted erasures. `before`: only those begun before this time. Raises StoreError: one is still not
-        finished."""
-        done = []
+        """Finish interrupted erasures, all that can be. `before`: only those begun before this time. Raises StoreError:
+        one is still not finished."""
         async with self._turn:
-            for erasure in self.store.ledger.pending:
-                if before is None or erasure.at < before:
-                    done.append(await self._carry_out(erasure))  # noqa: PERF401  # also if a later one fails
-        return done
+            pending = self.store.ledger.pending
+            return _finished(*await self._each([one for one in pending if before is None or one.at < before]))
 
     async def tend_others(self) -> None:
         """In a cluster, call `follow` once a second, until cancelled."""
@@ -361,16 +365,21 @@ class Eraser:
 
     async def erase_again(self) -> list[ErasureDone]:
         """Finish interrupted erasures (`resume`), and repeat those that a restored backup has reverted."""
-        done = await self.resume()
         async with self._turn:
-            for erasure in list(self.store.ledger):
-                async with self.topics.held([erasure.topic_id]) as found:
-                    is_back = bool(found) and self.store.has_returned(erasure)
-                if is_back:
-                    [again] = await self._with_digests([erasure], erasure.chunk_uuids)
-                    await asyncio.to_thread(self.store.ledger.write, again)
-                    done.append(await self._carry_out(again))
-        return done
+            done, problems = await self._each(self.store.ledger.pending)
+            for erasure in [one for one in self.store.ledger if one.done_at is not None]:
+                try:
+                    async with self.topics.held([erasure.topic_id]) as found:
+                        is_back = bool(found) and self.store.has_returned(erasure)
+                    if is_back:
+                        again = msgspec.structs.replace(
+                            erasure, id=self.store.clock.next()
+                        )  # so that backups follow it
+                        ready = await self._with_digests([again], erasure.chunk_uuids)
+                        done.append(await self._carry_out((await asyncio.to_thread(self.store.ledger.begin, ready))[0]))
+                except StoreError as error:
+                    problems.append(error)
+            return _finished(done, problems)
 
     async def erase(
         self, plans: Iterable[PlannedErasure], by: str, uuids: Collection[bytes] = (), *, forbid: bool = False
@@ -396,7 +405,17 @@ class Eraser:
             ]
             ready = await self._with_digests(erasures, uuids)
             begun = await asyncio.to_thread(self.store.ledger.begin, ready)
-            return [await self._carry_out(one) for one in begun]
+            return _finished(*await self._each(begun))
+
+    async def _each(self, erasures: Sequence[Erasure]) -> tuple[list[ErasureDone], list[StoreError]]:
+        """Carry out erasures, all that can be, and return why the others cannot."""
+        done, problems = list[ErasureDone](), list[StoreError]()
+        for erasure in erasures:
+            try:
+                done.append(await self._carry_out(erasure))
+            except StoreError as error:
+                problems.append(error)
+        return done, problems
 
     async def _with_digests(self, erasures: Sequence[Erasure], uuids: Collection[bytes]) -> list[Erasure]:
         """Return erasures of these chunks ready to begin, each with the digests of the messages that its log still has,
