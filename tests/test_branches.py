@@ -439,6 +439,24 @@ async def test_an_answer_that_comes_back_rewritten_is_stored_once(client: Client
     assert sum(RENAME["content"] in text for text in stored) == 1, stored
 
 
+async def test_a_word_of_another_chats_question_with_the_same_long_answer_is_a_question_of_its_own(
+    client: Client,
+) -> None:
+    refusal = "I cannot help with that at this time; " + "I can explain a subject, plan your day or write a text, " * 8
+    client.upstream.answer = partial(chat_answer, text=refusal)
+    await client.ask("Deploy")
+    await client.stored()
+    longer = "Deploy the payments service to Frankfurt; the vault code is 7714"
+    history = [{"role": "user", "content": longer}, {"role": "assistant", "content": refusal}]
+    await say(
+        client,
+        [*history, {"role": "user", "content": "And the second matter?"}],
+        {"role": "assistant", "content": "Fine."},
+    )
+    stored = await logged(client)
+    assert any(text.startswith(f"{longer}\nI cannot help") for text in stored), stored
+
+
 @pytest.mark.parametrize("begun", ["The mill burned down in May.", "Hi"])
 async def test_words_that_lie_in_the_first_question_of_another_chat_are_stored(client: Client, begun: str) -> None:
     """The model has answered both alike."""
@@ -472,7 +490,7 @@ async def test_a_first_exchange_is_stored_once_where_a_reminder_is_put_into_its_
     history: list[Json] = []
     for number, answer in enumerate(told):
         history.append({"role": "user", "content": f"Who keeps lamp {number}?"})
-        note = " Answer briefly, please." if number in reminded else ""
+        note = "\n\nAnswer briefly, please." if number in reminded else ""
         said = [history[0] | {"content": history[0]["content"] + note}, *history[1:]]
         client.upstream.answer = partial(chat_answer, text=answer)
         await client.send(said, {"X-Memory-Session": session} if session else {})
@@ -480,7 +498,7 @@ async def test_a_first_exchange_is_stored_once_where_a_reminder_is_put_into_its_
         await (client.stored() if is_stored else client.settled())
     stored = "\n".join(await logged(client))
     assert [stored.count(answer.strip()) for answer in told] == [1, 1, 1]
-    assert stored.count(" Answer briefly, please.") == 1 and stored.count("lamp 0?") == (1 if 0 in reminded else 2)
+    assert stored.count("Answer briefly, please.") == 1 and stored.count("lamp 0?") == (1 if 0 in reminded else 2)
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

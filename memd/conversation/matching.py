@@ -383,12 +383,18 @@ def _rewritten(known: list[bytes], conversation: Conversation, history: History)
         return  # only a prefix
     known_count = sum(length for _, _, length in runs)
     if runs[0][:2] != (0, 0) and known_count < max(SHARED_MIN, (len(history) - 1) // 2):
-        first, former = history.messages[0], conversation.messages[0].message
-        is_alike = former is not None and (first.said in former.said or former.said in first.said)
+        former = conversation.messages[0].message
+        is_alike = former is not None and _is_part(history.messages[0].said, former.said)
         is_told = history.session is not None or conversation.tokens_between(1, len(conversation)) >= TELLING_TOKENS
         if not (is_alike and is_told) or runs != [(1, 1, len(conversation) - 1)]:
             return  # another conversation with the same words
     yield Match(conversation, 0, known_count, 0, tuple(runs))
+
+
+def _is_part(one: str, other: str) -> bool:
+    """Return whether one of two texts is whole lines of the other; a word of it would prove nothing."""
+    short, long = sorted((one, other), key=len)
+    return bool(short.strip()) and f"\n{short}\n" in f"\n{long}\n"
 
 
 def _newest_only(conversation: Conversation, contents: Sequence[bytes]) -> Match:
