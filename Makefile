@@ -5,8 +5,6 @@
 SHELL := /bin/bash
 # The tests start hundreds of processes; without bytecode each of them would compile all of memd.
 export PYTHONDONTWRITEBYTECODE :=
-# Types are checked on one core only, packages are unpacked on one: what `make test` needs is done by two.
-MAKEFLAGS += --jobs=2
 .DEFAULT_GOAL := help
 .PHONY: demo quick test all-tests llama-tests fuzz faults cluster lint layout types openapi constraints clean help
 
@@ -27,7 +25,9 @@ quick: .venv/installed-quick ## Lint and the tests that start no process, in a m
 	$(RUFF)
 	$(PYTEST) -m "not process and not llama and not browser and not node and not thorough$(if $(ON_LINUX),, and not linux)" $(PYTEST_FLAGS)
 
-test: lint all-tests ## Lint, types and all tests, beside each other (BROWSER=no: install no browser for them)
+# Types are checked on one core only, packages are unpacked on one: two at a time.
+test: ## Lint, types and all tests, beside each other (BROWSER=no: install no browser for them)
+	@$(MAKE) --no-print-directory --jobs=2 lint all-tests
 
 all-tests: layout .venv/browser .venv/llama.cpp/fetched
 	$(PYTEST) $(if $(ON_LINUX),,-m "not linux") --hypothesis-profile=whole --durations=15 $(PYTEST_FLAGS)
