@@ -405,7 +405,7 @@ def _imported(
         chunks, known = counted(counts.chunks, "chunk"), counted(counts.messages_known, "message")
         conversations = f"{counted(total, 'conversation')} ({titled})"
         where = f"{len(counts.topics):,} topics" if len(counts.topics) > 1 else f"topic {next(iter(counts.topics))}"
-        numbers = f" as {chunks}, {known} there already or empty" if counts.is_told else ""
+        numbers = f" as {chunks}, {known} there already, erased for good or empty" if counts.is_told else ""
         said.append(f"{conversations} imported{numbers}; they are in {where}")
     if counts.branches:
         said.append(f"with {counted(counts.branches, 'other branch')} of them")
