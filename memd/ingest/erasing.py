@@ -372,11 +372,11 @@ class Eraser:
                     async with self.topics.held([erasure.topic_id]) as found:
                         is_back = bool(found) and self.store.has_returned(erasure)
                     if is_back:
-                        again = msgspec.structs.replace(
-                            erasure, id=self.store.clock.next()
-                        )  # so that backups follow it
+                        # With an id of its own, so that backups follow it, too.
+                        again = msgspec.structs.replace(erasure, id=self.store.clock.next())
                         ready = await self._with_digests([again], erasure.chunk_uuids)
-                        done.append(await self._carry_out((await asyncio.to_thread(self.store.ledger.begin, ready))[0]))
+                        [again] = await asyncio.to_thread(self.store.ledger.begin, ready)
+                        done.append(await self._carry_out(again))
                 except StoreError as error:
                     problems.append(error)
             return _finished(done, problems)

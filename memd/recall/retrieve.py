@@ -175,8 +175,9 @@ class Retriever:
         self._tokens_of = count
         self._searches = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-search")
         self._one_at_a_time = threading.Lock()
-        """Held by the search that computes. Array operations release the GIL, so two at once and the event loop take it
-        from each other at each of them, which costs a fifth of the processor and gains no time."""
+        """Held by the request's search that computes, and not while it waits for a model. Array operations release the
+        GIL, so two searches and the event loop take it from each other at each of them, which costs a fifth of the
+        processor and gains no time."""
         self._loads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="memd-load")
         self._words = ThreadPoolExecutor(max_workers=1, thread_name_prefix="memd-words", initializer=yield_to_others)
         self._loading: dict[TopicLog, asyncio.Future[None]] = {}
@@ -223,8 +224,7 @@ class Retriever:
                     counts = WordCounts([columns for one in searched for columns in one.columns])
                     for one in searched:
                         one.counts = counts
-                    with nullcontext() if budget.seconds is None else self._one_at_a_time:
-                        found = self._answer(question, parts, searched, times, now_us, budget, filters)
+                    found = self._answer(question, parts, searched, times, now_us, budget, filters)
                     pairs = zip(searched, topics, strict=True)
                     if all(one.snapshot.has_same_files(topic.snapshot()) for one, topic in pairs):
                         break  # else an erasure may have overwritten an index during the search
@@ -306,20 +306,24 @@ class Retriever:
             return nothing
         if not parts:
             return msgspec.structs.replace(nothing, note=" ".join([silent, *notes]))
+        computing = nullcontext() if budget.seconds is None else self._one_at_a_time
         vectors = self._table_vectors(parts)
-        field = Field(filled, [part.weight for part in asked.values()], vectors, self._encoder.embedder.scale)
+        with computing:
+            field = Field(filled, [part.weight for part in asked.values()], vectors, self._encoder.embedder.scale)
         marks.append(time.perf_counter())
         reading = self._read_question(field, asked, vectors)
         notes[:0] = reading.notes
         marks.append(time.perf_counter())
-        scores = field.scores(self._settings, reading.speaking)
-        if times:
-            scores.favour(field.said_within(times), 1 + self._settings.time_weight, is_alone=is_about_time(question))
-        scores.weigh_model(field)
-        scores.weigh_echoes(field)
-        if filters.step:
-            scores.weigh_own_words(field, parts)
-        rows = scores.order(field, everything=filters.everything)
+        with computing:
+            scores = field.scores(self._settings, reading.speaking)
+            if times:
+                then, is_alone = field.said_within(times), is_about_time(question)
+                scores.favour(then, 1 + self._settings.time_weight, is_alone=is_alone)
+            scores.weigh_model(field)
+            scores.weigh_echoes(field)
+            if filters.step:
+                scores.weigh_own_words(field, parts)
+            rows = scores.order(field, everything=filters.everything)
         if scores.is_silent and field.competes.any():
             notes.insert(0, silent)
         is_reranked = False
