@@ -962,26 +962,6 @@ def test_erasing_and_the_check_say_how_the_bucket_is(serving: Serving, s3: S3Ser
     assert (failed["mark"], "does not exist" in failed["remedy"] + failed["said"]) == ("failed", True)
 
 
-def test_what_a_restored_file_brings_back_and_is_erased_again_leaves_the_bucket_again(
-    serving: Serving, s3: S3Server
-) -> None:
-    settings, bucket = settings_for(s3)
-    daemon = serving(settings)
-    remember(daemon, 1)
-    wait_until(lambda: has(bucket, "lighthouse number 1 "), lambda: f"{health(daemon)}")
-    log = daemon.data_dir / "lamps" / "active.bin"
-    before = log.read_bytes()
-    [chunk] = [one["id"] for one in daemon.export()]
-    assert daemon.run("erase", "--chunk", chunk, "--yes").returncode == 0
-    wait_until(lambda: not has(bucket, "lighthouse number 1 "), lambda: f"{health(daemon)}")
-    daemon.terminate()
-    log.write_bytes(before)
-    daemon.start()
-    wait_until(lambda: has(bucket, "lighthouse number 1 "), lambda: f"{health(daemon)}")
-    assert "Erased in topic lamps: 1 chunk" in daemon.run("erase", "--resume").stdout
-    wait_until(lambda: not has(bucket, "lighthouse number 1 "), lambda: f"{health(daemon)}")
-
-
 def test_requests_go_on_while_the_bucket_is_away_and_the_metric_tells(serving: Serving, s3: S3Server) -> None:
     settings, _ = settings_for(s3)
     settings["backup"]["endpoint"] = "http://127.0.0.1:9"

@@ -372,10 +372,8 @@ class Eraser:
                     async with self.topics.held([erasure.topic_id]) as found:
                         is_back = bool(found) and self.store.has_returned(erasure)
                     if is_back:
-                        # With an id of its own, so that backups follow it, too.
-                        again = msgspec.structs.replace(erasure, id=self.store.clock.next())
-                        ready = await self._with_digests([again], erasure.chunk_uuids)
-                        [again] = await asyncio.to_thread(self.store.ledger.begin, ready)
+                        [again] = await self._with_digests([erasure], erasure.chunk_uuids)
+                        await asyncio.to_thread(self.store.ledger.write, again)
                         done.append(await self._carry_out(again))
                 except StoreError as error:
                     problems.append(error)

@@ -384,8 +384,8 @@ class TopicColumns:
         if self.pending:
             self.sources.append(PendingSource(pending, wanted, times, visible, self.snapshot))
         self.columns = [one.columns for one in self.sources if one.columns is not None]
-        self.counts = WordCounts(self.columns)
-        """Where several topics are searched: of all of them."""
+        self.counts = self._own = WordCounts(self.columns)
+        """For rarity; where several topics are searched, of all of them."""
 
     @cached_property
     def mean(self) -> Floats | None:
@@ -409,7 +409,7 @@ class TopicColumns:
         asked = [query_keys(part, languages).tolist() for part in self._parts]
         exact = [identifier_keys(part).tolist() for part in self._parts]
         keys = np.array(list(dict.fromkeys(itertools.chain(*asked))), np.uint32)
-        none = keys[self.counts.having(keys) == 0]
+        none = keys[self._own.having(keys) == 0]
         near, likeness = near_terms(none)
         keys = np.concatenate([keys, np.setdiff1d(near[likeness > 0], keys)]) if len(none) else keys
         places = {key: place for place, key in enumerate(keys.tolist())}
@@ -424,8 +424,8 @@ class TopicColumns:
                 if like:
                     weight[asks[:, places[key]], places[other]] = NEAR_WEIGHT * like
         weight[asks], weight[is_exact] = 1, IDENTIFIER_WEIGHT
-        having = self.counts.having(keys)
-        rare = rarity(np.maximum(having, 1), self.counts.total)
+        having = self._own.having(keys)
+        rare = rarity(np.maximum(self.counts.having(keys), 1), self.counts.total)
         is_word = np.fromiter(map(is_single_word, self._parts), np.bool_)
         is_alone = is_word & (asks & (having == 1)).any(axis=1)
         is_named = np.asarray((is_exact & (having > 0)).any(axis=1) | is_alone, np.bool_)
