@@ -55,6 +55,8 @@ FEW_CHUNKS = 25
 TELLING_WORDS, TELLING_MIN = 2, 0.25
 """The weight of a part without a question mark follows the rarity of its words, from TELLING_MIN up to 1 with
 TELLING_WORDS of the rarest. So the first clause of "when all is done, report the code of the crane" weighs little."""
+RARE_PAIR = 1.6
+"""Two words are evidence if they are together as rare as so many words that one chunk has each: "tax adviser"."""
 TOKEN_BYTES = 3
 """Bytes of a record per token of its line, to estimate the tokens of chunks in an old log that does not count them."""
 
@@ -439,15 +441,17 @@ class TopicColumns:
         return np.where(marked, 1, told.clip(TELLING_MIN, 1)).astype(np.float32)
 
     def share(self, part: int, source: ChunkSource, label: int) -> float:
-        """Return the share of a part's words, by rarity, that a chunk has; 0 if the part has only one word: small talk
-        has one ("no problem"), and some chunk has that."""
+        """Return the share of a part's words, by rarity, that a chunk has; 0 if the part has less than three words, and
+        not two rare ones: of small talk ("good luck", "no problem") some chunk has the words."""
         if source.columns is None:
             return 0.0
         terms, words = self.terms, self.terms.words[part]
         asked = terms.asks[part].nonzero()[0]
         found = asked[source.columns.has(label, terms.keys[asked])]
         whole = terms.rarity[words].sum()
-        return min(1.0, float(terms.rarity[found].sum() / whole)) if words.sum() > 1 else 0.0
+        rarest = rarity(np.ones(1, np.intp), self.counts.total)[0]
+        is_telling = words.sum() > 2 or whole >= RARE_PAIR * rarest
+        return min(1.0, float(terms.rarity[found].sum() / whole)) if is_telling else 0.0
 
     def names(self, part: int, source: ChunkSource, label: int) -> bool:
         """Return whether a chunk has a word of the part as a name (capitalised within a sentence), or the number that
