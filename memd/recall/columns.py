@@ -386,7 +386,7 @@ class TopicColumns:
         if self.pending:
             self.sources.append(PendingSource(pending, wanted, times, visible, self.snapshot))
         self.columns = [one.columns for one in self.sources if one.columns is not None]
-        self.counts = self._own = WordCounts(self.columns)
+        self.word_counts = self._own_counts = WordCounts(self.columns)
         """For rarity; where several topics are searched, of all of them."""
 
     @cached_property
@@ -411,7 +411,7 @@ class TopicColumns:
         asked = [query_keys(part, languages).tolist() for part in self._parts]
         exact = [identifier_keys(part).tolist() for part in self._parts]
         keys = np.array(list(dict.fromkeys(itertools.chain(*asked))), np.uint32)
-        none = keys[self._own.having(keys) == 0]
+        none = keys[self._own_counts.having(keys) == 0]
         near, likeness = near_terms(none)
         keys = np.concatenate([keys, np.setdiff1d(near[likeness > 0], keys)]) if len(none) else keys
         places = {key: place for place, key in enumerate(keys.tolist())}
@@ -426,8 +426,8 @@ class TopicColumns:
                 if like:
                     weight[asks[:, places[key]], places[other]] = NEAR_WEIGHT * like
         weight[asks], weight[is_exact] = 1, IDENTIFIER_WEIGHT
-        having = self._own.having(keys)
-        rare = rarity(np.maximum(self.counts.having(keys), 1), self.counts.total)
+        having = self._own_counts.having(keys)
+        rare = rarity(np.maximum(self.word_counts.having(keys), 1), self.word_counts.total)
         is_word = np.fromiter(map(is_single_word, self._parts), np.bool_)
         is_alone = is_word & (asks & (having == 1)).any(axis=1)
         is_named = np.asarray((is_exact & (having > 0)).any(axis=1) | is_alone, np.bool_)
@@ -449,7 +449,7 @@ class TopicColumns:
         asked = terms.asks[part].nonzero()[0]
         found = asked[source.columns.has(label, terms.keys[asked])]
         whole = terms.rarity[words].sum()
-        rarest = rarity(np.ones(1, np.intp), self.counts.total)[0]
+        rarest = rarity(np.ones(1, np.intp), self.word_counts.total)[0]
         is_telling = words.sum() > 2 or whole >= RARE_PAIR * rarest
         return min(1.0, float(terms.rarity[found].sum() / whole)) if is_telling else 0.0
 

@@ -221,9 +221,9 @@ class Retriever:
                         TopicColumns(topic, list(parts), some, filters.wanted, filters.visible_digests, times)
                         for topic, some in zip(topics, waiting, strict=True)
                     ]
-                    counts = WordCounts([columns for one in searched for columns in one.columns])
+                    word_counts = WordCounts([columns for one in searched for columns in one.columns])
                     for one in searched:
-                        one.counts = counts
+                        one.word_counts = word_counts
                     found = self._answer(question, parts, searched, times, now_us, budget, filters)
                     pairs = zip(searched, topics, strict=True)
                     if all(one.snapshot.has_same_files(topic.snapshot()) for one, topic in pairs):
