@@ -125,6 +125,10 @@ class Encoder:
         return unit_vector(text, DIMENSION).astype("<f4").tobytes()
 
 
+MARCH = 1_773_000_000_000_000
+"""On 8 March 2026, in microseconds since the epoch."""
+
+
 class Log:
     """One topic, what was shown of it recently, and how many groups were appended."""
 
@@ -242,7 +246,7 @@ async def test_each_correction_sees_the_effect_of_those_before_it(log: Log, requ
     assert made == [
         ("the lamp is green", Status.ACTIVE, 1),
         ("", Status.DEPRECATED, 1),
-        ("  two\nlines ", Status.ACTIVE, 0),
+        ("  two\nlines ", Status.ACTIVE, 1),
         ("the door is red", Status.ACTIVE, -1),
         ("the door is red", Status.ACTIVE, 0),
         ("the door is red", Status.ACTIVE, 1),
@@ -260,6 +264,22 @@ async def test_an_update_keeps_the_kind_and_the_source_of_what_it_replaces_where
         asked = Correction(tuple(log.show(one) for one in replaced), "Update", "x", f"new {kept}")
         [*_, made] = (await log.correct(asked)).entries
         assert (made.kind, made.source) == kept
+
+
+async def test_an_update_keeps_a_pin_and_the_date_that_a_note_was_given_but_no_blame(log: Log) -> None:
+    run = log.tell("ran 5 km", kind="note", said_at=MARCH)
+    said, blamed = log.tell("the office is in Oslo", said_at=MARCH), log.tell("the gate is shut")
+    noted = log.tell("the key is with Bo", kind="note", said_at=2)
+    await log.correct(Correction((log.show(run),), "Helpful", "pin", steps=10))
+    await log.correct(Correction((log.show(blamed),), "Unhelpful", "wrong", steps=3))
+    kept = []
+    for one in (run, said, blamed, noted):
+        [*_, made] = (
+            await log.correct(Correction((log.show(one),), "Update", "x", f"no longer {one.content}"))
+        ).entries
+        kept.append((made.utility_steps, made.said == MARCH))
+        assert made.said == MARCH or made.said > time.time_ns() // 1000 - 60_000_000
+    assert kept == [(10, True), (0, False), (0, False), (0, False)]
 
 
 async def test_a_chunk_of_a_related_topic_is_adopted_and_its_home_stays_as_it_is(store: Store, log: Log) -> None:

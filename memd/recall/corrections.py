@@ -14,12 +14,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from memd.embedding.encoder import Encoder
 from memd.entries import STEPS, Correction, Draft, Entry, Status, clamped_steps
 from memd.errors import BadQuestion, NotFound
 from memd.messages import BlockChunk
+from memd.recall.days import day_of
 from memd.store.snapshot import Place, answered_anew, beside, is_made_at, live_copies, replacement_of
 from memd.store.store import Snapshot
 
@@ -325,6 +326,8 @@ def _replacement(
         speakers=(),
         vector=embed(content),
         created_at=now_us,
+        utility_steps=max(0, *(clamped_steps(state.utility_steps) for state in replaced)),
+        said_at=_date_given(replaced),
         roles=tuple(dict.fromkeys(role for state in replaced for role in state.roles)),
         supersedes=tuple(state.uuid for state in replaced),
         action=correction.action,
@@ -334,6 +337,15 @@ def _replacement(
     if (shared["kind"], len(shared["source"])) == ({"document"}, 1):
         shared["part"] = {replaced[0].part}  # a document's newest chunk names the known state of its file
     return msgspec.structs.replace(draft, **{name: values.pop() for name, values in shared.items() if len(values) == 1})
+
+
+def _date_given(replaced: Sequence[Draft]) -> int | UnsetType:
+    """Return the one date that notes or documents were given; UNSET for what was said, or noted, as it came: the
+    correction says it anew, and is newer than all that was said meanwhile."""
+    [date, *others] = {UNSET if state.kind == "turn" else state.said_at for state in replaced}
+    if others or date is UNSET or any(day_of(date) == day_of(state.created_at) for state in replaced):
+        return UNSET
+    return date
 
 
 def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: Encoder) -> Draft:
