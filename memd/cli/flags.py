@@ -273,8 +273,9 @@ def note_memory(config: Config) -> None:
 def memory_elsewhere(config: Config) -> str:
     """Say where else something is remembered or a memd runs; empty unless the user named no memory, and the working
     folder's is empty and without a memd."""
-    data_dir = config.data_dir
-    if config.cluster.is_on or data_dir != Config().data_dir.absolute() or _is_used(data_dir):
+    data_dir, context = config.data_dir, click.get_current_context(silent=True)
+    is_named = "MEMD_DATA_DIR" in os.environ or (context is not None and context.params.get("data_dir") is not None)
+    if config.cluster.is_on or is_named or data_dir != Config().data_dir.absolute() or _is_used(data_dir):
         return ""
     others = [str(one) for one in _noted(_is_used) if one != data_dir]
     if not others:
