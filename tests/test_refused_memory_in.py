@@ -102,7 +102,10 @@ def test_where_no_chunk_could_be_corrected_the_reason_is_told(daemon: DaemonProc
     assert mixed.headers["X-Memory-Problem"] is None, "something was done"
     read = daemon.chat([user("Read.")], {"X-Memory-Mode": "readonly"}, memory_in=update(shown))
     assert "the request may only read in this topic" in read.headers["X-Memory-Problem"]
-    for chunk_id, reason in (("zzzz", "not shown in this topic lately 1"), (shown, "taken out or erased since 1")):
+    for chunk_id, reason in (
+        ("zzzz", "1 id not shown in the topic's last 64 turns"),
+        (shown, "1 id taken out or erased since"),
+    ):
         told = daemon.chat([user(f"It moved, {chunk_id}.")], memory_in=update(chunk_id))
         [signal] = told.json["memory_out"]["signals"]
         assert signal == {"type": "correction_failed", "chunk_id": chunk_id}

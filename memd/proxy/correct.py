@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from memd.conversation.hot_buffer import CORRECTABLE_TURNS
 from memd.embedding.encoder import Encoder
 from memd.entries import Correction, Entry
 from memd.errors import BadNote, DiskFull, EmbeddingError, ErasedForGood, MemdError
@@ -28,7 +29,7 @@ from memd.recall import corrections
 from memd.store.store import Snapshot
 from memd.telemetry.tasks import Tasks
 from memd.wire.sideband import MemoryIn, NoteOut
-from memd.wording import tallied
+from memd.wording import counted, tallied
 
 log = logging.getLogger("memd")
 FailedIds = tuple[str, ...]
@@ -203,8 +204,11 @@ def _uncorrected(received: Received, corrected: CorrectionResult) -> str:
         return "the request may only read in this topic"
     failed = corrected.failed_ids
     unknown = list(map(_resolving(received), failed)).count(None)
-    told = {"not shown in this topic lately": unknown, "taken out or erased since": len(failed) - unknown}
-    return tallied({why: number for why, number in told.items() if number})
+    told = {
+        f"not shown in the topic's last {CORRECTABLE_TURNS} turns": unknown,
+        "taken out or erased since": len(failed) - unknown,
+    }
+    return ", ".join(f"{counted(number, 'id')} {why}" for why, number in told.items() if number)
 
 
 def _resolving(received: Received) -> Resolve:
