@@ -491,6 +491,30 @@ async def test_an_erasure_that_stops_in_one_topic_is_finished(tmp_path: Path, mo
         assert await chunks_in(daemon, "baker") == 0
 
 
+async def test_of_an_erasure_in_several_topics_the_answer_names_what_is_erased_and_what_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(tmp_path) as client:
+        daemon = client.daemon
+        for topic_id in ("able", "baker", "carl"):
+            await note(client, topic_id, SECRET)
+        write = daemon.store.ledger.write
+
+        def failing(erasure: Erasure) -> None:
+            if erasure.topic_id == "baker" and erasure.done_at is not None:
+                raise StoreError("the disk fails")
+            write(erasure)
+
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(daemon.store.ledger, "write", failing)
+            answer = await asked(client, "/memd/erase", {"author": "owner"}, status=503)
+        said = answer["error"]["message"]
+        assert said.startswith("memd: erased in able, carl; the erasure in topic baker is not finished, and goes on ")
+        assert said.endswith("the disk fails; `memd erase --resume` tries it again")
+        done = await asked(client, "/memd/erase", {"resume": True})
+        assert [one["topic_id"] for one in done["done"]] == ["baker"]
+
+
 async def test_what_retention_cannot_do_is_tried_again_and_stops_no_other_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

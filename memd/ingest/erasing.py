@@ -284,9 +284,10 @@ class ErasureDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _finished(done: list[ErasureDone], problems: Sequence[StoreError]) -> list[ErasureDone]:
-    """Return these erasures. Raises StoreError: others are not finished."""
+    """Return these erasures. Raises StoreError: others are not finished; the message names both."""
     if problems:
-        raise problems[0]
+        told = "; ".join(dict.fromkeys(map(str, problems)))
+        raise StoreError(f"erased in {', '.join(dict.fromkeys(one.topic_id for one in done))}; {told}" if done else told)
     return done
 
 
@@ -325,12 +326,13 @@ class Eraser:
                 told = str(error)
             await asyncio.sleep(RESUME_SECONDS)
 
-    async def resume(self, before: int | None = None) -> list[ErasureDone]:
+    async def resume(self, before: int | None = None) -> None:
         """Finish interrupted erasures, all that can be. `before`: only those begun before this time. Raises StoreError:
         one is still not finished."""
         async with self._turn:
             pending = self.store.ledger.pending
-            return _finished(*await self._each([one for one in pending if before is None or one.at < before]))
+            _, problems = await self._each([one for one in pending if before is None or one.at < before])
+            _finished([], problems[:1])  # the same while that one is left: it is logged once
 
     async def tend_others(self) -> None:
         """In a cluster, call `follow` once a second, until cancelled."""
@@ -438,7 +440,7 @@ class Eraser:
             await asyncio.to_thread(self.store.ledger.write, done)
         except StoreError as error:
             told = f"the erasure in topic {erasure.topic_id} is not finished, and goes on when that can be done"
-            raise type(error)(f"{told}: {error}") from error
+            raise StoreError(f"{told}: {error}; `memd erase --resume` tries it again") from error
         seconds = round(time.perf_counter() - started, 3)
         self._tell(erasure, "erased", seconds=seconds)
         return ErasureDone(
@@ -615,9 +617,7 @@ class Retention:
                 await asyncio.to_thread(self.looked_at.__setitem__, topic_id, before)
             except StoreError as error:
                 problems.append(error)
-        if problems:
-            raise problems[0]
-        return done
+        return _finished(done, problems)
 
     async def tend(self) -> None:
         """Call `look` once an hour, until cancelled."""

@@ -70,7 +70,8 @@ class Forked:
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it was just waited for, and its end is told in a moment
+                os.kill(self.pid, number)
 
     def _read(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._told], [], [], timeout)[0]:
