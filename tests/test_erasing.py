@@ -51,12 +51,17 @@ def tell(daemon: DaemonProcess, texts: list[str]) -> list[dict[str, str]]:
 
 
 def found_in(folder: Path) -> list[str]:
+    """The files that have one of the words."""
+    return files_with(folder, *map(str.encode, WORDS))
+
+
+def files_with(folder: Path, *words: bytes) -> list[str]:
     """The files that have one of the words; one that is gone by the time it is read has none."""
     found = []
     for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
-                if any(word.encode() in (Path(parent) / name).read_bytes().lower() for word in WORDS):
+                if any(word.lower() in (Path(parent) / name).read_bytes().lower() for word in words):
                     found.append(name)
     return found
 
@@ -305,6 +310,42 @@ def test_a_topic_goes_whole_and_a_restored_backup_is_noticed(daemon: DaemonProce
     assert found_in(daemon.data_dir) == []
     daemon.terminate()
     assert daemon.run("verify").returncode == 0
+
+
+def test_what_was_said_anew_stays_in_the_backup_where_the_old_folder_is_restored_over_it(
+    daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    team = {"X-Memory-Topic": "team"}
+    old, target = tmp_path / "old", tmp_path / "backup"
+    daemon.chat([user(SECRET)], headers=team)
+    daemon.wait_stored(SECRET)
+    for one in (old, target):
+        assert daemon.run("backup", str(one)).returncode == 0
+    assert daemon.run("erase", "team", "--yes").returncode == 0
+    daemon.chat([user(OTHERS[0])], headers=team)
+    daemon.wait_stored(OTHERS[0])
+    assert daemon.run("backup", str(target)).returncode == 0 and found_in(target) == []
+    daemon.terminate()
+    shutil.rmtree(daemon.data_dir / "team")
+    shutil.copytree(old / "team", daemon.data_dir / "team")
+    for _ in range(3):
+        assert daemon.run("backup", str(target)).returncode == 0
+        assert files_with(target, b"Theodora"), "memd has it nowhere else"
+    assert "and with it all that was said there since" in daemon.run("verify").stdout
+    assert daemon.run("erase", "--resume").returncode == 0
+    assert daemon.run("backup", str(target)).returncode == 0 and found_in(target) == []
+
+
+def test_a_backup_in_a_folder_loses_an_erased_topic_of_which_nothing_was_stored_yet(
+    serving: Serving, tmp_path: Path
+) -> None:
+    daemon, target = serving({"buffer": {"store_after_seconds": 3600}}), tmp_path / "backup"
+    daemon.chat([user(SECRET)], headers={"X-Memory-Topic": "team"})
+    assert daemon.run("backup", str(target)).returncode == 0
+    assert set(found_in(target)) == {"hot.log"}
+    assert daemon.run("erase", "team", "--yes").returncode == 0
+    assert daemon.run("backup", str(target)).returncode == 0
+    assert found_in(target) == []
 
 
 def test_text_that_one_file_of_a_backup_brings_back_is_erased_again(daemon: DaemonProcess, tmp_path: Path) -> None:

@@ -762,3 +762,46 @@ def test_the_next_backup_loses_what_was_erased_and_keeps_the_rest(tmp_path: Path
     assert verify(target, DISK).damaged == [] and verify(source, DISK).damaged == []
     assert backup(source, target, DISK).erased == 0
     assert live_contents(open_store(None, target, segment_entries_max=5).topic("talk")) == live_contents(topic)
+
+
+def test_a_topic_that_is_being_erased_is_left_out_of_a_backup_until_that_is_done(tmp_path: Path) -> None:
+    source, target = tmp_path / "memory", tmp_path / "backup"
+    store = open_store(None, source)
+    store.topic("other").append([told(50)])
+    store.topic("talk").append([told(1)])
+    backup(source, target, DISK)
+    erasure = Erasure(id=store.clock.next(), kind="topic", topic_id="other", at=MARK.at, by="ann", chunks=1)
+    store.ledger.write(erasure)
+    store.retire("other")
+    moved = store.put_topic_aside(erasure, ForbiddenText())
+    store.topic("other").append([told(51)])
+    store.topic("talk").append([told(2)])
+    [finding] = backup(source, target, DISK).findings
+    assert finding.path == str(source / "other") and "is being erased" in finding.message
+    assert traces(on_disk(target), 2) and not traces(on_disk(target), 51)
+    erased(store, moved)
+    assert backup(source, target, DISK).findings == []
+    assert traces(on_disk(target), 51) and not traces(on_disk(target), 50)
+
+
+def test_a_folder_of_a_backup_that_has_later_text_beside_what_was_erased_is_left_and_named(tmp_path: Path) -> None:
+    source, target = tmp_path / "memory", tmp_path / "backup"
+    store = open_store(None, source)
+    store.topic("other").append([told(50)])
+    backup(source, target, DISK)
+    erasure = Erasure(id=store.clock.next(), kind="topic", topic_id="other", at=MARK.at, by="ann", chunks=1)
+    store.ledger.write(erasure)
+    erased(store, erasure, ForbiddenText())
+    store.topic("other").append([told(51)])
+    active = target / "other" / "active.bin"
+    active.rename(active.with_suffix(".bin.torn"))  # as if this backup had run while the topic was erased
+    shutil.copy(source / "other" / "active.bin", active)
+    for _ in range(2):
+        report = backup(source, target, DISK)
+        assert report.erased == 0
+        [finding] = report.findings
+        assert finding.path == str(target / "other") and "has later text beside that of topic other" in finding.message
+        assert traces(on_disk(target), 50) and traces(on_disk(target), 51)
+    shutil.rmtree(target / "other")
+    assert backup(source, target, DISK).findings == []
+    assert traces(on_disk(target), 51) and not traces(on_disk(target), 50)

@@ -286,8 +286,8 @@ class ErasureDone(msgspec.Struct, frozen=True, kw_only=True):
 def _finished(done: list[ErasureDone], problems: Sequence[StoreError]) -> list[ErasureDone]:
     """Return these erasures. Raises StoreError: others are not finished; the message names both."""
     if problems:
-        told = "; ".join(dict.fromkeys(map(str, problems)))
-        raise StoreError(f"erased in {', '.join(dict.fromkeys(one.topic_id for one in done))}; {told}" if done else told)
+        erased = ", ".join(dict.fromkeys(one.topic_id for one in done))
+        raise StoreError("; ".join(dict.fromkeys([f"erased in {erased}"] * bool(done) + [*map(str, problems)])))
     return done
 
 

@@ -221,7 +221,8 @@ def returned(erasures: Collection[Erasure], layout: TopicLayout, records: list[R
         Finding(
             "returned",
             str(layout.directory),
-            f"{one} is there again, as a backup had it; `memd erase --resume` erases it once more",
+            f"{one} is there again, as a backup had it; `memd erase --resume` erases it once more"
+            + (", and with it all that was said there since" if one.kind == "topic" else ""),
         )
         for one in erasures
         if one.topic_id == layout.topic_id and one.done_at is not None and _is_back(one, records)

@@ -17,13 +17,13 @@ and files derived from the log do not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import msgspec
 
-from memd.errors import StoreError, StoreWriteFailed
+from memd.errors import ForeignFile, StoreError, StoreWriteFailed
 from memd.store.audit import head_of
 from memd.store.claim import file_segment
 from memd.store.disk import (
@@ -36,7 +36,7 @@ from memd.store.disk import (
     replace_file,
 )
 from memd.store.encryption.disk import EncryptedDisk, key_id_of
-from memd.store.erasure import Erasure, ErasureLedger, is_erasure_of, read_erasures
+from memd.store.erasure import ErasureLedger, begun, is_erasure_of, read_erasures
 from memd.store.layout import (
     BACKUPS_NAME,
     KEY_NAME,
@@ -52,7 +52,7 @@ from memd.store.layout import (
 )
 from memd.store.log.format import scan_records
 from memd.store.log.journal import records_of
-from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy
+from memd.store.log.recovery import TORN_SUFFIX, Finding, read_log_file, remove_temporaries, save_torn_copy, torn_files
 from memd.store.log.segment import read_header
 from memd.store.tools.export import active_bytes
 
@@ -62,6 +62,7 @@ MARKER_NAME = ".memd-backup"
 """An empty file that marks a folder as a backup; no topic can have this name."""
 LISTING_NAME = ".memd-backup-topics"
 """The topics of the backup when it was made, a line each: a lost folder leaves no other trace."""
+_YOURS = "nothing was erased here: remove the folder, or choose another one"
 
 
 class BackupReport(msgspec.Struct):
@@ -104,8 +105,13 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
             _be_backup_again(files, data_dir, target, waiting)
         if files.size(data_dir / KEY_NAME) is not None:
             replace_file(files, target / KEY_NAME, files.read(data_dir / KEY_NAME))
-        copying.erasures(data_dir, target)
+        erasing = copying.erasures(data_dir, target)
         for topic_id in topic_folders_in(files, data_dir):
+            if topic_id in erasing:
+                copying.add_finding(
+                    data_dir / topic_id, "is being erased, so it was left out; back up again afterwards"
+                )
+                continue
             copying.topic(TopicLayout(data_dir, topic_id), TopicLayout(target, topic_id))
         copying.audit(AuditLayout(data_dir), AuditLayout(target))
         replace_file(files, target / LISTING_NAME, "".join(f"{one}\n" for one in topic_ids_in(files, target)).encode())
@@ -175,26 +181,39 @@ class _BackupRun:
         self._files = files
         self.report = BackupReport()
 
-    def erasures(self, data_dir: Path, target: Path) -> None:
-        """Erase in the backup the topics that were erased, and record all erasures there."""
+    def erasures(self, data_dir: Path, target: Path) -> set[str]:
+        """Erase in the backup the topics that were erased, once each time, and record all erasures there. Return the
+        topics that are being erased."""
         found, problems = read_erasures(self._files, erasures_dir(data_dir))
         self.report.findings += problems
         ledger = ErasureLedger(self._files, target)
-        known = {one.id for one in ledger}
+        known = {one.id: one.highest_id for one in ledger}
         for erasure in found:
+            if erasure.done_at is None or known.get(erasure.id, -1) >= erasure.highest_id:
+                continue  # by now the backup has what was said in the topic since, or what was restored
             layout = TopicLayout(target, erasure.topic_id)
-            if erasure.kind == "topic" and erasure.done_at is not None and self._is_of(layout, erasure):
-                Wiper(self._files).wipe_folder(layout.directory)
-                self.report.erased += 1
-            if erasure.done_at is not None and erasure.id not in known:
-                ledger.write(erasure)
+            if erasure.kind == "topic" and self._files.is_directory(layout.directory):
+                is_its = {one <= erasure.highest_id for one in self._ids(layout)}
+                if len(is_its) > 1:
+                    self.add_finding(layout.directory, f"has later text beside that of {erasure}; {_YOURS}")
+                    continue
+                if is_its != {False}:  # without entries it is a topic that had stored nothing, or the rest of one
+                    Wiper(self._files).wipe_folder(layout.directory)
+                    self.report.erased += 1
+            ledger.write(erasure)
+        return {one.topic_id for one in begun(found) if one.kind == "topic" and one.done_at is None}
 
-    def _is_of(self, layout: TopicLayout, erasure: Erasure) -> bool:
-        """Return whether a topic of the backup is the erased one, not a later one of its name."""
-        for path in layout.log_files(self._files):
-            for entry in read_log_file(self._files.read(path), name=str(path), dimension=None).entries:
-                return entry.canonical_id <= erasure.highest_id
-        return False
+    def _ids(self, layout: TopicLayout) -> Iterator[int]:
+        """Yield the ids of a topic's entries, also of those set aside."""
+        aside = torn_files(self._files, [layout.directory, layout.segments])
+        for path in (*layout.log_files(self._files), *aside):
+            try:
+                found = read_log_file(self._files.read(path), name=str(path), dimension=None)
+            except ForeignFile:
+                if path not in aside:  # which may be a journal, or the end of a file
+                    raise
+            else:
+                yield from (entry.canonical_id for entry in found.entries)
 
     def topic(self, source: TopicLayout, target: TopicLayout) -> None:
         """Bring one topic up to date; an unreadable file becomes a finding and does not stop the rest."""
@@ -215,7 +234,7 @@ class _BackupRun:
         except StoreWriteFailed:
             raise
         except StoreError as error:
-            self._add_finding(source.directory, f"could not be backed up completely: {error}")
+            self.add_finding(source.directory, f"could not be backed up completely: {error}")
 
     def audit(self, source: AuditLayout, target: AuditLayout) -> None:
         """Copy the audit and store its head. If the source differs from earlier lines, these stay: a finding."""
@@ -227,7 +246,7 @@ class _BackupRun:
             path = target.folder / name
             before = files.read(path) if files.size(path) is not None else b""
             if not data.startswith(before):
-                self._add_finding(path, f"differs from {source.folder / name}, which was changed or cut; it was kept")
+                self.add_finding(path, f"differs from {source.folder / name}, which was changed or cut; it was kept")
                 return
             self._put(path, data)
             last = data.splitlines()[-1] if data else last
@@ -244,7 +263,7 @@ class _BackupRun:
         if not has_files(files, target.directory):  # at most the forbidden text, which follows
             replace_file(files, target.key, key)
         elif files.read(target.key) != key:
-            self._add_finding(
+            self.add_finding(
                 target.directory,
                 f"was encrypted with another key than {source.directory} has now: the topic was erased and begun anew; "
                 "nothing was changed here, choose another folder",
@@ -263,7 +282,7 @@ class _BackupRun:
         before = self._active(target)[1]
         ahead = {*target.segment_ids(files), *([before] if before is not None else [])} - {*numbers, number}
         if ahead:
-            self._add_finding(
+            self.add_finding(
                 target.directory,
                 f"has segment {max(ahead)}, which {source.directory} does not have: the source lost it, or this is a "
                 "backup of something else; nothing was changed here, choose another folder or restore the source",
@@ -325,7 +344,7 @@ class _BackupRun:
                 Wiper(files).wipe(path)
             self._erase(log[1], files.read(log[0]))
         else:
-            self._add_finding(
+            self.add_finding(
                 log[1],
                 f"differs from {log[0]}, although neither is ever written again: one is damaged, or this is a backup "
                 "of something else; it was left as it is, run `memd verify` on both folders",
@@ -396,7 +415,8 @@ class _BackupRun:
         self.report.copied += 1
         self.report.bytes_copied += size
 
-    def _add_finding(self, path: Path, message: str) -> None:
+    def add_finding(self, path: Path, message: str) -> None:
+        """Report something about a file or folder."""
         self.report.findings.append(Finding("damaged", str(path), message))
 
 
