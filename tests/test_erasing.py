@@ -348,6 +348,32 @@ def test_a_backup_in_a_folder_loses_an_erased_topic_of_which_nothing_was_stored_
     assert found_in(target) == []
 
 
+def test_a_topic_whose_folder_was_removed_by_hand_is_erased_in_the_backup_as_the_refusal_says(
+    daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    backup, own = tmp_path / "backup", daemon.data_dir / "team"
+    daemon.chat([user(SECRET)], headers={"X-Memory-Topic": "team"})
+    daemon.chat([user(OTHERS[0])])
+    daemon.wait_stored(SECRET, OTHERS[0])
+    assert daemon.run("backup", str(backup)).returncode == 0
+    daemon.terminate()
+    shutil.rmtree(own)
+    daemon.start()
+    told = daemon.run("erase", "team", "--yes")
+    assert (
+        told.returncode == 2 and f"A backup may have it ({backup}): to erase it there, stop memd, put " in told.stderr
+    )
+    assert "backup" not in daemon.run("erase", "tame", "--yes").stderr, "which no backup has"
+    assert found_in(backup), "nothing is erased by its name alone"
+    daemon.terminate()
+    shutil.copytree(backup / "team", own)
+    daemon.start()
+    assert daemon.run("erase", "team", "--yes").returncode == 0
+    assert daemon.run("backup", str(backup)).returncode == 0
+    assert found_in(backup) == [] and files_with(backup, b"Theodora")
+    assert "A backup" not in daemon.run("erase", "team", "--yes").stderr, "it was erased there"
+
+
 def test_text_that_one_file_of_a_backup_brings_back_is_erased_again(daemon: DaemonProcess, tmp_path: Path) -> None:
     tell(daemon, [SECRET, *OTHERS])
     daemon.wait_stored(*OTHERS, SECRET)

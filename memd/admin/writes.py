@@ -23,7 +23,7 @@ from msgspec import Meta
 from memd.admin.parts import DaemonParts, Named, uuids_of
 from memd.admin.routing import Body, Extent, TopicBody, post
 from memd.entries import CORRECTION_STEPS_MAX, Action, Correction, Entry
-from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError, WrongKey
+from memd.errors import BadNote, BadQuestion, ErasedForGood, StoreError, UnknownTopic, WrongKey
 from memd.ingest import erasing
 from memd.ingest.archiver import TakenNote, take_note
 from memd.ingest.erasing import ErasureDone, PlannedErasure
@@ -35,6 +35,7 @@ from memd.recall import corrections
 from memd.recall.corrections import Applied
 from memd.selection import Selection, since
 from memd.store.encryption.disk import key_id_of
+from memd.store.layout import has_files
 from memd.store.log.segment import UnstoredText
 from memd.store.store import Snapshot, Store
 from memd.store.tools.backup import BackupReport, known_backups, known_buckets, note_backup
@@ -332,6 +333,8 @@ async def _topic(parts: DaemonParts, body: ErasureBody, topic_id: str, who: Prin
         async with parts.held_one(topic_id, who, "admin") as topic:
             plan = await asyncio.to_thread(erasing.plan_of, topic.log.snapshot())
             return _Asked([plan], [plan], (), _live_prompts(topic, None, forbid=body.forbid))
+    except UnknownTopic as error:
+        raise UnknownTopic(f"{error}{await asyncio.to_thread(_in_backups, parts, topic_id)}") from None
     except StoreError as error:
         told = {"topic": topic_id, "error": error}
         logging.getLogger("memd").warning("a topic that cannot be read is erased", extra=told)
@@ -434,6 +437,17 @@ def _backups(parts: DaemonParts) -> tuple[str, ...]:
     folders = known_backups(parts.store.data_dir, files)
     said = (f"the backup in {one}, {_until(parts.store, Path(one))}" for one in folders)
     return (*bucket, *(f"the backup in {one}, {was}" for one in others), *said)
+
+
+def _in_backups(parts: DaemonParts, topic_id: str) -> str:
+    """Say which backups may have a topic whose folder is gone, and how it is erased there; empty if none, or if it was
+    erased here, which backups follow."""
+    data_dir, files, bucket = parts.store.data_dir, parts.store.files, parts.config.backup.bucket
+    folders = [one for one in known_backups(data_dir, files) if has_files(files, Path(one, topic_id))]
+    having = ", ".join([*folders, *dict.fromkeys([*([bucket] if bucket else []), *known_buckets(data_dir, files)])])
+    how = f"to erase it there, stop memd, put {topic_id} back into {data_dir} out of it, and erase it then"
+    was_erased = any(one.kind == "topic" and one.topic_id == topic_id for one in parts.store.ledger)
+    return f". A backup may have it ({having}): {how}" if having and not was_erased and not parts.store.kept else ""
 
 
 def _until(store: Store, backup: Path) -> str:

@@ -207,12 +207,8 @@ class _BackupRun:
         """Yield the ids of a topic's entries, also of those set aside."""
         aside = torn_files(self._files, [layout.directory, layout.segments])
         for path in (*layout.log_files(self._files), *aside):
-            try:
+            with suppress(*[ForeignFile] * (path in aside)):  # the end of a file, or of a journal
                 found = read_log_file(self._files.read(path), name=str(path), dimension=None)
-            except ForeignFile:
-                if path not in aside:  # which may be a journal, or the end of a file
-                    raise
-            else:
                 yield from (entry.canonical_id for entry in found.entries)
 
     def topic(self, source: TopicLayout, target: TopicLayout) -> None:
