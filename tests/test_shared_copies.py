@@ -6,11 +6,13 @@ import asyncio
 import itertools
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from memd.conversation.events import BufferEvent, Placed, encode_event
 from memd.conversation.hot_buffer import HotBuffer, rebased
 from memd.entries import Erased
 from memd.errors import StoreError
+from memd.ingest import topic as topic_module
 from memd.ingest.archiver import take_note
 from memd.ingest.erasing import Eraser, plan_of
 from memd.ingest.pipeline import Cutter
@@ -273,6 +276,36 @@ async def test_a_note_whose_row_is_there_all_the_same_is_not_withdrawn_from_thos
     finally:
         await stage.close()
         await other.close()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_an_open_question_is_stored_elsewhere_only_if_nobody_awaits_its_answer(
+    kept: FaultyLog, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    ours, theirs, began = Stage(Config(), kept=kept), Stage(Config(), kept=kept), time.monotonic()
+    passed = itertools.count(0, 5)
+    told((topic := await ours.topics.get("team")).buffer, "Where was the bell of the old mill cast?")
+    [conversation] = topic.buffer.conversations()
+    with topic.buffer.awaited(conversation):
+        await topic.save(sync=True)
+        other = await theirs.topics.get("team")
+        while (seconds := next(passed)) < 400:
+            monkeypatch.setattr(topic_module, "time", SimpleNamespace(monotonic=lambda: began + seconds))  # noqa: B023
+            theirs.now = time.time() + seconds
+            if not is_killed:
+                await topic.save(sync=True)
+            await theirs.archiver.tend_topic(other)
+        assert len(live_entries(other)) == is_killed
+    if not is_killed:
+        told(topic.buffer, "Where was the bell of the old mill cast?", "It was cast in Ghent.")
+        await topic.save(sync=True)
+        assert await ours.archiver.store(topic, conversation, 2)
+        await theirs.archiver.tend_topic(other)
+        assert [one.content for one in live_entries(topic)] == [
+            "Where was the bell of the old mill cast?\nIt was cast in Ghent."
+        ]
+    await ours.close()
+    await theirs.close()
 
 
 async def test_what_another_daemon_erased_while_it_was_being_stored_is_not_stored_again(kept: FaultyLog) -> None:

@@ -33,6 +33,7 @@ from memd.conversation.events import (
     Appended,
     BufferEvent,
     Forgotten,
+    Marked,
     Noted,
     NoteStored,
     Placed,
@@ -435,7 +436,9 @@ _NOTHING = b"\xc0"
 BASE_BYTES_MIN = 64 << 10
 """Rows longer than this, and than twice their base, are replaced by a new base: the whole buffer."""
 OTHERS_SECONDS = 30.0
-"""After this time this daemon stores messages that another daemon received: that one may have died."""
+"""After this time without news this daemon stores messages that another daemon received: that one may have died."""
+NEWS_SECONDS = 10.0
+"""The interval at which a daemon tells that it awaits an answer, and at which news are read before storing."""
 _TRIES = 20
 asking = ThreadPoolExecutor(8, "memd-shared")
 """Threads that wait for the database."""
@@ -481,7 +484,8 @@ class SharedTopic(Topic):
         self._turn = asyncio.Lock()
         """Held while rows of the buffer are read or appended."""
         self._others: dict[str | bytes, float] = {}
-        """Conversations and notes that another daemon received last, with the time (`time.monotonic`)."""
+        """Conversations and notes that another daemon received last, with the time of its last news of them."""
+        self._told_at = self._read_at = 0.0  # of the two uses of NEWS_SECONDS; both as in `time.monotonic`
         self._renew, self._kept = renew, kept
         try:
             rows = self.log.catch_up(self._head)
@@ -517,17 +521,15 @@ class SharedTopic(Topic):
             self._follows_again()
 
     def is_others(self, name: str | bytes) -> bool:
-        """Return True if another daemon received this conversation or note last, and will store it."""
+        """See Topic."""
         return time.monotonic() - self._others.get(name, -OTHERS_SECONDS) < OTHERS_SECONDS
 
     async def before_storing(self) -> None:
         """See Topic. After OTHERS_SECONDS messages that another daemon received become this daemon's to store."""
-        old = time.monotonic() - OTHERS_SECONDS
-        if due := [name for name, told_at in self._others.items() if told_at < old]:
+        if self.buffer.unstored_count and (now := time.monotonic()) - self._read_at >= NEWS_SECONDS:
+            self._read_at = now
             await self.follow()
-            for name in due:
-                if self._others.get(name, 0.0) < old:
-                    self._others.pop(name, None)
+            self._others = {name: told_at for name, told_at in self._others.items() if self.is_others(name)}
 
     @property
     def is_fresh(self) -> bool:
@@ -565,7 +567,13 @@ class SharedTopic(Topic):
             raise
 
     async def save(self, *, sync: bool = False) -> None:
-        """Append the buffer's changes to the shared log, or to the journal if that fails."""
+        """Append the buffer's changes to the shared log, or to the journal if that fails; with `sync` also which
+        answers are awaited here, so that no other daemon stores their questions."""
+        if sync and (now := time.monotonic()) - self._told_at >= NEWS_SECONDS:
+            self._told_at, old = now, steady_now() - NEWS_SECONDS
+            for one in self.buffer.conversations():
+                if one.awaiting and one.used_at < old and not self.is_others(one.id):
+                    self.buffer.mark(one)  # advances nothing: any version reads it
         async with self._turn:
             await self._saved(sync=sync)
 
@@ -698,6 +706,10 @@ class SharedTopic(Topic):
         for event in theirs:
             if isinstance(event, Appended) and event.messages:
                 self._others[event.conversation] = now
+            elif isinstance(event, Marked):
+                one = self.buffer.of_id(event.conversation)
+                if one is not None and one.stored == event.stored < one.wanted_end:  # see `save`
+                    self._others[event.conversation] = now
             elif isinstance(event, Noted):
                 self._others[event.id] = now
         return theirs
