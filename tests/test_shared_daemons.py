@@ -665,6 +665,32 @@ def test_where_clocks_are_apart_an_open_question_is_stored_with_its_answer_alone
         assert turn == ["Where was the bell cast?\nIn Ghent."]
 
 
+def test_where_clocks_are_apart_a_retry_is_known_and_what_holds_again_is_the_newest(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """An hour is longer than the time in which a request that comes again is a retry."""
+    with recording_upstream() as upstream, cluster(postgres, upstream, tmp_path) as apart:
+        assert apart.daemons[1].terminate() == 0
+        at_time(apart.daemons[1], days_ago=-1 / 24)
+        apart.daemons[1].start()
+        on_monday = "The server of the harbour office is started anew on Monday."
+        days = on_monday, "No, the server of the harbour office is started anew on Tuesday.", on_monday
+        history = list[dict[str, str]]()
+        for daemon, day in zip((1, 0, 1), days, strict=True):  # Tuesday's clock is behind Monday's
+            stored = len(apart.entries("apart"))
+            history.append(user(day))
+            answer = apart.tell(daemon, "apart", history).reply
+            history.append({"role": "assistant", "content": answer})
+            wait_until(lambda stored=stored: len(apart.entries("apart")) > stored, lambda: str(apart.stored("apart")))  # type: ignore[misc]
+
+        shown = apart.tell(0, "apart", [user("When is the server started anew?")], memory_in={})
+        ids = [one["id"] for one in shown.json["memory_out"]["injected_chunks"]]
+        memory_in = {"corrections": [{"chunk_ids": ids[:1], "action": "Unhelpful", "reason": "no"}]}
+        for daemon in (0, 1):
+            apart.tell(daemon, "apart", [user("And the tower?")], memory_in=memory_in)
+        assert [one.action for one in apart.entries("apart")].count("Unhelpful") == 1
+
+
 def test_a_daemon_that_was_killed_keeps_nobody_waiting_and_its_folder_may_be_removed(relayed: Cluster) -> None:
     """Its client has only the beginning of an answer, and goes on elsewhere with the prompt that was answered."""
     assert relayed.tell(1, "killed", [user("The bell was cast in Ghent.")]).status == 200

@@ -166,8 +166,8 @@ class Conversation:
         """By the digest of the user message behind each."""
         self.replaced: dict[bytes, frozenset[bytes]] = {}
         """Identities of the answers that a turn got before its branch, by its user message's digest. Not journalled."""
-        self.arrivals: dict[TurnKey, float] = {}
-        """First arrival of each recent request, in seconds of the caller's clock."""
+        self.arrivals: dict[TurnKey, tuple[float, int]] = {}
+        """First arrival of each recent request, in seconds of the caller's clock, and the log's head then."""
         self.abandoned = False
         """Its client continued from an earlier point. Its messages are stored all the same."""
         self.dropped_from: int | None = None

@@ -117,6 +117,8 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
     conversation: str
     key: TurnKey
     at: float
+    head: int = 0
+    """See `TopicLog.head`: what the request has appended is above it."""
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed"):
@@ -205,7 +207,7 @@ def apply(event: ConversationEvent, one: Conversation) -> None:
         one.mark_heard(event.messages)
     elif isinstance(event, Arrived):
         one.arrivals.pop(event.key, None)
-        one.arrivals[event.key] = event.at
+        one.arrivals[event.key] = event.at, event.head
         while len(one.arrivals) > ARRIVALS_KEPT:
             del one.arrivals[next(iter(one.arrivals))]
     elif isinstance(event, Placed):
@@ -251,7 +253,7 @@ def retold(conversations: Iterable[Conversation]) -> Iterator[BufferEvent]:
             yield Departed(one.id, list(one.former_lines), {})
         if one.abandoned:
             yield Abandoned(one.id, one.dropped_from)
-        yield from (Arrived(one.id, key, at) for key, at in one.arrivals.items())
+        yield from (Arrived(one.id, key, *first) for key, first in one.arrivals.items())
         yield from (Placed(one.id, digest, block) for digest, block in blocks)
         told.note(one)
 

@@ -134,6 +134,7 @@ class HotBuffer:
         if position == len(conversation):
             if former is not None and self.is_open(former):
                 if former.messages[position].content_digest == message.content_digest:
+                    self.take_arrivals(conversation, former)
                     self.record(events.Closed(conversation.id))  # a retry with the same answer: nothing new
                     return former
                 if not message.interrupted:
@@ -165,14 +166,22 @@ class HotBuffer:
             conversation.awaiting -= 1
             self._touched[conversation.id] = None
 
-    def note_arrival(self, conversation: Conversation, key: TurnKey, now: float, freeze_seconds: float) -> bool:
+    def note_arrival(
+        self, conversation: Conversation, key: TurnKey, now: float, freeze_seconds: float, head: int = 0
+    ) -> bool:
         """Record the arrival of a request; True if the same one arrived less than `freeze_seconds` ago, a retry. An
-        arrival after `now`, because a clock was set back across a restart, does not count."""
-        first = conversation.arrivals.get(key)
-        if first is not None and 0 <= now - first <= freeze_seconds:
+        arrival after `now`, because a clock was set back across a restart, does not count. `head`: see `Arrived`."""
+        first, _ = conversation.arrivals.get(key, (now + 1, 0))
+        if 0 <= now - first <= freeze_seconds:
             return True
-        self.record(events.Arrived(conversation.id, key, now))
+        self.record(events.Arrived(conversation.id, key, now, head))
         return False
+
+    def take_arrivals(self, one: Conversation, into: Conversation) -> None:
+        """Add the arrivals of a conversation to another one, so that a retry is recognized there."""
+        for key, (at, head) in one.arrivals.items():
+            if key not in into.arrivals:
+                self.record(events.Arrived(into.id, key, at, head))
 
     def record(self, event: BufferEvent) -> None:
         """Change the buffer by an event."""
@@ -489,9 +498,7 @@ def _received_again(buffer: HotBuffer, one: Conversation) -> None:
         for digest, block in one.blocks.items():
             if digest in known and digest not in target.blocks:
                 buffer.record(Placed(target.id, digest, block))
-        for key, at in one.arrivals.items():
-            if key not in target.arrivals:
-                buffer.note_arrival(target, key, at, 0)
+        buffer.take_arrivals(one, target)
 
 
 def _subjects(told: Iterable[BufferEvent]) -> tuple[set[str], set[str], set[str]]:

@@ -567,7 +567,7 @@ def _router(daemon: Daemon, own_routes: OwnRoutes, wrong_tokens: WrongTokens) ->
     global_topics = config.retrieval.global_topics
     turns = TurnRunner(
         Receiver(daemon.topics, daemon.upstream, counter, daemon.speech, retry_seconds, global_topics),
-        Corrector(daemon.topics, daemon.encoder, archiver, tasks, retry_seconds),
+        Corrector(daemon.topics, daemon.encoder, archiver, tasks),
         RoomMaker(config.buffer, config.injection, counter, archiver),
         Memory(config.injection, config.retrieval.timeout_ms / 1000, daemon.retriever, counter, daemon.redactor),
         Rememberer(counter, archiver, daemon.receipts, daemon.speech, tasks, is_synced, is_shared),

@@ -249,7 +249,7 @@ class Archiver:
         uuids: Collection[bytes],
         work: Callable[[Snapshot, Append], Awaitable[Result]],
         was_done: Callable[[Sequence[Entry]], Result],
-        since_us: int = 0,
+        after: int = 0,
     ) -> Result:
         """Apply a request to chunks of a topic once: not if the log has its entries already. Repeat it if another
         daemon has changed the same chunks meanwhile.
@@ -259,7 +259,7 @@ class Archiver:
             uuids: uuids of the chunks that it names.
             work: does the work, given the present snapshot and a function that appends.
             was_done: returns the result from entries that were appended before.
-            since_us: entries appended before this time belong to another request.
+            after: entries up to this canonical_id belong to another request.
 
         Raises:
             EmbeddingError, ErasedForGood, StoreError: nothing was done.
@@ -268,8 +268,7 @@ class Archiver:
             while True:
                 log_ = topic.log
                 made_at, snapshot = log_.head, log_.snapshot()
-                done = await asyncio.to_thread(asked_by, snapshot, uuids, mark)
-                if done and done[-1].at >= since_us:
+                if done := await asyncio.to_thread(asked_by, snapshot, uuids, mark, after):
                     return was_done(done)
                 with suppress(MadeAnew):
                     return await work(snapshot, partial(self.append_corrections, topic, log_, made_at=made_at))

@@ -378,14 +378,15 @@ def is_outdated(copy: ChunkState, again: ChunkState, since: Iterable[ChunkState]
 
     The replacement is similar, was said between the two in the same stream (kind and source), and came from another
     message. It must not itself be repeated later: sending "Monday" and "Tuesday" again, in this order, changes nothing.
-    `since`: similar chunks after the copy. `to_come`: words (`words_of`) of the chunks that follow.
+    Imports are ordered by their dates; what is said here by the log alone, because daemons' clocks may differ. `since`:
+    similar chunks after the copy. `to_come`: words (`words_of`) of the chunks that follow.
     """
     digests, words = {*copy.digests, *again.digests}, words_of(again.embedded_text)
     between = (
         words_of(one.embedded_text)
         for one in since
         if (one.kind, one.source) == (again.kind, again.source)
-        and copy.said <= one.said <= again.said
+        and (again.source is None or copy.said <= one.said <= again.said)
         and digests.isdisjoint(one.digests)
     )
     return any(other != words and other not in to_come for other in between)

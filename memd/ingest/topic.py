@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
-from msgspec import UNSET
 
 from memd.caching import Latest
 from memd.clock import steady_now
@@ -54,7 +53,7 @@ from memd.store.log.format import encode_record
 from memd.store.log.journal import Journal, SharedMark, read_journal, records_of
 from memd.store.shared.postgres import News, Row, SharedLog
 from memd.store.shared.shared_topic import SharedTopicLog
-from memd.store.snapshot import Snapshot, asked_by
+from memd.store.snapshot import Snapshot
 from memd.store.store import TopicLog
 
 log = logging.getLogger("memd")
@@ -555,16 +554,17 @@ class SharedTopic(Topic):
             raise MadeAnew(f"topic {self.id}: it was read anew meanwhile; what is to be stored is made anew") from error
 
     async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int | None = None) -> list[Entry]:
-        """See Topic. If the database's answer was lost, the rows tell the outcome."""
+        """See Topic. Also raises MadeAnew if the database's answer was lost and its rows, by which the caller can tell
+        the outcome, were read since."""
+        if self._pending and (trouble := self.write_trouble) is not None:
+            raise trouble  # the request's arrival must be there before, by which other daemons know a retry
         try:
             return await self.append(drafts, made_at)
-        except InDoubt:
+        except InDoubt as error:
             await self.follow()
-            uuids, mark = [draft.uuid for draft in drafts], drafts[0].asked_by
-            assert mark is not UNSET, "a request has one"
-            if entries := await _asked(lambda: asked_by(self.log.snapshot(), uuids, mark)):
-                return entries
-            raise
+            if not self.is_fresh:
+                raise
+            raise MadeAnew(f"topic {self.id}: it is looked up whether that was stored") from error
 
     async def save(self, *, sync: bool = False) -> None:
         """Append the buffer's changes to the shared log, or to the journal if that fails; with `sync` also which

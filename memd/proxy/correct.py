@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -60,8 +59,6 @@ class Corrector(msgspec.Struct, frozen=True):
     encoder: Encoder
     archiver: Archiver
     tasks: Tasks
-    retry_seconds: float
-    """The same request within this time counts as a retry."""
 
     async def correct(self, received: Received) -> CorrectionResult:
         """Apply the corrections and take the notes, unless the same request was handled before."""
@@ -119,7 +116,7 @@ class Corrector(msgspec.Struct, frozen=True):
         mark = hashlib.blake2b(told + key.last_digest + key.memory_in, digest_size=16).digest()
         try:
             await topic.save()  # save the arrival before its effect, so that a retry after a kill is recognized
-            return CorrectionResult(await self._apply(topic, asked, mark, _resolving(received), who.author))
+            return CorrectionResult(await self._apply(received, asked, mark))
         except MemdError as error:
             failed = _named(asked)
             self.tasks.metrics.count_corrections(asked, len(failed))
@@ -128,11 +125,10 @@ class Corrector(msgspec.Struct, frozen=True):
             log.error("corrections were not applied", extra=received.log_fields(error))
             return CorrectionResult(failed, trouble=degraded(error))
 
-    async def _apply(
-        self, topic: Topic, asked: Sequence[Correction], mark: bytes, resolve: Resolve, by: str = ""
-    ) -> FailedIds:
-        """Apply corrections once. The log shows whether the same request did so a moment ago, also before a restart."""
-        named = dict.fromkeys(_named(asked))
+    async def _apply(self, received: Received, asked: Sequence[Correction], mark: bytes) -> FailedIds:
+        """Apply corrections once. The log shows whether the same request did so since it first arrived, also before a
+        restart or at another daemon."""
+        topic, resolve, named = received.topic, _resolving(received), dict.fromkeys(_named(asked))
         shown = {one: chunk for one in named if (chunk := resolve(one)) is not None}
         await self._store_pending(topic, shown.values())
 
@@ -145,7 +141,7 @@ class Corrector(msgspec.Struct, frozen=True):
                 encoder=self.encoder,
                 append=append,
                 asked_by=mark,
-                by=by,
+                by=received.asked.who.author,
             )
             self.tasks.metrics.count_corrections(asked, len(applied.failed))
             return applied.failed
@@ -154,9 +150,8 @@ class Corrector(msgspec.Struct, frozen=True):
             changed = {entry.uuid for entry in entries}
             return tuple(one for one in named if one not in shown or shown[one].uuid not in changed)
 
-        since_us = time.time_ns() // 1000 - int(self.retry_seconds * 1e6)
         uuids = {chunk.uuid for chunk in shown.values()}
-        return await self.archiver.change_once(topic, mark, uuids, work, was_done, since_us)
+        return await self.archiver.change_once(topic, mark, uuids, work, was_done, received.head)
 
     async def _store_pending(self, topic: Topic, shown: Iterable[BlockChunk]) -> None:
         """Store chunks that were shown while still pending, because only stored chunks can be corrected."""

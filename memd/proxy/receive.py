@@ -50,6 +50,8 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies retries of the request; None in `readonly`, which applies nothing."""
     is_retry: bool
     """The same request arrived a moment ago."""
+    head: int
+    """The log's head when it arrived for the first time."""
     needs_block: bool
     """Memory is recalled: this is neither a step of a tool loop nor a retry whose block is still valid."""
     is_step: bool
@@ -127,11 +129,12 @@ class Receiver(msgspec.Struct, frozen=True):
         standing_tokens = sum(self.counter.messages(standing, [*request.digests[:lead], *request.digests[end:]]))
         standing_tokens += self.counter.estimate_again(request.standing_text)
         prompt = Prompt(asked, arrival, lead, standing_tokens)
-        key, is_retry = None, False
+        key, is_retry, head = None, False, 0
         if asked.mode == "full":
             memory_in = hashlib.blake2b(msgspec.msgpack.encode(request.memory_in), digest_size=16).digest()
             key = TurnKey(prompt.last_digest, memory_in)
-            is_retry = topic.buffer.note_arrival(prompt.conversation, key, now, self.retry_seconds)
+            is_retry = topic.buffer.note_arrival(prompt.conversation, key, now, self.retry_seconds, topic.log.head)
+            _, head = prompt.conversation.arrivals[key]
         # Unreadable related topics are treated as absent.
         refused: Refused = {}
         related = tuple(await self.topics.readable(self.read_by(asked)[1:], inquiry, refused))
@@ -147,6 +150,7 @@ class Receiver(msgspec.Struct, frozen=True):
             prompt=prompt,
             key=key,
             is_retry=is_retry,
+            head=head,
             needs_block=not prompt.is_step and not repeats,
             is_step=prompt.has_results,
         )

@@ -518,11 +518,12 @@ def is_made_at(snapshot: Snapshot, place: Place, entry: Entry) -> bool:
     return other.status is not Status.ACTIVE and other.uuid in entry.supersedes
 
 
-def asked_by(snapshot: Snapshot, uuids: Iterable[bytes], mark: bytes) -> list[Entry]:
-    """Return the group of entries appended by the request with this mark (`ChunkState.asked_by`); empty if the request
-    changed none of these chunks. Raises StoreError: an entry cannot be read."""
-    own = (entry for uuid in uuids for entry in snapshot.history(uuid) if entry.asked_by == mark)
-    one, group = next(own, None), list[Entry]()
+def asked_by(snapshot: Snapshot, uuids: Iterable[bytes], mark: bytes, after: int = 0) -> list[Entry]:
+    """Return the group of entries appended by the request with this mark (`ChunkState.asked_by`) after this
+    canonical_id; empty if the request changed none of these chunks. Raises StoreError: an entry cannot be read."""
+    entries = (entry for uuid in uuids for entry in snapshot.history(uuid))
+    one = next((entry for entry in entries if entry.asked_by == mark and entry.canonical_id > after), None)
+    group = list[Entry]()
     place = None if one is None else snapshot.place(one.canonical_id)
     while place and (before := beside(snapshot, place, -1)) and snapshot.read(before).asked_by == mark:
         place = before

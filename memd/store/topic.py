@@ -182,8 +182,10 @@ class TopicLog:
         self.findings += [*journal.findings, *lost]
         return bool(lost)
 
-    head = 0
-    """The id of the last entry, if other daemons append to the topic too."""
+    @property
+    def head(self) -> int:
+        """An id that all later entries are above, and no earlier one."""
+        return self._shared.clock.last
 
     def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
         """Store all drafts or none, as one group with one fsync; on return they are durable and in the next snapshot.

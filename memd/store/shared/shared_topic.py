@@ -31,6 +31,9 @@ _TRIES = 20
 class SharedTopicLog(TopicLog):
     """See TopicLog. `catch_up` for any thread."""
 
+    head = 0
+    """See TopicLog: the end of the log's stream in the copy, whatever the clocks of other daemons say."""
+
     def __init__(self, shared: StoreShared, claim: Claim, kept: SharedLog, generation: int) -> None:
         """`generation`: of the copy; 0 if there is none."""
         super().__init__(shared, claim)
@@ -40,7 +43,6 @@ class SharedTopicLog(TopicLog):
         """Head of the stream `kept`, which is small and so read at each start."""
         rows = [view.segment.rows for view in self.snapshot().views.values()]
         self.head = max((int(one["canonical_id"].max(initial=0)) for one in rows), default=0)
-        """End of the log's stream in the copy."""
         self.is_sound = not self.is_incomplete and all(
             one.kind in ("derived", "foreign", "notice") for one in self.findings
         )
