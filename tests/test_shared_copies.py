@@ -28,7 +28,7 @@ from memd.conversation.hot_buffer import HotBuffer, rebased
 from memd.entries import Erased
 from memd.errors import StoreError
 from memd.ingest import topic as topic_module
-from memd.ingest.archiver import take_note
+from memd.ingest.archiver import TakenNote, take_note
 from memd.ingest.erasing import Eraser, plan_of
 from memd.ingest.pipeline import Cutter
 from memd.ingest.redaction import Redactor
@@ -214,42 +214,42 @@ async def test_what_is_said_at_an_erasure_is_kept_before_it_is_acknowledged(tmp_
     assert b"harbour" in await payloads_of(kept)
 
 
-async def test_a_note_that_is_stored_while_it_cannot_be_made_durable_was_taken(kept: FaultyLog) -> None:
-    """Its client would say it again, and it would be there twice."""
+async def test_a_note_that_cannot_be_made_durable_is_not_stored_meanwhile(kept: FaultyLog) -> None:
+    """Its client says it again, and it would be there twice."""
     stage, loop, calls = Stage(Config(), kept=kept), asyncio.get_running_loop(), itertools.count(1)
-    topic, is_storing, goes_on = await stage.topics.get("team"), threading.Event(), threading.Event()
-    embed = stage.embedder.embed_many
+    topic, has_looked = await stage.topics.get("team"), threading.Event()
+    embed, rewrite = stage.embedder.embed_many, topic.rewrite_journal
 
-    def embed_late(texts: Sequence[str]) -> Any:
-        is_storing.set()
-        assert goes_on.wait(60)
+    def embed_it(texts: Sequence[str]) -> Any:
+        has_looked.set()
         return embed(texts)
 
+    def rewrite_it() -> Any:  # when all is stored that may be
+        has_looked.set()
+        return rewrite()
+
     def fails(call: str) -> str:
-        if call != "append" or next(calls) > 1:
+        if call != "append" or (number := next(calls)) > 2:
             return ""
-        loop.call_soon_threadsafe(stage.archiver.store_notes_later, topic)
-        assert is_storing.wait(60)
-        stage.fail_next_write()
+        if number == 1:
+            loop.call_soon_threadsafe(stage.archiver.store_notes_later, topic)
+            assert has_looked.wait(60)
+            stage.fail_next_write()
         return "away"
 
-    stage.embedder.embed_many = embed_late  # type: ignore[method-assign]
+    stage.embedder.embed_many = embed_it  # type: ignore[method-assign]
+    topic.rewrite_journal = rewrite_it  # type: ignore[method-assign]
     kept.fails = fails
     try:
         say = partial(take_note, topic, Note("The gate is opened with the code 4711."), stage.archiver)
-        taking = asyncio.create_task(say())
-        while not taking.done() and "waiters" not in repr(topic.storing):  # noqa: ASYNC110  # as below
-            await asyncio.sleep(0)
-        answers = [] if taking.done() else [taking]
-        if taking.done() and taking.exception():
-            answers = [asyncio.create_task(say())]
-        goes_on.set()
-        assert [len((await answer).chunk_ids) for answer in answers] == [1]
-        while topic.buffer.notes:  # noqa: ASYNC110  # it is storing that is waited for, which tells nobody
+        with pytest.raises(StoreError):
+            await say()
+        assert not live_entries(topic)
+        assert len((await say()).chunk_ids) == 1
+        while topic.buffer.notes:  # noqa: ASYNC110  # as above
             await asyncio.sleep(0.01)
         assert len(live_entries(topic)) == 1
     finally:
-        goes_on.set()
         await stage.close()
 
 
@@ -278,6 +278,30 @@ async def test_a_note_whose_row_is_there_all_the_same_is_not_withdrawn_from_thos
         await other.close()
 
 
+async def test_a_note_that_is_said_again_elsewhere_while_it_is_taken_is_there_once(kept: FaultyLog) -> None:
+    """Its client has given up, or the two do not know of each other; what the first makes of it is decided anew."""
+    ours, theirs = Stage(Config(), kept=kept), Stage(Config(), kept=kept)
+    topic, other = await ours.topics.get("team"), await theirs.topics.get("team")
+    note, loop, calls = Note("The gate is opened with the code 4711."), asyncio.get_running_loop(), itertools.count(1)
+    answers = list[TakenNote]()
+
+    def fails(call: str) -> str:
+        if call == "append" and next(calls) == 1:  # that of our row
+            elsewhere = asyncio.run_coroutine_threadsafe(take_note(other, note, theirs.archiver), loop)
+            answers.append(elsewhere.result(60))
+        return ""
+
+    kept.fails = fails
+    answers.append(await take_note(topic, note, ours.archiver))
+    assert [one.duplicate for one in answers] == [False, True]
+    assert answers[0].chunk_ids == answers[1].chunk_ids
+    while topic.buffer.notes or other.buffer.notes:
+        await asyncio.gather(topic.follow(), other.follow())
+    assert len(live_entries(topic)) == 1
+    await ours.close()
+    await theirs.close()
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 async def test_an_open_question_is_stored_elsewhere_only_if_nobody_awaits_its_answer(
     kept: FaultyLog, monkeypatch: pytest.MonkeyPatch, is_killed: bool
@@ -290,7 +314,7 @@ async def test_an_open_question_is_stored_elsewhere_only_if_nobody_awaits_its_an
         await topic.save(sync=True)
         other = await theirs.topics.get("team")
         while (seconds := next(passed)) < 400:
-            monkeypatch.setattr(topic_module, "time", SimpleNamespace(monotonic=lambda: began + seconds))  # noqa: B023
+            monkeypatch.setattr(topic_module, "time", SimpleNamespace(monotonic=lambda: began + seconds))
             theirs.now = time.time() + seconds
             if not is_killed:
                 await topic.save(sync=True)

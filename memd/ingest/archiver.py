@@ -112,7 +112,7 @@ class Archiver:
         self._redactor, self._counter = cutter.redactor, cutter.counter
         self._encoder = encoder
         self._drafter = Drafter(cutter, config.dedupe.cosine, encoder.embed_texts, encoder.embedder.same_cosine)
-        self._tasks = tasks
+        self.tasks = tasks
         self.indexer = Indexer(tasks, encoder.priority)
         self._metrics = tasks.metrics
         self._events = events
@@ -206,7 +206,8 @@ class Archiver:
         async def work() -> None:
             while True:
                 async with topic.storing_in_turn():
-                    own = (note_part(*one) for one in topic.buffer.notes.items() if not topic.is_others(one[0]))
+                    waiting = (one for one in topic.buffer.notes.items() if one[0] not in topic.undecided)
+                    own = (note_part(*one) for one in waiting if not topic.is_others(one[0]))
                     if not (parts := [*_next_of(own)]):
                         break
                     if await self._appended(topic, parts) is None:
@@ -228,7 +229,7 @@ class Archiver:
         loading, embedder = self._loading, self._encoder.embedder
         is_asked = loading is not None and not (loading.done() and loading.exception())
         if topic.unstored():
-            self._tasks.spawn(cut(), "cutting")
+            self.tasks.spawn(cut(), "cutting")
             if not (is_asked or embedder.waits):
                 self._loading = self._encoder.ingestion.submit(embedder.embed_many, ())
 
@@ -386,7 +387,7 @@ class Archiver:
             if is_moved or is_first or block is None or not block.chunks or block.is_short is True:
                 topic.buffer.remove_blocks(conversation, [digest])
         if conversation.settled > settled:
-            self._tasks.spawn(topic.rewrite_journal(), "journal")
+            self.tasks.spawn(topic.rewrite_journal(), "journal")
         self.tend_later(topic)
 
     def _lines(self, topic: Topic, conversation: Conversation, chosen: Departure) -> dict[int, Line]:
@@ -711,14 +712,37 @@ async def take_note(
     note = msgspec.structs.replace(note, author=author, said_at=now_us if note.said_at is UNSET else note.said_at)
     note_id = uuid4().bytes if mark is None else hashlib.blake2b(mark, digest_size=16).digest()
     part = Part((), 0, note=(note_id, note))
+
+    async def outcome() -> TakenNote | BaseException:
+        return (await asyncio.gather(_taken(topic, part, archiver, is_apart=is_apart), return_exceptions=True))[0]
+
+    doing = archiver.tasks.spawn(outcome(), "note")
+    done: TakenNote | BaseException = await asyncio.shield(doing)  # it is finished even if the client leaves
+    if isinstance(done, BaseException):
+        raise done
+    return done
+
+
+async def _taken(topic: Topic, part: Part, archiver: Archiver, *, is_apart: bool) -> TakenNote:
+    assert part.note is not None, "a note's part"
+    note_id, note = part.note
     with topic.used():
         async with topic.noting:
-            topic.unstored()
-            is_waiting = note_id in topic.buffer.notes
-            taken, is_new = await asyncio.to_thread(_as_told, topic, part, is_waiting=is_waiting, is_apart=is_apart)
-            if is_new:
-                topic.buffer.record(Noted(note_id, note))
-            if not await topic.make_durable():  # for a duplicate, too: the first may be only in the journal
+            try:
+                while True:  # until it is decided with all that other daemons have said before it
+                    topic.undecided.add(note_id)
+                    topic.unstored()
+                    is_waiting = note_id in topic.buffer.notes
+                    as_told = partial(_as_told, topic, part, is_waiting=is_waiting, is_apart=is_apart)
+                    taken, is_new = await asyncio.to_thread(as_told)
+                    if is_new and note_id in topic.undecided:
+                        topic.buffer.record(Noted(note_id, note))
+                    is_durable = await topic.make_durable()  # for a duplicate, too: the first may be in the journal
+                    if not is_new or note_id in topic.buffer.notes or topic.log.has_digest(note_id):
+                        break
+            finally:
+                topic.undecided.discard(note_id)
+            if not is_durable:
                 async with topic.storing:
                     if not is_new or await topic.withdraw(note_id):
                         raise topic.write_trouble or StoreError("the journal cannot be written; see the log of memd")

@@ -99,6 +99,8 @@ class Topic:
         self._turn_to_store = asyncio.Lock()
         self.noting = asyncio.Lock()
         """Held while a note is taken: the second of two equal notes must see the first."""
+        self.undecided: set[bytes] = set()
+        """The note that is being taken, until what other daemons have said makes it worth another look."""
         self.correcting = asyncio.Lock()
         """Held while chunks are corrected: the second of two corrections of a chunk must see the first."""
         self.chunk_ids: Latest[bytes, tuple[str, ...]] = Latest(CHUNK_IDS_MAX)
@@ -585,14 +587,7 @@ class SharedTopic(Topic):
     async def withdraw(self, note_id: bytes) -> bool:
         """See Topic. No event tells of it: a note that is in a row all the same is read there, as others' are."""
         async with self._turn:
-            await self._take_unsaved()
-            told = [isinstance(event, Noted) and event.id == note_id for event, _ in self._pending]
-            if is_waiting := note_id in self.buffer.notes and any(told):
-                self._journaled -= sum(told[: self._journaled])
-                self._pending = [one for one, is_it in zip(self._pending, told, strict=True) if not is_it]
-                self.buffer.replay([NoteStored(note_id)])
-                self.journal_behind = True
-        return is_waiting
+            return await self._taken_out({note_id})
 
     async def rewrite_journal(self) -> None:
         """Replace the rows of the buffer by one base if they are long."""
@@ -677,6 +672,7 @@ class SharedTopic(Topic):
 
     async def _catch_up(self) -> None:
         rows = await _asked(partial(self.log.catch_up, self._head))
+        await self._reconsider(rows)
         if not self._takes(rows):
             rows = await _asked(partial(self.log.catch_up, 0)) if self._head else rows
             self._rebase(rows, await _asked(partial(_buffer_of, rows)))
@@ -684,6 +680,25 @@ class SharedTopic(Topic):
             self.journal_behind = True  # its order differs from the rows'
         elif rows:
             await self._copy(_payloads_of(rows[1:] if rows[0].is_base else rows))
+
+    async def _reconsider(self, rows: Sequence[Row]) -> None:
+        """Take out the note that is being taken, unless it is in these rows: they may have the same from elsewhere."""
+        if self.undecided:
+            await self._taken_out(self.undecided, set(_payloads_of(rows)))
+            self.undecided.clear()
+
+    async def _taken_out(self, notes: Collection[bytes], but: Collection[bytes] = ()) -> bool:
+        """Drop notes that are not known to be in the shared log; return False if none was. `but`: payloads that are."""
+        await self._take_unsaved()
+        gone = [
+            isinstance(event, Noted) and event.id in notes and payload not in but for event, payload in self._pending
+        ]
+        if any(gone):
+            self._journaled -= sum(gone[: self._journaled])
+            self._pending = [one for one, is_gone in zip(self._pending, gone, strict=True) if not is_gone]
+            self.buffer.replay([NoteStored(note_id) for note_id in notes])
+            self.journal_behind = True
+        return any(gone)
 
     def _takes(self, rows: Sequence[Row]) -> bool:
         """Apply newer rows to the buffer; return False if it has to be read as a whole."""
@@ -737,6 +752,7 @@ class SharedTopic(Topic):
 
     async def _renewed(self) -> None:
         renewed = await _asked(partial(self._renew, self.id))
+        await self._reconsider(renewed.rows)
         self._go_on(renewed, await _asked(partial(_buffer_of, renewed.rows)))
 
     def _go_on(self, renewed: Renewed, kept: HotBuffer) -> None:
