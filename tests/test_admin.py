@@ -107,6 +107,15 @@ def test_a_turn_has_a_receipt_a_place_in_the_story_of_its_chunks_and_a_replay(
     assert admin.answer(f"turns/{turn_id}/replay", as_of="1").status == 400
 
 
+def test_a_replay_knows_what_earlier_blocks_of_its_prompt_show(told: DaemonProcess, admin: Admin) -> None:
+    asked = [user(QUESTION)]
+    answer = told.chat(asked, memory_in={"topic_id": "work"})
+    asked += [{"role": "assistant", "content": answer.reply}, user("zxqv blorp")]
+    turn = told.receipt(told.chat(asked, memory_in={"topic_id": "work"}).headers["X-Memory-Turn"])
+    assert turn["shown"] and "earlier blocks stay" in turn["note"]
+    assert admin.get(f"turns/{turn['turn_id']}/replay")["now"]["note"] == turn["note"]
+
+
 def test_a_step_of_a_tool_loop_has_its_turn_s_block_and_asked_nothing(told: DaemonProcess, admin: Admin) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     history: list[dict[str, Any]] = [user(QUESTION)]

@@ -87,6 +87,21 @@ async def test_an_index_that_could_not_be_written_is_tried_again(monkeypatch: py
     await stage.close()
 
 
+async def test_a_result_that_leaves_before_it_was_cut_is_stored_under_the_id_in_its_line(
+    stage: Stage, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memd.ingest.archiver.NAMING_SECONDS", 60.0)
+    results = [f"t:log {n} says that pump {n} is dry#{n}" for n in range(12)]
+    steps = [step for n in range(0, 12, 3) for step in (f"c:read#{n},{n + 1},{n + 2}", *results[n : n + 3])]
+    turn = topic.buffer.receive(history_of(map(said, ["u:Read the logs.", *steps]), tokens=200), 0).conversation
+    assert await stage.archiver.compact(topic, turn, 100)
+    named = [one for line in turn.lines.values() for one in line.chunk_ids]
+    assert len(turn.lines) == len(named) == 9
+    assert await stored(stage, topic, turn)
+    texts = {entry.public_id: entry.displayed for entry in live_entries(topic)}
+    assert all(f"pump {n} is dry" in texts[one] for n, one in enumerate(named))
+
+
 async def test_the_same_words_are_stored_again_where_somebody_else_says_them(stage: Stage, topic: Topic) -> None:
     await stored(stage, topic, talk(topic.buffer, "u:The code is 4711."))
     await stored(stage, topic, talk(topic.buffer, "u:The code is 4711.", session="second"))

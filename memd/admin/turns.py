@@ -124,7 +124,8 @@ async def replay(
         False
     ),
 ) -> TurnReplay:
-    """The chunks that the same question, with the same filter, would get now, compared with those of the turn."""
+    """The chunks that the same question, with the same filter, would get now, compared with those of the turn. Messages
+    in the prompt of its conversation are not candidates, as far as that is open."""
     from memd.recall.retrieve import Budget, Filters  # a command imports this module and retrieves nothing
 
     receipt = await turn(parts, turn_id, who)
@@ -138,8 +139,18 @@ async def replay(
             logs = await parts.retriever.as_of([topic.log for topic in found], WallTime(receipt.at), refused)
         budget = Budget(receipt.budget_tokens, parts.counter.drift.factor(receipt.model), receipt.room_tokens)
         earlier = {bytes.fromhex(one.uuid) for one in receipt.candidates if one.verdict == EARLIER}
+        new, visible = {one.id for one in receipt.candidates if one.verdict == INJECTED}, set[bytes]()
+        for talk in filter(None, [one.buffer.of_id(receipt.conversation) for one in found]):  # the one it was asked in
+            blocks = [chunk for block in talk.blocks.values() for chunk in block.chunks]
+            earlier |= {chunk.uuid for chunk in blocks if chunk.shown_id in {*receipt.shown} - new}
+            visible = talk.digests_shown(talk.visible_positions())
         filters = Filters(
-            shown_uuids=earlier, wanted=receipt.filter, asked_at=receipt.at, step=receipt.step, everything=True
+            visible_digests=visible,
+            shown_uuids=earlier,
+            wanted=receipt.filter,
+            asked_at=receipt.at,
+            step=receipt.step,
+            everything=True,
         )
         retrieved = await parts.retriever.retrieve(receipt.question, logs, budget, filters, refused)
     now = search_answer(retrieved, receipt.at if then else None)

@@ -174,10 +174,6 @@ class Departure(msgspec.Struct, frozen=True):
         """End of the last leaving message; the conversation must be durable up to there."""
         return max((self.left_out, *(position + 1 for position in (*self.gone, *self.replaced))))
 
-    def takes_behind(self, position: int) -> bool:
-        """Return whether a message behind this position leaves one by one."""
-        return any(place > position for place in (*self.gone, *self.replaced))
-
 
 class Left(msgspec.Struct, frozen=True):
     """Count of the messages and tokens that are not in a prompt."""

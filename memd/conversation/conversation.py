@@ -240,6 +240,12 @@ class Conversation:
         behind = range(self.left_out, len(self.messages) if end is None else end)
         return [*sorted(self.kept), *(behind if not self.gone else (p for p in behind if p not in self.gone))]
 
+    def digests_shown(self, positions: Iterable[int]) -> set[bytes]:
+        """Return the digests of the messages at these positions, without results that a line replaces."""
+        shown = [self.messages[position] for position in positions if position not in self.lines]
+        stored = [item.stored_as for item in shown if item.stored_as and not item.is_pruned]
+        return {item.digest for item in shown}.union(stored)
+
     def left_out_count(self, end: int | None = None) -> int:
         """Return how many of the messages before `end` are not in the prompt."""
         end = len(self) if end is None else end

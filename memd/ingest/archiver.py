@@ -75,6 +75,8 @@ BACKOFF_SECONDS_MAX = 30.0
 """The longest pause after a failure."""
 FRACTION = 0.5
 """Share of the buffer's tokens removed by one compaction. After each one the model reads its whole prompt anew."""
+NAMING_SECONDS = 0.05
+"""Longest wait of a request for results that become lines to be cut, as those of an agent that never pauses are not."""
 JOURNAL_FSYNC_SECONDS = 1.0
 """Interval of `buffer.journal_fsync: interval`. A power failure loses at most so many seconds of unstored turns."""
 TEND_SECONDS = 0.5
@@ -152,8 +154,9 @@ class Archiver:
         started = time.perf_counter()
         choose = partial(compaction.departure, conversation, fraction=FRACTION, excess_tokens=excess_tokens)
         chosen = choose(forced=forced)
-        if chosen.end > conversation.stored and not await topic.make_durable():
-            chosen = choose(upto=conversation.stored)
+        if chosen.end > conversation.stored:
+            durable, _ = await asyncio.gather(topic.make_durable(), self._cut_replaced(topic, conversation, chosen))
+            chosen = chosen if durable else choose(upto=conversation.stored)
         if chosen.is_empty:
             return False
         self._let_go(topic, conversation, chosen)
@@ -381,7 +384,8 @@ class Archiver:
         topic.buffer.mark(conversation, left_out=chosen.left_out)
         if chosen.gone or chosen.replaced:
             topic.buffer.record(Departed(conversation.id, list(chosen.gone), self._lines(topic, conversation, chosen)))
-        if opened is not None and (compaction.finished_end(conversation) <= opened or chosen.takes_behind(opened)):
+        last = max((*chosen.gone, *chosen.replaced), default=-1)
+        if opened is not None and (compaction.finished_end(conversation) <= opened or last > opened):
             digest = conversation.messages[opened].digest
             block = conversation.blocks.get(digest)
             if is_moved or is_first or block is None or not block.chunks or block.is_short is True:
@@ -389,6 +393,13 @@ class Archiver:
         if conversation.settled > settled:
             self.tasks.spawn(topic.rewrite_journal(), "journal")
         self.tend_later(topic)
+
+    async def _cut_replaced(self, topic: Topic, conversation: Conversation, chosen: Departure) -> None:
+        """Cut the results to be replaced, as far as NAMING_SECONDS allow: their lines name only chunks that are cut."""
+        named = {conversation.messages[position].identity for position in chosen.replaced}
+        if named and topic.buffer.is_open(conversation):
+            parts = [part for part in topic.listed_parts.of(conversation) if not named.isdisjoint(part.said)]
+            await asyncio.to_thread(lambda: topic.cutter.cut(parts, time.monotonic() + NAMING_SECONDS))
 
     def _lines(self, topic: Topic, conversation: Conversation, chosen: Departure) -> dict[int, Line]:
         """Return the lines that replace results: the size of each, and its ids in memory."""

@@ -182,11 +182,7 @@ class Prompt:
 
     def visible_digests(self) -> set[bytes]:
         """Return the digests of the messages that are complete in the prompt."""
-        conversation = self.conversation
-        messages, lines = conversation.messages, conversation.lines
-        shown = [messages[position] for position in self._visible() if position not in lines]
-        stored = [item.stored_as for item in shown if item.stored_as and not item.is_pruned]
-        return {item.digest for item in shown}.union(stored)
+        return self.conversation.digests_shown(self._visible())
 
     def blocks(self) -> list[tuple[int, Block]]:
         """Return the blocks in the prompt, each with the position of the message it precedes. Cached until the

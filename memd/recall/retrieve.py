@@ -445,7 +445,8 @@ class Retriever:
             if not visible:
                 break
             read = field.entries(rows[injected])
-            seen = [place for place in injected if _is_visible(read.get(int(rows[place])), visible)]
+            digests = {place: one.digests for place in injected if (one := read.get(int(rows[place]))) is not None}
+            seen = [place for place, its in digests.items() if its and visible.issuperset(its)]
             if not seen:
                 break
             competes[seen] = False
@@ -542,11 +543,6 @@ class Filling(NamedTuple):
     raw_tokens: int
     ratio: float
     worth_showing: int
-
-
-def _is_visible(entry: Entry | None, visible: frozenset[bytes]) -> bool:
-    """Return whether the prompt shows all messages that a chunk came from."""
-    return entry is not None and bool(entry.digests) and visible.issuperset(entry.digests)
 
 
 def _complete(topic: TopicLog) -> None:
