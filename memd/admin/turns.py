@@ -124,8 +124,7 @@ async def replay(
         False
     ),
 ) -> TurnReplay:
-    """The chunks that the same question, with the same filter, would get now, compared with those of the turn. Messages
-    in the prompt of its conversation are not candidates, as far as that is open."""
+    """The chunks that the same question, with the same filter, would get now, compared with those of the turn."""
     from memd.recall.retrieve import Budget, Filters  # a command imports this module and retrieves nothing
 
     receipt = await turn(parts, turn_id, who)

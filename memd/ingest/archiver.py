@@ -564,10 +564,8 @@ class Archiver:
         log_, cutter = topic.log, topic.cutter
         topic.unstored()
 
-        def found() -> Part | None:
-            return None if not whole and log_.snapshot().knows(uuid) else cutter.part_with(uuid)
-
-        return await asyncio.get_running_loop().run_in_executor(None, found)
+        is_stored = not whole and await asyncio.to_thread(lambda: log_.snapshot().knows(uuid))
+        return None if is_stored else await asyncio.to_thread(cutter.part_with, uuid)
 
     def _due(
         self,
