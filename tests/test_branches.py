@@ -18,7 +18,16 @@ from conftest import MakeDaemon, Serving
 from daemon_in_process import Client, daemon_in_process
 from daemon_process import DaemonProcess, wait_until
 from histories import history_of, receive, said, talk
-from recording_upstream import RecordingUpstream, Request, Response, answered, chat_answer, recording_upstream
+from recording_upstream import (
+    EVENT_STREAM,
+    RecordingUpstream,
+    Request,
+    Response,
+    answered,
+    chat_answer,
+    recording_upstream,
+    streamed,
+)
 
 from memd.conversation.hot_buffer import Arrival
 from memd.ingest.topics import Topic
@@ -534,6 +543,27 @@ ADDED: dict[str, Callable[[list[Json]], list[Json]]] = {
     "names": lambda said: [one | {"content": f"{NAMES[one['role']]}: {one['content']}"} for one in said],
 }
 """What a client makes of each prompt and does not keep."""
+
+
+@pytest.mark.parametrize("is_looked_for", [False, True])
+async def test_the_beginning_of_an_answer_is_not_stored_while_the_model_goes_on_with_it(
+    client: Client, is_looked_for: bool
+) -> None:
+    gate, whole = threading.Event(), streamed("It is keeper 3.").parts
+    client.upstream.answer = lambda _: Response((b": ping\n\n", b"".join(whole)), headers=EVENT_STREAM, gate=gate)
+    topic = await client.daemon.topics.get("default")
+    async with client.post("Who keeps lamp 7?", "The keeper: ", stream=True) as answer:
+        assert await answer.content.readuntil(b"\n\n") == b": ping\n\n"
+        if is_looked_for:
+            async with client.session.get(f"{client.daemon.own_url}/memd/search?q=keeper") as found:
+                assert found.status == 200
+        await client.daemon.archiver.tend_topic(topic)
+        assert live_entries(topic) == []
+        gate.set()
+        assert (await answer.read()).endswith(b"[DONE]\n\n")
+    await client.settled()
+    [stored] = await logged(client)
+    assert "Who keeps lamp 7?" in stored and "The keeper: It is keeper 3." in stored
 
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["fast", "slow"])

@@ -621,6 +621,8 @@ class Archiver:
             return departed
         if conversation.abandoned and conversation.is_answered:
             return conversation.wanted_end
+        if conversation.awaiting:  # also behind the beginning of an answer with which the request ended
+            return max([departed, *compaction.cut_positions(conversation)])
         return max(departed, compaction.finished_end(conversation))
 
 
