@@ -269,7 +269,7 @@ class _BackupRun:
 
     def _log_and_journal(self, source: TopicLayout, target: TopicLayout) -> None:
         files = self._files
-        journal = self._journal(source.hot)
+        journal = None if files.size(source.hot) is None else files.read(source.hot)
         active, number = self._active(source)
         if files.is_directory(source.segments):
             # If a power cut undid the rename, the daemon would append to the file that is linked here.
@@ -292,17 +292,10 @@ class _BackupRun:
             self._keep_if_diverged(target, active)
             self._put(target.active, active)
         if journal is not None:
-            self._put(target.hot, journal)
+            self._put(target.hot, journal[: scan_records(journal).end])  # up to its last intact record
         if files.size(source.former_names) is not None:
             replace_file(files, target.former_names, files.read(source.former_names))
         self._torn_tails(source, target)
-
-    def _journal(self, path: Path) -> bytes | None:
-        """Return the journal up to its last intact record."""
-        if self._files.size(path) is None:
-            return None
-        data = self._files.read(path)
-        return data[: scan_records(data).end]
 
     def _active(self, layout: TopicLayout) -> tuple[bytes | None, int | None]:
         """Return an `active.bin` up to its last complete append, and the number in its header.
@@ -320,7 +313,7 @@ class _BackupRun:
         files = self._files
         if files.size(target.bin(segment_id)) is None:
             self._keep_if_diverged(target, files.read(source.bin(segment_id)))
-            self._copy(source.bin(segment_id), target.active)
+            self._write(target.active, pieces_of(self._files, source.bin(segment_id)))
             file_segment(files, target, segment_id)
         else:
             files.remove(target.active)
@@ -366,18 +359,18 @@ class _BackupRun:
             files.sync_directory(target.parent)
             self.report.linked += 1
         else:
-            self._copy(source, target)
+            self._write(target, pieces_of(self._files, source))
 
-    def _copy(self, source: Path, target: Path) -> None:
-        replace_file(self._files, target, pieces_of(self._files, source))
-        self._count_copy(self._files.size(target) or 0)
+    def _write(self, path: Path, data: bytes | Iterable[bytes]) -> None:
+        replace_file(self._files, path, data)
+        self.report.copied += 1
+        self.report.bytes_copied += self._files.size(path) or 0
 
     def _put(self, path: Path, data: bytes) -> None:
         if self._files.size(path) is not None and self._files.read(path) == data:
             self.report.kept += 1
         else:
-            replace_file(self._files, path, data)
-            self._count_copy(len(data))
+            self._write(path, data)
 
     def _keep_if_diverged(self, target: TopicLayout, grown: bytes) -> None:
         """Save a copy of the earlier `active.bin` unless the present one begins with it, apart from erased text.
@@ -406,10 +399,6 @@ class _BackupRun:
         if size is None or size != files.size(other):
             return False
         return checksum_of(files, one, size) == checksum_of(files, other, size)
-
-    def _count_copy(self, size: int) -> None:
-        self.report.copied += 1
-        self.report.bytes_copied += size
 
     def add_finding(self, path: Path, message: str) -> None:
         """Report something about a file or folder."""
