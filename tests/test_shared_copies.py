@@ -316,14 +316,16 @@ async def test_an_open_question_is_stored_elsewhere_only_if_nobody_awaits_its_an
         while (seconds := next(passed)) < 400:
             monkeypatch.setattr(topic_module, "time", SimpleNamespace(monotonic=lambda: began + seconds))
             theirs.now = time.time() + seconds
-            if not is_killed:
-                await topic.save(sync=True)
+            for one in (other,) if is_killed else (topic, other):
+                await one.exchange_news()
+                await one.save(sync=True)
             await theirs.archiver.tend_topic(other)
         assert len(live_entries(other)) == is_killed
     if not is_killed:
         told(topic.buffer, "Where was the bell of the old mill cast?", "It was cast in Ghent.")
         await topic.save(sync=True)
         assert await ours.archiver.store(topic, conversation, 2)
+        await other.follow()
         await theirs.archiver.tend_topic(other)
         assert [one.content for one in live_entries(topic)] == [
             "Where was the bell of the old mill cast?\nIt was cast in Ghent."

@@ -337,13 +337,13 @@ class Archiver:
                 self.tend_later(topic)  # journals are synced meanwhile
                 if sync_due:
                     with topic.held():
+                        await topic.exchange_news()
                         await topic.save(sync=True)
             if sync_due:
                 synced_at = time.monotonic()
 
     async def tend_topic(self, topic: Topic) -> None:
         """Store finished turns soon after their reply, and idle conversations whole; close surplus conversations."""
-        await topic.before_storing()
         self.store_notes_later(topic)
         has_closed, has_others, stuck = False, True, set[Conversation]()
         while has_others:  # in steps: messages sent while a long one is embedded are due before its end

@@ -250,8 +250,9 @@ class Topic:
         """Return True if another daemon received this conversation or note last, and will store it."""
         return False
 
-    async def before_storing(self) -> None:
-        """In a cluster, read what other daemons have stored, before their messages are stored here."""
+    async def exchange_news(self) -> None:
+        """In a cluster, tell at times which answers are awaited here, so that no other daemon stores their questions,
+        and read what others tell. Called each second."""
 
     async def save(self, *, sync: bool = False) -> None:
         """Journal the buffer's changes. After a failure rewrite the journal, now and in each save until that works."""
@@ -439,7 +440,7 @@ BASE_BYTES_MIN = 64 << 10
 OTHERS_SECONDS = 30.0
 """After this time without news this daemon stores messages that another daemon received: that one may have died."""
 NEWS_SECONDS = 10.0
-"""The interval at which a daemon tells that it awaits an answer, and at which news are read before storing."""
+"""See `Topic.exchange_news`."""
 _TRIES = 20
 asking = ThreadPoolExecutor(8, "memd-shared")
 """Threads that wait for the database."""
@@ -486,7 +487,7 @@ class SharedTopic(Topic):
         """Held while rows of the buffer are read or appended."""
         self._others: dict[str | bytes, float] = {}
         """Conversations and notes that another daemon received last, with the time of its last news of them."""
-        self._told_at = self._read_at = 0.0  # of the two uses of NEWS_SECONDS; both as in `time.monotonic`
+        self._news_at = 0.0
         self._renew, self._kept = renew, kept
         try:
             rows = self.log.catch_up(self._head)
@@ -525,13 +526,6 @@ class SharedTopic(Topic):
         """See Topic."""
         return time.monotonic() - self._others.get(name, -OTHERS_SECONDS) < OTHERS_SECONDS
 
-    async def before_storing(self) -> None:
-        """See Topic. After OTHERS_SECONDS messages that another daemon received become this daemon's to store."""
-        if self.buffer.unstored_count and (now := time.monotonic()) - self._read_at >= NEWS_SECONDS:
-            self._read_at = now
-            await self.follow()
-            self._others = {name: told_at for name, told_at in self._others.items() if self.is_others(name)}
-
     @property
     def is_fresh(self) -> bool:
         """See Topic."""
@@ -547,6 +541,16 @@ class SharedTopic(Topic):
         """See Topic: the shared log has everything."""
         return not self._pending and not self.buffer.unstored_count
 
+    async def exchange_news(self) -> None:
+        """See Topic."""
+        if self.buffer.unstored_count and (now := time.monotonic()) - self._news_at >= NEWS_SECONDS:
+            self._news_at, old = now, steady_now() - NEWS_SECONDS
+            await self.follow()
+            self._others = {name: told_at for name, told_at in self._others.items() if self.is_others(name)}
+            for one in self.buffer.conversations():
+                if one.awaiting and one.used_at < old and not self.is_others(one.id):
+                    self.buffer.mark(one)  # advances nothing: any version reads it
+
     async def append(self, drafts: Sequence[Draft], made_at: int | None = None) -> list[Entry]:
         """See Topic. Also raises MadeAnew if the copy for which the drafts were made is invalid."""
         try:
@@ -558,7 +562,7 @@ class SharedTopic(Topic):
     async def append_once(self, drafts: Sequence[Draft], log_: TopicLog, made_at: int | None = None) -> list[Entry]:
         """See Topic. Also raises MadeAnew if the database's answer was lost and its rows, by which the caller can tell
         the outcome, were read since."""
-        if self._pending and (trouble := self.write_trouble) is not None:
+        if self._pending and (trouble := self._troubles.get("shared")) is not None:
             raise trouble  # the request's arrival must be there before, by which other daemons know a retry
         try:
             return await self.append(drafts, made_at)
@@ -569,13 +573,7 @@ class SharedTopic(Topic):
             raise MadeAnew(f"topic {self.id}: it is looked up whether that was stored") from error
 
     async def save(self, *, sync: bool = False) -> None:
-        """Append the buffer's changes to the shared log, or to the journal if that fails; with `sync` also which
-        answers are awaited here, so that no other daemon stores their questions."""
-        if sync and (now := time.monotonic()) - self._told_at >= NEWS_SECONDS:
-            self._told_at, old = now, steady_now() - NEWS_SECONDS
-            for one in self.buffer.conversations():
-                if one.awaiting and one.used_at < old and not self.is_others(one.id):
-                    self.buffer.mark(one)  # advances nothing: any version reads it
+        """Append the buffer's changes to the shared log, or to the journal if that fails."""
         async with self._turn:
             await self._saved(sync=sync)
 
@@ -723,7 +721,7 @@ class SharedTopic(Topic):
                 self._others[event.conversation] = now
             elif isinstance(event, Marked):
                 one = self.buffer.of_id(event.conversation)
-                if one is not None and one.stored == event.stored < one.wanted_end:  # see `save`
+                if one is not None and one.stored == event.stored < one.wanted_end:  # see `exchange_news`
                     self._others[event.conversation] = now
             elif isinstance(event, Noted):
                 self._others[event.id] = now
