@@ -10,12 +10,13 @@ import re
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agents_replay import Played, house, play
+from agents_replay import BLOCK, Played, house, play, unshared
 from agents_runs import Event, Words, load_run, scripted
 from agents_shapes import SHAPES, Shape
 from daemon_process import Answer
@@ -287,25 +288,35 @@ def smaller(staged: Stage) -> list[Finding]:
         answer, prompts = home.say(messages)
     errors = int(answer.status != 200)
     found = [at_most(16, f"errors where the server refuses what it said would fit ({len(prompts)} tries)", errors, 0)]
-    return [*found, _steady_prefix(10 if staged.is_quick else 40)]
+    return [*found, *_steady_prefix(10 if staged.is_quick else 40)]
 
 
-def _steady_prefix(turns: int) -> Finding:
+def _steady_prefix(turns: int) -> list[Finding]:
     words, things = Words(17), list[str]()
     with house(8192) as home:
         for _ in range(12):
             things.append(words.thing())
             home.say([user("\n".join(f"The {things[-1]} {words.prose(60)}" for _ in range(8)))], "Noted.")
         home.settled([things[-1]])
-        messages, changed, before = list[Json](), 0, ""
+        messages, changed, read, new, before = list[Json](), 0, 0, 0, tuple[str, ...]()
         for turn in range(turns):
             messages.append(user(f"What do you know of the {things[turn % 12]}?"))
             _, prompts = home.say(messages, "Little.")
-            text = prompts[-1].text if prompts else ""
-            changed += bool(before) and not text.startswith(before)
-            before = text or before
+            parts = prompts[-1].parts if prompts else before
+            changed += not "\n".join(parts).startswith("\n".join(before))
+            read += unshared(before, parts)
+            new += tokens_of((*(_apart(parts) - _apart(before)).elements(),))
+            before = parts
             messages.append(assistant("Little."))
-    return at_most(16, f"turns of {turns} whose prefix changed, window 8,192", changed, turns // 10)
+    return [
+        at_most(16, f"turns of {turns} whose prefix changed, window 8,192", changed, turns // 10),
+        at_most(16, "their tokens read ÷ those of messages and blocks that are new in them", round(read / new, 2), 1.2),
+    ]
+
+
+def _apart(parts: Sequence[str]) -> Counter[str]:
+    """A prompt's blocks, and its messages without them."""
+    return Counter([*BLOCK.findall("\n".join(parts)), *(BLOCK.sub("", part) for part in parts)])
 
 
 SCENARIOS: dict[int, Scenario] = {

@@ -34,7 +34,7 @@ SHINGLE_WORDS = 12
 KEPT_UNITS = 2
 IDLE_SECONDS = 4
 SETTINGS: dict[str, Json] = {"buffer": {"idle_seconds": IDLE_SECONDS}, "log": {"level": "warning"}}
-_BLOCK = re.compile(r"\[memory\] .*?\n\[/memory\]", re.DOTALL)
+BLOCK = re.compile(r"\[memory\] .*?\n\[/memory\]", re.DOTALL)
 _LINE = re.compile(r"\[memd: [^\]\n]*\]")
 _WORDS = re.compile(r"\w+")
 
@@ -247,7 +247,7 @@ class _Reader:
 
     def read(self, sent: tuple[str, ...], reply: Json, prompt: Prompt) -> None:
         """A client's request, the answer to it, and the prompt made of it."""
-        shown = {*_BLOCK.findall(prompt.text), *_LINE.findall(prompt.text)}
+        shown = {*BLOCK.findall(prompt.text), *_LINE.findall(prompt.text)}
         if self.last is not None:
             new = unshared(self._sent, sent)
             injected = tokens_of(tuple(shown - self._shown))
