@@ -399,7 +399,9 @@ class Archiver:
         named = {conversation.messages[position].identity for position in chosen.replaced}
         if named and topic.buffer.is_open(conversation):
             parts = [part for part in topic.listed_parts.of(conversation) if not named.isdisjoint(part.said)]
-            await asyncio.to_thread(lambda: topic.cutter.cut(parts, time.monotonic() + NAMING_SECONDS))
+            cutting = asyncio.to_thread(topic.cutter.cut, parts, time.monotonic() + NAMING_SECONDS)
+            with suppress(TimeoutError):  # the part that is being cut is finished all the same
+                await asyncio.wait_for(cutting, NAMING_SECONDS)
 
     def _lines(self, topic: Topic, conversation: Conversation, chosen: Departure) -> dict[int, Line]:
         """Return the lines that replace results: the size of each, and its ids in memory."""
