@@ -36,7 +36,7 @@ from memd.ingest.topics import Topics
 from memd.messages import Message
 from memd.notes import Note
 from memd.recall.block import render
-from memd.settings.model import Config
+from memd.settings.model import BufferSettings, Config
 from memd.store.disk import LocalDisk, Wiper
 from memd.store.layout import CLUSTER_NAME, TopicLayout
 from memd.store.log.format import encode_record
@@ -298,6 +298,27 @@ async def test_a_note_that_is_said_again_elsewhere_while_it_is_taken_is_there_on
     while topic.buffer.notes or other.buffer.notes:
         await asyncio.gather(topic.follow(), other.follow())
     assert len(live_entries(topic)) == 1
+    await ours.close()
+    await theirs.close()
+
+
+async def test_an_open_question_in_a_base_is_not_stored_by_who_reads_it_there(
+    kept: FaultyLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_module, "BASE_BYTES_MIN", 0)
+    config = Config(buffer=BufferSettings(idle_seconds=5))
+    ours, theirs = Stage(config, kept=kept), Stage(config, kept=kept)
+    topic, other = await ours.topics.get("team"), await theirs.topics.get("team")
+    told(topic.buffer, "Where was the bell of the old mill cast?")
+    await topic.save()
+    await topic.rewrite_journal()
+    assert (await asyncio.to_thread(kept.since, "team", {"hot": 0})).rows[0].last > 1, "a base alone is there"
+
+    await other.follow()
+    theirs.now = time.time() + 10
+    await theirs.archiver.tend_topic(other)
+
+    assert len(said(other.buffer)) == 1 and not live_entries(other)
     await ours.close()
     await theirs.close()
 

@@ -741,6 +741,10 @@ class SharedTopic(Topic):
         """Rebuild the buffer from all rows, with this daemon's own events after them. `kept`: the buffer of the rows.
         `is_known`: the present buffer has the rows up to `_head`."""
         theirs = self._theirs([row for row in rows if row.last > self._head]) if is_known else None
+        if theirs is None:  # who received what is new in a base is not told
+            mine = {one.id: len(one) for one in self.buffer.conversations()}
+            grown = (one.id for one in kept.conversations() if len(one) > mine.get(one.id, 0))
+            self._others |= dict.fromkeys([*grown, *(kept.notes.keys() - self.buffer.notes)], time.monotonic())
         self._settled(rows)
         rebased(self.buffer, kept, theirs, self._own())
         self._pending, self._journaled = [], 0
