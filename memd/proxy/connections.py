@@ -34,7 +34,7 @@ from aiohttp.web_protocol import _ErrInfo
 from memd.access import ProvableConnection, error_response
 from memd.errors import AddressUnusable, MemdError
 from memd.proxy.relay import let_page_read
-from memd.proxy.upstream.connection import HEADERS_MAX
+from memd.proxy.upstream.connection import HEADER_BYTES_MAX, HEADERS_MAX
 from memd.settings.model import WILDCARDS, Config, LimitsSettings, is_this_machine
 from memd.store.disk import DESCRIPTORS_REMEDY, connections_room, descriptors_limit
 from memd.telemetry.logging import Content
@@ -187,12 +187,11 @@ class Connection(ProvableConnection):
     bounds the bytes of all headers together, as they arrive, and those of a body's chunk framing. Bytes that arrive in
     the same read as the end of a head or body are not counted."""
 
-    def __init__(self, server: web.Server, house: House, *, header_bytes_max: int, **settings: Any) -> None:
-        super().__init__(server, max_line_size=header_bytes_max, max_field_size=header_bytes_max, **settings)
+    def __init__(self, server: web.Server, house: House, **settings: Any) -> None:
+        super().__init__(server, max_line_size=HEADER_BYTES_MAX, max_field_size=HEADER_BYTES_MAX, **settings)
         self.since = time.monotonic()
         self._house = house
         self._accepted: asyncio.Transport | None = None  # below TLS, where there is TLS
-        self._header_bytes_max = header_bytes_max
         self._received = 0  # bytes since the end of the last head
         self._body: StreamReader | None = None
 
@@ -237,7 +236,7 @@ class Connection(ProvableConnection):
         elif data and not self._upgraded and self._payload_parser is None:
             self._received += len(data)
             carried = 0 if body is None else _CHUNK_FRAMING * body.total_bytes
-            if self._received > self._header_bytes_max + carried:
+            if self._received > HEADER_BYTES_MAX + carried:
                 self._refuse()
             elif body is not None and body.is_eof():
                 self._received = 0
@@ -248,7 +247,7 @@ class Connection(ProvableConnection):
             message, self._body = self._messages[place]
             if isinstance(message, RawRequestMessage):
                 size = len(message.path) + sum([len(name) + len(value) + 4 for name, value in message.raw_headers])
-                if size > self._header_bytes_max:
+                if size > HEADER_BYTES_MAX:
                     while len(self._messages) > place:
                         self._messages.pop()
                     self._body = None
@@ -257,7 +256,7 @@ class Connection(ProvableConnection):
 
     def _refuse(self) -> None:
         """Answer 431 instead of the incoming request, and read nothing more."""
-        problem = f"its headers exceed {self._header_bytes_max:,} bytes; send fewer"
+        problem = f"its headers exceed {HEADER_BYTES_MAX:,} bytes; send fewer"
         body_under_way = self._body is not None and not self._body.is_eof() and self.is_at_work
         if body_under_way or self.transport is None:
             self.force_close()
@@ -354,7 +353,6 @@ async def listen(
             loop=loop,
             auto_decompress=False,
             keepalive_timeout=limits.idle_seconds,  # counted from the start, so it also bounds a slow head
-            header_bytes_max=limits.header_bytes_max,
             max_headers=HEADERS_MAX,
         )
         handshake_seconds = min(TLS_HANDSHAKE_SECONDS_MAX, limits.idle_seconds)

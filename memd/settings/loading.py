@@ -314,6 +314,7 @@ _GONE = {
     "upstream.connect_timeout_seconds": "connecting may take 10 s",
     "compaction.fraction": "half of the buffer leaves in one compaction",
     "corrections.window_turns": "a chunk can be corrected in 64 turns of its topic",
+    "limits.header_bytes_max": "headers have at most 64 KB",
     "limits.corrections_max": "one request corrects 1,000 chunks at most",
     "limits.related_topics_max": "one request has 64 related topics at most",
     "rerank.candidates": "the reranker is asked about the 32 best chunks",

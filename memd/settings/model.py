@@ -343,7 +343,6 @@ class LimitsSettings(msgspec.Struct, frozen=True, kw_only=True):
     bodies_bytes_max: Annotated[
         int, "the bodies of all requests have 512 MB, or limits.body_bytes_max where that is more"
     ] = 512 * 1024 * 1024
-    header_bytes_max: Annotated[int, "headers have at most 64 KB"] = 64 * 1024
     capture_bytes_max: Annotated[int, "at most 8 MB of a reply are remembered"] = 8 * 1024 * 1024
     connections_max: Annotated[int, "1,000 clients may be connected, fewer where the limit of descriptors is low"] = (
         1000

@@ -214,8 +214,7 @@ class Upstream(UpstreamSession):
         self._asked_with = 0  # hash of the credentials in the last probe
         self._is_settled = False  # the last probe was answered
         self._asking: asyncio.Task[None] | None = None
-        authorization, header_bytes_max = config.upstream.authorization, config.limits.header_bytes_max
-        super().__init__(self.url, authorization, header_bytes_max, self._asked_at.clear)  # it may return changed
+        super().__init__(self.url, config.upstream.authorization, self._asked_at.clear)  # it may return changed
 
     @property
     def facts(self) -> UpstreamFacts:

@@ -28,6 +28,8 @@ from yarl import URL
 
 HEADERS_MAX = 1000
 """Limit on header lines of one request or answer; a browser sends about twenty."""
+HEADER_BYTES_MAX = 64 * 1024
+"""Limit on their bytes together."""
 REASON_CHARACTERS_MAX = 300
 WAIT_STEPS = 8
 """A timeout is counted in so many steps; a step that ends late by a quarter shows that the event loop was blocked."""
@@ -44,7 +46,6 @@ Interim = Callable[[int, str, tuple[tuple[bytes, bytes], ...]], None]
 class Attempt(msgspec.Struct):
     """One request on one connection."""
 
-    header_bytes_max: int
     on_interim: Interim | None
     wants_new: bool
     """Use a new connection only."""
@@ -94,8 +95,8 @@ class UpstreamConnection(ResponseHandler):
             self._tell()
         if not self._is_in_head or attempt is None or self.exception() is not None:
             return
-        if attempt.received_bytes > attempt.header_bytes_max:
-            self._fail(LineTooLong(b"the head", attempt.header_bytes_max))
+        if attempt.received_bytes > HEADER_BYTES_MAX:
+            self._fail(LineTooLong(b"the head", HEADER_BYTES_MAX))
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Resume paused reading. aiohttp calls this for every part of a body; if not paused, nothing needs parsing."""
@@ -230,13 +231,10 @@ WRITTEN_AT_ONCE_BYTES = 2 << 20
 class UpstreamSession:
     """Requests to one server, sent without additions or changes; its answers may have headers of the same size."""
 
-    def __init__(
-        self, base: str, authorization: str | None, header_bytes_max: int, on_lost: Callable[[], None]
-    ) -> None:
+    def __init__(self, base: str, authorization: str | None, on_lost: Callable[[], None]) -> None:
         """`authorization`: sent with each request that has none. `on_lost`: called when a connection is lost."""
         self._base = urlsplit(base)
         self.authorization = authorization
-        self._header_bytes_max = header_bytes_max
         self._on_lost = on_lost
         self._connector = UpstreamConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS)
         self._session = aiohttp.ClientSession(
@@ -246,8 +244,8 @@ class UpstreamSession:
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
             read_bufsize=1 << 18,
-            max_line_size=header_bytes_max,
-            max_field_size=header_bytes_max,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
             max_headers=HEADERS_MAX,
         )
         self._session._retry_connection = False  # it would repeat a GET on a fresh connection too
@@ -283,7 +281,7 @@ class UpstreamSession:
             headers, large = headers.copy(), body
             headers["Content-Length"] = str(len(body))
         while True:
-            attempt = Attempt(self._header_bytes_max, on_interim, wants_new, may_switch="Upgrade" in headers)
+            attempt = Attempt(on_interim, wants_new, may_switch="Upgrade" in headers)
             attempt_of_task.set(attempt)
             try:
                 data = _pieces_of(large) if large else body
@@ -307,7 +305,7 @@ class UpstreamSession:
         elif isinstance(error, aiohttp.ClientResponseError):
             reason = f"its answer is no HTTP that could be read: {error.message}"
             if "Got more than" in error.message:
-                reason = f"the headers of its answer are larger than {self._header_bytes_max:,} bytes"
+                reason = f"the headers of its answer are larger than {HEADER_BYTES_MAX:,} bytes"
             elif "Too many headers" in error.message:
                 reason = f"its answer has more than {HEADERS_MAX} header lines"
         elif isinstance(error, aiohttp.ServerDisconnectedError):
