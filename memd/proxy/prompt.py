@@ -129,16 +129,15 @@ class Prompt:
         """Yield the words of visible user messages, newest first, without messages that only programs wrote."""
         return (message.said for message in self._newest_first() if message.opens_turn and message.said.strip())
 
-    def asks_erased(self, forbidden: ForbiddenText, texts: int) -> bool:
-        """Return whether a message since the `texts`-th user message from the end was erased here or is forbidden. The
-        client may still send erased words to the model, but no record of the request may contain them."""
+    def asks_erased(self, forbidden: ForbiddenText) -> bool:
+        """Return whether a message since the latest user message was erased here or is forbidden. The client may still
+        send erased words to the model, but no record of the request may contain them."""
         for position in reversed(self._visible()):
             item, sent = self.conversation.messages[position], self._message(position)
             is_gone = item.message is not None and not item.message.said.strip() and bool(sent.said.strip())
             if is_gone or forbidden.has_message(item.identity, sent):
                 return True
-            texts -= sent.opens_turn and bool(sent.said.strip())
-            if not texts:
+            if sent.opens_turn and sent.said.strip():
                 return False
         return False
 

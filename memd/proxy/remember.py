@@ -212,7 +212,7 @@ class Rememberer(msgspec.Struct, frozen=True):
             timings_ms={name: round(value, 3) for name, value in timings_ms.items()},
         )
         forbidden = received.topic.log.forbidden
-        return without_texts(receipt) if prompt.asks_erased(forbidden, 1) else receipt
+        return without_texts(receipt) if prompt.asks_erased(forbidden) else receipt
 
 
 def _place(received: Received) -> dict[str, Any]:
