@@ -104,7 +104,6 @@ def retriever_of(encoder: Encoder, weight: float, now: datetime) -> Retriever:
     return Retriever(
         encoder,
         RetrievalSettings(time_weight=weight),
-        dates=True,
         count=lambda text: len(text) // 4,
         now_us=lambda: int(now.timestamp()) * 1_000_000,
     )

@@ -135,9 +135,9 @@ def test_a_choice_finds_the_best_of_what_it_admits(topic: TopicLog, entries: lis
 
 
 @contextmanager
-def retrieving(settings: RetrievalSettings, *, dates: bool) -> Iterator[Retriever]:
+def retrieving(settings: RetrievalSettings) -> Iterator[Retriever]:
     with closing(Encoder(OneVector())) as encoder:
-        made = Retriever(encoder, settings, dates=dates, count=lambda text: len(text.split()), now_us=lambda: 2**52)
+        made = Retriever(encoder, settings, count=lambda text: len(text.split()), now_us=lambda: 2**52)
         with closing(made) as retriever:
             yield retriever
 
@@ -149,7 +149,7 @@ async def test_a_question_about_a_week_of_a_large_topic_finds_the_best_of_that_w
     settings = RetrievalSettings(
         lexical_weight=lexical_weight, min_score=0.01, neighbour_weight=0.0, feedback_weight=0.0
     )
-    with retrieving(settings, dates=False) as retriever:
+    with retrieving(settings) as retriever:
         topics = await retriever.as_of([topic], WallTime(2**52), {}) if past else [topic]
         asked = Filters(wanted=WEEK, everything=True)
         found = await retriever.retrieve(QUESTION, topics, Budget(10_000), asked)
@@ -166,7 +166,7 @@ async def test_a_question_about_a_day_brings_that_day_out_of_a_large_topic(topic
     noon = START + 5_000 * MINUTE_US + 12 * 3600 * 1_000_000
     day = datetime.fromtimestamp(noon / 1e6)
     asked = question.replace("3 May", f"{day:%Y-%m-%d}").replace("am 3. Mai", f"{day:%Y-%m-%d}")
-    with retrieving(RetrievalSettings(), dates=True) as retriever:
+    with retrieving(RetrievalSettings()) as retriever:
         found = await retriever.retrieve(asked, [topic], Budget(10_000))
     assert len(found.shown) > 5
     assert {datetime.fromtimestamp(one.entry.said / 1e6).date() for one in found.shown} == {day.date()}

@@ -76,7 +76,7 @@ async def asked(
 ) -> Retrieved:
     """The answer to a question; a token is a word."""
     encoder = Encoder(embedder or load_embedder(EmbeddingSettings()))
-    retriever = Retriever(encoder, RetrievalSettings(**settings), dates=False, count=_words)
+    retriever = Retriever(encoder, RetrievalSettings(**settings), count=_words)
     try:
         return await retriever.retrieve(question, [topics] if isinstance(topics, TopicLog) else topics, budget, filters)
     finally:

@@ -390,7 +390,7 @@ async def test_a_block_placed_during_an_erasure_is_gone_too(kept: FaultyLog, mon
     [entry] = live_entries(topic)
     other = await theirs.topics.get("team")
     told(other.buffer, "Where is the key?")
-    placed = render([(entry, "team")], own_topic_id="team", header="", dates=False, taken=(), tokens=9, reader="")
+    placed = render([(entry, "team")], own_topic_id="team", header="", taken=(), tokens=9, reader="")
 
     async def place() -> None:
         conversation = other.buffer.conversations()[-1]

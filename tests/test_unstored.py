@@ -62,7 +62,6 @@ async def recalled(
     retriever = Retriever(
         stage.encoder,
         settings,
-        dates=False,
         count=lambda text: len(text.split()),
     )
     try:

@@ -157,19 +157,17 @@ class Retriever:
         encoder: Encoder,
         settings: RetrievalSettings,
         *,
-        dates: bool = True,
         count: Callable[[str], int],
         now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         """
         Args:
-            dates: whether the block shows days.
             count: raw tokens of a text, cached; called from several threads.
             now_us: the current time in microseconds since the epoch.
         """
         self._encoder = encoder
         self._settings = settings
-        self._dates, self._now_us = dates, now_us
+        self._now_us = now_us
         self.reranker: Reranker | None = None
         """Reorders the best candidates, if a reranking model is configured."""
         self._tokens_of = count
@@ -332,7 +330,7 @@ class Retriever:
             is_reranked = more is None
             notes += [] if more is None else [more]
         marks.append(time.perf_counter())
-        header = block.heading(now_us if self._dates else None)
+        header = block.heading(now_us)
         filling = self._filled(field, scores, rows, header, budget, filters)
         marks.append(time.perf_counter())
         spent = [(end - start) * 1000 for start, end in itertools.pairwise(marks)]
@@ -484,7 +482,7 @@ class Retriever:
                 break
             if cost > left:
                 continue
-            day = block.day_line(said_at) if self._dates else ""
+            day = block.day_line(said_at)
             more = 0 if day in days else self._tokens_of(day + "\n")
             if (cost := cost + budget.drifted(more)) <= left:
                 chosen.append(place)

@@ -117,7 +117,7 @@ async def asked(config: Config, *, is_served: bool = False, served: int | None =
         wants_key = facts.wants_key or models.status in WANTS_KEY
         body = msgspec.json.encode({"model": model, "messages": _CONVERSATION})
         counts = await upstream.count_tokens(CHAT.count_path, lambda: body, CIMultiDict()) is not None
-        opening, closing = block.frame(block.heading(None)).split("\n")
+        opening, closing = block.frame(block.WORDS).split("\n")
         shown = "\n".join((opening, block.chunk_line("0000", _MARKER), closing))
         body = CHAT.encode(CHAT.parse(body), blocks={len(_CONVERSATION) - 1: shown})  # as sent to a model
         prompt = await upstream.rendered(body, headers)
