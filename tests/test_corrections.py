@@ -170,7 +170,6 @@ class Log:
             snapshot_of=snapshot_of,
             encoder=self.encoder,
             append=self.append,
-            asked_by=bytes(16),
         )
 
     async def undo(self, canonical_id: int) -> corrections.Applied:
@@ -180,7 +179,6 @@ class Log:
             "undone",
             encoder=self.encoder,
             append=self.append,
-            asked_by=bytes(16),
         )
 
     def present(self, entry: Entry) -> Entry:

@@ -150,7 +150,7 @@ async def test_what_was_corrected_before_a_crash_is_not_stored_again(stage: Stag
     gone = Draft(
         uuid=entry.uuid, vector=b"", content="", created_at=1, status=Status.DEPRECATED, origin_id=entry.origin_id
     )
-    await stage.archiver.append_corrections(topic, topic.log, [gone])
+    await stage.archiver.append_corrections(topic, topic.log, None, bytes(16), "", [gone])
     stage.archiver.store_notes_later(topic)
     await stored(topic)
     assert live_entries(topic) == []

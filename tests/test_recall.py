@@ -443,7 +443,6 @@ async def test_an_answer_stands_behind_what_it_was_shown(log: TopicLog, embedder
         "no",
         encoder=Encoder(embedder),
         append=append,
-        asked_by=bytes(16),
     )
     again = by_content(await asked(log, question, EVERYTHING))
     assert again[echo + " "].parts.echo > 0.5, "what it quotes is true again"

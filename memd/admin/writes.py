@@ -173,15 +173,13 @@ async def correct(parts: DaemonParts, body: CorrectionBody, key: str, who: Princ
 
         async def work(snapshot: Snapshot, append: corrections.Append) -> Applied:
             named = {one: (snapshot, uuid) for one, uuid in meant.items() if snapshot.knows(uuid)}
-            return await corrections.correct(
-                [correction], find=named.get, encoder=parts.encoder, append=append, by=who.author, asked_by=mark
-            )
+            return await corrections.correct([correction], find=named.get, encoder=parts.encoder, append=append)
 
         def was_done(done: Sequence[Entry]) -> Applied:
             changed = {entry.uuid for entry in done}
             return Applied(tuple(done), tuple(one for one in body.chunk_ids if meant.get(one) not in changed))
 
-        done = await parts.archiver.change_once(topic, mark, meant.values(), work, was_done)
+        done = await parts.archiver.change_once(topic, mark, meant.values(), work, was_done, by=who.author)
         return _corrected(done, meant.values(), is_apart=is_apart)
 
 
@@ -195,10 +193,12 @@ async def undo(parts: DaemonParts, body: UndoBody, key: str, who: Principal) -> 
         named = [] if place is None else [(await asyncio.to_thread(snapshot.read, place)).uuid]
 
         async def work(snapshot: Snapshot, append: corrections.Append) -> Applied:
-            undone = partial(corrections.undo, encoder=parts.encoder, append=append, by=who.author, asked_by=mark)
+            undone = partial(corrections.undo, encoder=parts.encoder, append=append)
             return await undone(snapshot, body.canonical_id, body.reason)
 
-        done = await parts.archiver.change_once(topic, mark, named, work, lambda done: Applied(tuple(done)))
+        done = await parts.archiver.change_once(
+            topic, mark, named, work, lambda done: Applied(tuple(done)), by=who.author
+        )
         return _corrected(done, named, is_apart=is_apart)
 
 

@@ -254,6 +254,8 @@ class Archiver:
         work: Callable[[Snapshot, Append], Awaitable[Result]],
         was_done: Callable[[Sequence[Entry]], Result],
         after: int = 0,
+        *,
+        by: str,
     ) -> Result:
         """Apply a request to chunks of a topic once: not if the log has its entries already. Repeat it if another
         daemon has changed the same chunks meanwhile.
@@ -264,6 +266,7 @@ class Archiver:
             work: does the work, given the present snapshot and a function that appends.
             was_done: returns the result from entries that were appended before.
             after: entries up to this canonical_id belong to another request.
+            by: the corrector (`Principal.author`), who is also the author of new chunks.
 
         Raises:
             EmbeddingError, ErasedForGood, StoreError: nothing was done.
@@ -275,16 +278,18 @@ class Archiver:
                 if done := await asyncio.to_thread(asked_by, snapshot, uuids, mark, after):
                     return was_done(done)
                 with suppress(MadeAnew):
-                    return await work(snapshot, partial(self.append_corrections, topic, log_, made_at=made_at))
+                    return await work(snapshot, partial(self.append_corrections, topic, log_, made_at, mark, by))
 
     async def append_corrections(
-        self, topic: Topic, log_: TopicLog, drafts: Sequence[Draft], made_at: int | None = None
+        self, topic: Topic, log_: TopicLog, made_at: int | None, mark: bytes, by: str, drafts: Sequence[Draft]
     ) -> list[Entry]:
-        """Redact and append the entries of one request's corrections, durably and as one group; return them.
+        """Sign, redact and append the entries of one request's corrections, durably and as one group; return them.
 
         `log_`, `made_at`: the topic's log and its `head` when `change_once` looked for the request in it. Raises
         EmbeddingError, ErasedForGood, and the errors of `Topic.append_once`.
         """
+        drafts = [msgspec.structs.replace(one, action_by=by or UNSET, asked_by=mark) for one in drafts]
+        drafts = [msgspec.structs.replace(one, author=by or UNSET) if one.origin_id is None else one for one in drafts]
         if self._redactor:
             drafts = await asyncio.to_thread(redacted_drafts, drafts, self._redactor, self._encoder.embed_text)
         if any(log_.forbidden.has_text(draft.content) for draft in drafts):

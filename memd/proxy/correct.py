@@ -140,8 +140,6 @@ class Corrector(msgspec.Struct, frozen=True):
                 snapshot_of=self._snapshot_of,
                 encoder=self.encoder,
                 append=append,
-                asked_by=mark,
-                by=received.asked.who.author,
             )
             self.tasks.metrics.count_corrections(asked, len(applied.failed))
             return applied.failed
@@ -151,7 +149,8 @@ class Corrector(msgspec.Struct, frozen=True):
             return tuple(one for one in named if one not in shown or shown[one].uuid not in changed)
 
         uuids = {chunk.uuid for chunk in shown.values()}
-        return await self.archiver.change_once(topic, mark, uuids, work, was_done, received.head)
+        by, after = received.asked.who.author, received.head
+        return await self.archiver.change_once(topic, mark, uuids, work, was_done, after, by=by)
 
     async def _store_pending(self, topic: Topic, shown: Iterable[BlockChunk]) -> None:
         """Store chunks that were shown while still pending, because only stored chunks can be corrected."""

@@ -31,7 +31,7 @@ Find = Callable[[str], tuple[Snapshot, bytes] | Entry | None]
 """Returns the chunk with an id as its uuid and the topic that has its present state. A chunk that another daemon has
 yet to store is returned as its future entry, without a vector; None: it may not be corrected."""
 Append = Callable[[Sequence[Draft]], Awaitable[Sequence[Entry]]]
-"""Appends the drafts as one group, durably. Raises StoreError: nothing was written."""
+"""Signs the drafts and appends them as one group, durably. Raises StoreError: nothing was written."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -48,25 +48,9 @@ class Applied(msgspec.Struct, frozen=True):
     failed: tuple[str, ...] = ()
 
 
-async def correct(
-    asked: Sequence[Correction],
-    *,
-    find: Find,
-    encoder: Encoder,
-    append: Append,
-    by: str = "",
-    asked_by: bytes,
-) -> Applied:
-    """Apply corrections: plan the entries in a thread, then append them.
-
-    Args:
-        find: called in the thread.
-        by: the corrector (`Principal.author`).
-        asked_by: see `ChunkState.asked_by`.
-
-    Raises:
-        EmbeddingError, StoreError: nothing was applied.
-    """
+async def correct(asked: Sequence[Correction], *, find: Find, encoder: Encoder, append: Append) -> Applied:
+    """Apply corrections: plan the entries in a thread, where `find` is called, then append them. Raises EmbeddingError,
+    StoreError: nothing was applied."""
 
     sources: dict[bytes, Snapshot] = {}
 
@@ -94,7 +78,7 @@ async def correct(
         )
 
     outcome = await asyncio.get_running_loop().run_in_executor(None, planned)
-    return Applied(await _appended(outcome.drafts, by, asked_by, append), outcome.failed)
+    return Applied(await _appended(outcome.drafts, append), outcome.failed)
 
 
 async def correct_shown(
@@ -105,8 +89,6 @@ async def correct_shown(
     snapshot_of: Callable[[str], Awaitable[Snapshot | None]],
     encoder: Encoder,
     append: Append,
-    by: str = "",
-    asked_by: bytes,
 ) -> Applied:
     """Apply a client's corrections of chunks that it was recently shown; see `correct`.
 
@@ -128,24 +110,11 @@ async def correct_shown(
         known = (one for one in (own, snapshots[chunk.topic_id]) if one is not None and one.knows(chunk.uuid))
         return next(((one, chunk.uuid) for one in known), None)
 
-    return await correct(asked, find=find, encoder=encoder, append=append, by=by, asked_by=asked_by)
+    return await correct(asked, find=find, encoder=encoder, append=append)
 
 
-async def undo(
-    snapshot: Snapshot,
-    canonical_id: int,
-    reason: str,
-    *,
-    encoder: Encoder,
-    append: Append,
-    by: str = "",
-    asked_by: bytes,
-) -> Applied:
+async def undo(snapshot: Snapshot, canonical_id: int, reason: str, *, encoder: Encoder, append: Append) -> Applied:
     """Append the chunk's state before an entry of the topic; for an Update, the states of all chunks that it changed.
-
-    Args:
-        by: the principal that undoes it (`Principal.author`).
-        asked_by: see `ChunkState.asked_by`.
 
     Raises:
         NotFound: the topic has no such entry.
@@ -153,7 +122,7 @@ async def undo(
         EmbeddingError, StoreError: nothing was appended.
     """
     drafts = await asyncio.get_running_loop().run_in_executor(None, plan_undo, snapshot, canonical_id, reason, encoder)
-    return Applied(await _appended(drafts, by, asked_by, append))
+    return Applied(await _appended(drafts, append))
 
 
 def plan(
@@ -388,8 +357,5 @@ def _as_found_elsewhere(adopted: Entry, reason: str) -> Draft:
     )
 
 
-async def _appended(drafts: Sequence[Draft], by: str, asked_by: bytes, append: Append) -> tuple[Entry, ...]:
-    """Append the drafts of a principal's request; the principal is also the author of new chunks."""
-    signed = [msgspec.structs.replace(draft, action_by=by or UNSET, asked_by=asked_by) for draft in drafts]
-    signed = [msgspec.structs.replace(one, author=by or UNSET) if one.origin_id is None else one for one in signed]
-    return tuple(await append(signed)) if signed else ()
+async def _appended(drafts: Sequence[Draft], append: Append) -> tuple[Entry, ...]:
+    return tuple(await append(drafts)) if drafts else ()
