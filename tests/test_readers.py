@@ -214,35 +214,6 @@ def test_mails_of_a_file_and_of_a_box_are_read_below_their_subjects(reader: File
     assert read[0].said_at is None, "it is not yet"
 
 
-@pytest.mark.parametrize(
-    ("plain", "page", "text"),
-    [
-        (
-            "View this mail in a browser: https://news.example/" + "a" * 400,
-            "<p>The gate opens at nine, not at ten as in winter, and shuts when it gets dark.",
-            "The gate",
-        ),
-        ("\n", "<p>The gate opens at nine, not at ten as in winter, and shuts when it gets dark.", "The gate"),
-        (
-            "Gate: nine.\n> when does it open?",
-            "<p>Gate: nine.</p><blockquote>when does it open?</blockquote>",
-            "Gate: nine.\n>",
-        ),
-        ("The gate opens at nine.", "<p></p><img src='a.png'>", "The gate"),
-    ],
-)
-def test_a_mail_of_two_parts_is_read_by_the_one_that_has_its_text(
-    reader: FileReader, tmp_path: Path, plain: str, page: str, text: str
-) -> None:
-    mail = EmailMessage()
-    mail["From"], mail["Subject"] = "gate@example.no", "Opening"
-    mail.set_content(plain)
-    mail.add_alternative(page, "html")
-    (tmp_path / "gate.eml").write_bytes(bytes(mail))
-    [(heading, _, shown)] = places(reader.sections(tmp_path / "gate.eml"))
-    assert heading == ("Opening",) and shown.startswith(f"From: gate@example.no\n\n{text}")
-
-
 def test_a_heading_with_nothing_below_it_is_text_itself(reader: FileReader, tmp_path: Path) -> None:
     inner = "<h1>Keys</h1><h2>The red one opens the gate</h2><h2>The blue one is lost</h2><p>In May.</p><h2>Ask Bo</h2>"
     (tmp_path / "a.html").write_text(f"<body>{inner}")

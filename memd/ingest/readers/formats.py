@@ -415,9 +415,6 @@ def _read(opened: zipfile.ZipFile, folder: str, href: str) -> bytes:
 # Mail
 
 ENVELOPE = "From", "To", "Cc", "Date"
-STUB_SHARE = 0.5
-"""With less than this share of the letters of its HTML, a mail's plain text is a stub ("view it in a browser")."""
-_ADDRESS = re.compile(r"\w+://\S+")
 
 
 def mail(path: Path) -> Iterator[GivenSection]:
@@ -435,33 +432,21 @@ def mail(path: Path) -> Iterator[GivenSection]:
         file.seek(0)
         mails: Iterable[Any] = mailbox.mbox(path, read, create=False) if is_box else [read(file)]
         for one in mails:
-            plain, rich = (_content(one.get_body((kind,))) for kind in ("plain", "html"))
+            body = one.get_body(("plain", "html"))
+            try:
+                text = "" if body is None else body.get_content()
+            except LookupError:  # unknown encoding
+                text = body.get_payload(decode=True).decode(errors="replace")
             above = Headings()
             above.enter(0, one["Subject"] or "")
-            first, *others = [GivenSection(above.path, plain)]
-            if rich.strip():
-                as_page = [*page_sections(rich.encode(), above)]
-                if _letters([first]) < STUB_SHARE * _letters(as_page):
-                    first, *others = as_page
+            is_html = text.strip() and body.get_content_subtype() == "html"
+            first, *others = page_sections(text.encode(), above) if is_html else [GivenSection(above.path, text)]
             envelope = "\n".join(f"{name}: {one[name]}" for name in ENVELOPE if one[name])
             if not (envelope or is_box):
                 raise BadDocument(f"it is no mail that can be read: it has no {', no '.join(ENVELOPE)}")
             attached = "\n".join(f"[file: {name}]" for part in one.iter_attachments() if (name := part.get_filename()))
             sections = [msgspec.structs.replace(first, text=joined((envelope, first.text, attached))), *others]
             yield from (msgspec.structs.replace(section, said_at=_sent_at(one)) for section in sections)
-
-
-def _content(body: Any) -> str:
-    """Return the text of a mail's plain or HTML part; empty if it has none."""
-    try:
-        return "" if body is None else body.get_content()
-    except LookupError:  # unknown encoding
-        return str(body.get_payload(decode=True), errors="replace")
-
-
-def _letters(sections: Iterable[GivenSection]) -> int:
-    """Return how many letters sections have, without the addresses that only a plain part writes out."""
-    return sum(sum(map(str.isalpha, _ADDRESS.sub("", one.text))) for one in sections)
 
 
 def _sent_at(mail: Any) -> int | None:
