@@ -88,7 +88,7 @@ def test_what_is_asked_for_is_found_in_hundreds_of_chunks_also_by_a_name_or_a_si
     for question in ("Who is Marek?", "When is Marek back?", "marek", "Tell me about Tove!"):
         assert searched(told, question)["note"] is None, "the model has never heard the name; the words know it"
         assert status(told, question)[0] == "injected", question
-    for word in ("caraway", "CARAWAY?", "Hollow", "the caraway", "And what about the caraway?"):
+    for word in ("caraway", "CARAWAY?", "Hollow"):
         shown = [chunk["content"] for chunk in searched(told, word)["chunks"] if chunk["verdict"] == "injected"]
         assert any(RARE in content for content in shown), word
     asked_before = ("What is the code of the alarm of the boat shed?", "thanks a lot!")

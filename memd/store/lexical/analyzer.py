@@ -193,11 +193,8 @@ def is_stopword(word: str) -> bool:
 
 
 def is_single_word(text: str) -> bool:
-    """Return whether a text is one word beside function words ("the igniter?", but not "thanks a lot"); never for a
-    script without spaces."""
-    words = [word.strip(_OUTER).lower() for word in text.split()]
-    told = [word for word in words if word in _INTERJECTIONS or not is_stopword(word)]
-    return len(told) == 1 and not _UNSPACED_RUN.search(text)
+    """Return whether a text is one word; never for a script without spaces."""
+    return len(text.split()) == 1 and not _UNSPACED_RUN.search(text)
 
 
 def in_languages(text: str, languages: Iterable[str]) -> set[str]:
