@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Serving
+from daemon_in_process import Client
 from daemon_process import Answer, DaemonProcess, ask, wait_until
 from recording_upstream import recording_upstream
 
@@ -147,6 +148,9 @@ def test_the_receipt_of_a_turn_says_why_nothing_was_shown(told: DaemonProcess) -
     assert (stays := receipt_of(told, answer))["note"] == note and stays["shown"], stays
 
 
+CODE = "\n".join(
+    f"    row_{number} = parse_row(lines[{number}], is_strict=True, separator=SEMICOLON)" for number in range(20)
+)
 MANUAL = """# Maintenance
 Clean the nozzles every 60 firings with a brass needle. Spare parts: nozzles article 71-4402, igniter article 71-9018.
 """
@@ -212,3 +216,20 @@ def test_what_was_said_at_a_time_is_shown_although_no_word_is_near(daemon: Daemo
     assert said in searched(daemon, "What did we talk about today?")["chunks"][0]["content"]
     assert status(daemon, "What did we talk about today?")[0] == "injected"
     assert status(daemon, "What did we talk about last year?") == ("none", "")
+
+
+async def test_a_decision_beside_a_tool_s_result_is_found_by_its_words_before_the_model_has_read_it(
+    client: Client,
+) -> None:
+    """Until then the vector of both in one chunk is that of the result."""
+    decision = "Freight prices are rounded down to five cents."
+    call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"path": "tariff.py"}'}}
+    said = [{"role": "user", "content": decision}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    topic = await client.daemon.topics.get("default")
+    async with topic.storing:
+        await client.send([*said, {"role": "tool", "tool_call_id": "c1", "content": CODE}])
+        for fact in itertools.product(WHO, WHAT):
+            await client.send([{"role": "user", "content": "\n\n".join(f"{' '.join(fact)} {when}." for when in WHEN)}])
+        for question, status in (("How are freight prices rounded?", "injected"), ("Tell me a joke!", "none")):
+            assert (await client.ask(question, mode="readonly"))[1] == status, question
+        assert not [*topic.log.snapshot().latest_places()]
