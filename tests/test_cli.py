@@ -178,6 +178,7 @@ MISUSED = {
     "token ad": "there is no command 'ad'; did you mean add?",
     "--wrong": "there is no option --wrong; `memd --help` shows how",
     "serve --prot 1": "there is no option --prot; did you mean --port?",
+    "erase --topic talk": "there is no option --topic; `memd erase --help` shows how",
     "encrypt --key-stdin": "there is no option --key-stdin here; `memd encrypt on --key-stdin` takes it",
     "encrypt --data": "there is no option --data here; `memd encrypt rekey --data` takes it",
     "correct 9ada --wrong": "there is no option --wrong; `memd correct --help` shows how",

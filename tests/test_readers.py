@@ -145,7 +145,8 @@ def test_rows_of_a_csv_name_their_columns(reader: FileReader, tmp_path: Path, te
 PAGE = """<!doctype html><html><head><title>Ferns</title><style>p {}</style></head><body>
 <nav><a href="/">Home</a></nav><header>Banner</header><main><h1>Care</h1><p>Water <b>twice</b>
 a week<!-- no -->.<br>Never more.</p><script>alert(1)</script><ul><li>shade<li>rain</ul><h2>Pots</h2>
-<table><tr><th>Pot<th>Price<tr><td>small<td>3</table><pre>a  b</pre><div hidden>secret</div></main>
+<table><tr><th>Pot<th>Price<tr><td>small<td>3</table><pre>a  b</pre><div hidden>secret</div>
+<p style="color: red;Display : none">secret</p><p style="visibility:hidden">secret</p></main>
 <footer>Imprint</footer></body></html>"""
 
 

@@ -184,7 +184,8 @@ def _usage_problem(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         if other := _takes(context, error.option_name):
             return f"there is no option {error.option_name} here; `{other} {error.option_name}` takes it"
-        known = [flag.lstrip("-") for parameter in command.params for flag in parameter.opts]
+        options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+        known = [flag.lstrip("-") for option in options for flag in option.opts]
         near = meant(error.option_name.lstrip("-"), known)  # the two dashes would make any two options similar
         return f"there is no option {error.option_name}; {near.replace('mean ', 'mean --') or shows_how}"
     if isinstance(error, click.BadParameter) and error.param is not None:

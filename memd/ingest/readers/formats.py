@@ -272,6 +272,7 @@ UNREAD_ROLES = frozenset({"navigation", "banner", "contentinfo", "search", "comp
 HTML5 = {"article", "body", "details", "figcaption", "figure", "header", "hgroup", "main", "section", "summary"}
 BLOCKS = (defs.block_tags - {"del", "ins"}) | HTML5
 _SPACE = re.compile(r"[ \t\r\n\f]+")
+_UNSHOWN = re.compile(r"(?:^|[;\s])(?:display\s*:\s*none|visibility\s*:\s*hidden)\b", re.IGNORECASE)
 
 
 def page(path: Path) -> Iterator[GivenSection]:
@@ -357,6 +358,7 @@ class _PageWalk:
 
 def _is_unread(element: Any) -> bool:
     hidden = element.get("hidden") is not None or element.get("aria-hidden") == "true"
+    hidden = hidden or _UNSHOWN.search(element.get("style", "")) is not None
     is_head = element.tag == "header" and next(element.iterancestors("article", "main", "section"), None) is None
     heading = next(element.iterancestors(*HEADINGS), None) if element.tag == "button" else None
     is_heading = heading is not None and heading.text_content().strip() == element.text_content().strip()
