@@ -224,7 +224,8 @@ async def test_a_decision_beside_a_tool_s_result_is_found_by_its_words_before_th
     """Until then the vector of both in one chunk is that of the result."""
     decision = "Freight prices are rounded down to five cents."
     call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"path": "tariff.py"}'}}
-    said = [{"role": "user", "content": decision}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    said: list[dict[str, Any]] = [{"role": "user", "content": decision}]
+    said += [{"role": "assistant", "content": "", "tool_calls": [call]}]
     topic = await client.daemon.topics.get("default")
     async with topic.storing:
         await client.send([*said, {"role": "tool", "tool_call_id": "c1", "content": CODE}])
