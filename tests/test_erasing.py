@@ -312,8 +312,9 @@ def test_a_topic_goes_whole_and_a_restored_backup_is_noticed(daemon: DaemonProce
     assert daemon.run("verify").returncode == 0
 
 
+@pytest.mark.parametrize("rounds", [0, 3])
 def test_what_was_said_anew_stays_in_the_backup_where_the_old_folder_is_restored_over_it(
-    daemon: DaemonProcess, tmp_path: Path
+    daemon: DaemonProcess, tmp_path: Path, rounds: int
 ) -> None:
     team = {"X-Memory-Topic": "team"}
     old, target = tmp_path / "old", tmp_path / "backup"
@@ -328,12 +329,54 @@ def test_what_was_said_anew_stays_in_the_backup_where_the_old_folder_is_restored
     daemon.terminate()
     shutil.rmtree(daemon.data_dir / "team")
     shutil.copytree(old / "team", daemon.data_dir / "team")
-    for _ in range(3):
+    for _ in range(rounds):
         assert daemon.run("backup", str(target)).returncode == 0
         assert files_with(target, b"Theodora"), "memd has it nowhere else"
-    assert "and with it all that was said there since" in daemon.run("verify").stdout
     assert daemon.run("erase", "--resume").returncode == 0
     assert daemon.run("backup", str(target)).returncode == 0 and found_in(target) == []
+    assert files_with(target, b"Theodora")
+
+
+def test_what_was_erased_is_not_erased_again_with_what_was_said_since(daemon: DaemonProcess, tmp_path: Path) -> None:
+    team = {"X-Memory-Topic": "team"}
+    daemon.chat([user(SECRET)], headers=team)
+    daemon.wait_stored(SECRET)
+    assert daemon.run("backup", str(tmp_path / "backup")).returncode == 0
+    assert daemon.run("erase", "team", "--yes").returncode == 0
+    daemon.terminate()
+    shutil.copytree(tmp_path / "backup" / "team", daemon.data_dir / "team")
+    daemon.start()
+    daemon.chat([user(OTHERS[0])], headers=team)
+    daemon.wait_stored(OTHERS[0])
+    told = daemon.run("erase", "--resume")
+    assert told.returncode == 1 and "later text beside it: `memd erase team` erases all" in told.stderr
+    assert files_with(daemon.data_dir, b"Theodora")
+    assert daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--yes").returncode == 0
+    assert "Nothing was left to erase" in daemon.run("erase", "--resume").stdout
+    assert found_in(daemon.data_dir) == [] and files_with(daemon.data_dir, b"Theodora")
+
+
+def test_a_topic_that_is_given_the_name_of_an_erased_one_is_another_topic(
+    daemon: DaemonProcess, tmp_path: Path
+) -> None:
+    for topic, text in ("office", OTHERS[0]), ("team", SECRET):
+        daemon.chat([user(text)], headers={"X-Memory-Topic": topic})
+    daemon.wait_stored(SECRET, OTHERS[0])
+    assert daemon.run("backup", str(tmp_path / "backup")).returncode == 0
+    assert daemon.run("erase", "team", "--yes").returncode == 0
+    daemon.terminate()
+    renamed = (daemon.data_dir / "office").rename(daemon.data_dir / "team")
+    (renamed / "former_names").write_text("office\n")
+    assert daemon.run("verify").returncode == 0
+    assert "Nothing was left to erase" in daemon.run("erase", "--resume").stdout
+    assert daemon.run("backup", str(tmp_path / "backup")).returncode == 0
+    daemon.start()
+    assert [one["content"] for one in daemon.export() if one["topic_id"] == "team"] != []
+    assert daemon.run("erase", "team", "--yes").returncode == 0
+    daemon.terminate()
+    shutil.copytree(tmp_path / "backup" / "team", daemon.data_dir / "team")
+    assert "is there again" in daemon.run("verify").stdout, "under the name that it had when it was erased"
+    assert "Erased topic team" in daemon.run("erase", "--resume").stdout
 
 
 def test_a_backup_in_a_folder_loses_an_erased_topic_of_which_nothing_was_stored_yet(

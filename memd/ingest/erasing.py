@@ -372,11 +372,11 @@ class Eraser:
             for erasure in [one for one in self.store.ledger if one.done_at is not None]:
                 try:
                     async with self.topics.held([erasure.topic_id]) as found:
-                        is_back = bool(found) and self.store.has_returned(erasure)
-                    if is_back:
-                        [again] = await self._with_digests([erasure], erasure.chunk_uuids)
-                        await asyncio.to_thread(self.store.ledger.write, again)
-                        done.append(await self._carry_out(again))
+                        again = await asyncio.to_thread(self.store.repetition, erasure) if found else None
+                    if again is not None:
+                        ready = await self._with_digests([again], again.chunk_uuids)
+                        [begun] = await asyncio.to_thread(self.store.ledger.begin, ready)
+                        done.append(await self._carry_out(begun))
                 except StoreError as error:
                     problems.append(error)
             return _finished(done, problems)

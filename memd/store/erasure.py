@@ -41,7 +41,7 @@ from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, make_folder, replace_fi
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
 from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
 from memd.store.log.format import decode_entry, encode_entry, encode_record, payload_at, payload_of, scan_records
-from memd.store.log.recovery import Finding
+from memd.store.log.recovery import Finding, read_log_file
 from memd.wording import counted, day_and_time
 
 Kind = Literal["chunks", "age", "topic"]
@@ -68,6 +68,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     entries: int = 0
     highest_id: int = 0
     """For a topic: upper bound of the erased canonical_ids."""
+    first_id: int = 0
+    """For a topic: the canonical_id of its first entry, by which its log is known under any name; 0 if unknown."""
     uuids: bytes = b""
     """Uuids of the chunks, 16 bytes each; empty for a topic."""
     digests: bytes = b""
@@ -221,18 +223,36 @@ def returned(erasures: Collection[Erasure], layout: TopicLayout, records: list[R
         Finding(
             "returned",
             str(layout.directory),
-            f"{one} is there again, as a backup had it; `memd erase --resume` erases it once more"
-            + (", and with it all that was said there since" if one.kind == "topic" else ""),
+            f"{one} is there again, as a backup had it; `memd erase --resume` erases it once more",
         )
         for one in erasures
-        if one.topic_id == layout.topic_id and one.done_at is not None and _is_back(one, records)
+        if one.topic_id == layout.topic_id and one.done_at is not None and rows_again(one, records)
     ]
 
 
-def _is_back(erasure: Erasure, records: list[Records]) -> bool:
-    if erasure.kind == "topic":
-        return any(int(rows["canonical_id"].min(initial=1 << 63)) <= erasure.highest_id for rows in records)
-    return any((_rows_of(rows, erasure.chunk_uuids)["status"] == Status.ACTIVE).any() for rows in records)
+def rows_again(erasure: Erasure, records: list[Records]) -> list[Records]:
+    """Return the rows that have the text of a finished erasure, out of the columns of all the topic's entries."""
+    if erasure.kind != "topic":
+        own = [_rows_of(rows, erasure.chunk_uuids) for rows in records]
+        own = [rows[rows["status"] == Status.ACTIVE] for rows in own]
+    elif erasure.first_id in (0, min((int(rows["canonical_id"].min()) for rows in records if len(rows)), default=0)):
+        own = [rows[(rows["canonical_id"] <= erasure.highest_id) & (rows["is_erased"] == 0)] for rows in records]
+    else:
+        own = []  # another topic, which has the name now
+    return [rows for rows in own if len(rows)]
+
+
+def first_id_in(files: LocalDisk, layout: TopicLayout) -> int:
+    """Return the canonical_id of a topic's first entry, or of the first that can be read; 0 without one."""
+    ids = (entry.canonical_id for path in layout.log_files(files) for entry in readable_entries(files, path))
+    return next(ids, 0)
+
+
+def readable_entries(files: LocalDisk, path: Path) -> list[Entry]:
+    """Return the entries of a log file that can be read, of an unreadable file none."""
+    with suppress(StoreError):
+        return read_log_file(files.read(path), name=str(path), dimension=None).entries
+    return []
 
 
 def finding_of(erasure: Erasure, folder: Path) -> Finding:

@@ -38,8 +38,10 @@ from memd.store.erasure import (
     Erasures,
     ForbiddenText,
     encode_forbidden,
+    first_id_in,
     read_forbidden,
     returned,
+    rows_again,
 )
 from memd.store.layout import (
     LOCK_NAME,
@@ -59,6 +61,7 @@ from memd.store.shared.postgres import SharedLog, join, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
 from memd.store.snapshot import Snapshot
 from memd.store.topic import CanonicalClock, StoreShared, TopicLog, highest_id_on_disk
+from memd.wording import day_and_time
 
 __all__ = ["CanonicalClock", "Finding", "ModelId", "Snapshot", "Store", "StoreShared", "TopicLog"]
 
@@ -205,11 +208,21 @@ class Store:
     def _state(self, state: str) -> str:
         return hashlib.blake2b(f"{self.model}{state}".encode(), digest_size=16).hexdigest()
 
-    def has_returned(self, erasure: Erasure) -> bool:
-        """Return whether the text of a finished erasure is in its topic again. Opens the topic."""
-        topic = self.topic(erasure.topic_id)
-        layout = TopicLayout(self.data_dir, erasure.topic_id)
-        return bool(returned([erasure], layout, _rows_of(topic)) or topic.holding(erasure.chunk_uuids))
+    def repetition(self, erasure: Erasure) -> Erasure | None:
+        """Return the erasure, not begun, of what a topic has again of the text of a finished one; None if it has
+        nothing. Opens the topic. Raises StoreError: of a whole topic, if it has later text too."""
+        topic, name = self.topic(erasure.topic_id), erasure.topic_id
+        records = _rows_of(topic)
+        if not rows_again(erasure, records) and not topic.holding(erasure.chunk_uuids):
+            return None
+        is_later = ((rows["canonical_id"] > erasure.highest_id) & (rows["is_erased"] == 0) for rows in records)
+        if erasure.kind == "topic" and any(one.any() for one in is_later):
+            raise StoreError(
+                f"{erasure} is there again, and later text beside it: `memd erase {name}` erases all, `memd erase "
+                f"--before '{day_and_time(erasure.at)}' {name}` what was said until then"
+            )
+        now = self.clock.now_us()
+        return msgspec.structs.replace(erasure, id=self.clock.next(), at=now, done_at=None, is_moved=False)
 
     def retire(self, topic_id: str) -> None:
         """Close a topic for good, after pending writes and reads; see `TopicLog.retire`. May be slow."""
@@ -227,7 +240,9 @@ class Store:
                 topic = self._topics.pop(erasure.topic_id, None)
             try:
                 if not self.is_aside(erasure):  # first: a later topic of this name must not be erased
-                    erasure = msgspec.structs.replace(erasure, highest_id=self.clock.next())
+                    highest_id = erasure.highest_id or self.clock.next()
+                    first_id = erasure.first_id or first_id_in(files, layout)
+                    erasure = msgspec.structs.replace(erasure, highest_id=highest_id, first_id=first_id)
                     self.ledger.write(erasure)
                 if self.kept is not None and not erasure.is_moved:
                     remove_topic(self.kept, erasure.topic_id, encode_forbidden(forbidden) if forbidden else b"")

@@ -17,13 +17,13 @@ and files derived from the log do not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import msgspec
 
-from memd.errors import ForeignFile, StoreError, StoreWriteFailed
+from memd.errors import StoreError, StoreWriteFailed
 from memd.store.audit import head_of
 from memd.store.claim import file_segment
 from memd.store.disk import (
@@ -36,7 +36,7 @@ from memd.store.disk import (
     replace_file,
 )
 from memd.store.encryption.disk import EncryptedDisk, key_id_of
-from memd.store.erasure import ErasureLedger, begun, is_erasure_of, read_erasures
+from memd.store.erasure import Erasure, ErasureLedger, begun, is_erasure_of, read_erasures, readable_entries
 from memd.store.layout import (
     BACKUPS_NAME,
     KEY_NAME,
@@ -182,34 +182,50 @@ class _BackupRun:
         self.report = BackupReport()
 
     def erasures(self, data_dir: Path, target: Path) -> set[str]:
-        """Erase in the backup the topics that were erased, once each time, and record all erasures there. Return the
-        topics that are being erased."""
+        """Erase in the backup the topics that were erased, and record all erasures there. Return the topics that are
+        being erased."""
         found, problems = read_erasures(self._files, erasures_dir(data_dir))
         self.report.findings += problems
         ledger = ErasureLedger(self._files, target)
-        known = {one.id: one.highest_id for one in ledger}
+        known = {one.id for one in ledger}
         for erasure in found:
-            if erasure.done_at is None or known.get(erasure.id, -1) >= erasure.highest_id:
-                continue  # by now the backup has what was said in the topic since, or what was restored
+            if erasure.done_at is None or erasure.id in known:
+                continue  # once: by now the backup may have what was restored
             layout = TopicLayout(target, erasure.topic_id)
-            if erasure.kind == "topic" and self._files.is_directory(layout.directory):
-                is_its = {one <= erasure.highest_id for one in self._ids(layout)}
-                if len(is_its) > 1:
-                    self.add_finding(layout.directory, f"has later text beside that of {erasure}; {_YOURS}")
-                    continue
-                if is_its != {False}:  # without entries it is a topic that had stored nothing, or the rest of one
-                    Wiper(self._files).wipe_folder(layout.directory)
-                    self.report.erased += 1
+            is_there = erasure.kind == "topic" and self._files.is_directory(layout.directory)
+            if is_there and not self._erase_topic(layout, erasure):
+                self.add_finding(layout.directory, f"has other text beside that of {erasure}; {_YOURS}")
+                continue
             ledger.write(erasure)
         return {one.topic_id for one in begun(found) if one.kind == "topic" and one.done_at is None}
 
-    def _ids(self, layout: TopicLayout) -> Iterator[int]:
-        """Yield the ids of a topic's entries, also of those set aside."""
-        aside = torn_files(self._files, [layout.directory, layout.segments])
-        for path in (*layout.log_files(self._files), *aside):
-            with suppress(*[ForeignFile] * (path in aside)):  # the end of a file, or of a journal
-                found = read_log_file(self._files.read(path), name=str(path), dimension=None)
-                yield from (entry.canonical_id for entry in found.entries)
+    def _erase_topic(self, layout: TopicLayout, erasure: Erasure) -> bool:
+        """Erase the files with text of an erased topic, also those set aside. Return False if one of them, as far as it
+        can be read, has other text too, or all are another topic's: nothing was erased.
+
+        A file has later text if the topic was begun anew while it was backed up, or if an old backup was restored over
+        the new topic. That text may be nowhere else.
+        """
+        files, wiper = self._files, Wiper(self._files)
+        logs = [*layout.log_files(files), *torn_files(files, [layout.directory, layout.segments])]
+        ids = {path: {one.canonical_id for one in readable_entries(files, path)} for path in logs}
+        is_its = {path: {one <= erasure.highest_id for one in ids[path]} for path in logs}
+        answers = set[bool]().union(*is_its.values())
+        if answers == {False}:
+            return True  # nothing of it is here any more
+        if answers and erasure.first_id not in (0, min(set[int]().union(*ids.values()))):
+            return False
+        if False not in answers:  # without any entry it had stored nothing, or is the rest of an erased one
+            wiper.wipe_folder(layout.directory)
+        elif set() in is_its.values() or {True, False} in is_its.values():
+            return False
+        else:
+            own = [path for path in logs if True in is_its[path]]
+            numbers = [number for number in layout.segment_ids(files) if layout.bin(number) in own]
+            for path in (*layout.indexes_over(files, numbers), *own, layout.hot):  # the source has a journal, or none
+                wiper.wipe(path)
+        self.report.erased += 1
+        return True
 
     def topic(self, source: TopicLayout, target: TopicLayout) -> None:
         """Bring one topic up to date; an unreadable file becomes a finding and does not stop the rest."""
