@@ -1,9 +1,9 @@
 """A request to a model, the same for all APIs, and the interface that each API of a model server implements.
 
-Rule: unchanged parts of a request keep their bytes and place; an unchanged body is forwarded as it came. An API is
-stateless and pure. Code outside an API's module never asks which API it has; `registry.py` lists them all. Parsed
-messages are cached by their bytes and parser, so APIs never share one, and a client that sends its whole history each
-turn pays only for its new messages.
+Rule: unchanged parts of a request keep their bytes and place; an unchanged body is forwarded as it came. Parsers accept
+any bytes, split anywhere, and raise only their declared error. An API is stateless and pure. Code outside an API's
+module never asks which API it has; `registry.py` lists them all. Parsed messages are cached by their bytes and parser,
+so APIs never share one, and a client that sends its whole history each turn pays only for its new messages.
 """
 
 from __future__ import annotations

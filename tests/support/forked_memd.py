@@ -17,7 +17,6 @@ import ctypes
 import gc
 import json
 import os
-import pkgutil
 import select
 import signal
 import socket
@@ -222,9 +221,10 @@ def _load() -> None:
 
 
 def _import_all() -> None:
-    for module in pkgutil.walk_packages(memd.__path__, "memd."):
-        if module.name != "memd.__main__":
-            import_module(module.name)
+    root = Path(memd.__path__[0])
+    for path in sorted(root.rglob("*.py")):  # a folder is a package without an `__init__.py`, which pkgutil passes over
+        if path.name not in ("__init__.py", "__main__.py"):
+            import_module(".".join(("memd", *path.relative_to(root).with_suffix("").parts)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 appended to by plain offsets.
 
 Rule: a directory is encrypted if it has a `memd.key`. Without its key nothing is read and nothing written; with a key,
-a directory with topics in plain text is refused: only `memd encrypt` converts it.
+a directory with topics in plain text is refused: only `memd encrypt` converts it. The `cryptography` package is an
+extra, imported when a key is first used.
 
 Topics reach the disk below only as frames, temporary files included. Files of no topic (the lock, addresses, key files,
 embedding models) pass unchanged. Undecryptable bytes read as zeros, never as other bytes. A file without a readable

@@ -5,10 +5,11 @@ Rule: an index covers one segment, whose vectors are read from its log and scann
 (Active, multiplier 1). Live chunks that it lacks or ranks wrongly (adjusted ones, and those unreadable when it was
 built) are *extras*: they are scanned, so that no search misses anything.
 
-All files are derived from the `.bin` and can be removed at any time. A `.meta` vouches for the files of its name and is
-written last. Without a valid one a segment counts as unsealed, and a merged index as absent. A `.words` file, all that
-recall needs besides vectors, vouches for itself: it lists its segments as they were when it was written, and is rebuilt
-if they differ.
+All files are derived from the `.bin` and can be removed at any time. One is opened only after its checksum was
+verified, because a damaged index returns wrong results. A `.meta` vouches for the files of its name and is written
+last. Without a valid one a segment counts as unsealed, and a merged index as absent. A `.words` file, all that recall
+needs besides vectors, vouches for itself: it lists its segments as they were when it was written, and is rebuilt if
+they differ.
 
     .meta:   | header (magic "memd.idx", else that of the .bin) | one record |
     .words:  | header (magic "memd.idx", of the first segment)  | one record |

@@ -1,6 +1,8 @@
 """The codec of the log's files: bytes ⇄ header, records, entries.
 
-Rule: pure; never opens a file, and any bytes give a value or a declared error. All numbers are little-endian.
+Rule: pure; never opens a file, and any bytes give a value or a declared error. All numbers are little-endian. The
+format is a promise (docs/format.md, tests/golden/): change it only with a new version. Nothing in this folder depends
+on an index.
 
 Header, at the start of every file (80 bytes):
 

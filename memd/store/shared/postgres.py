@@ -2,8 +2,9 @@
 errors; and which folders may join.
 
 Rule: a stream grows only at its end: `append` names the head that it follows, and does nothing if another row was
-appended meanwhile. So it may be repeated after a lost answer: `since` shows whether the row is stored. No call may be
-made on an event loop.
+appended meanwhile. So it may be repeated after a lost answer: `since` shows whether the row is stored. The highest
+canonical_id wins, so a log needs no owner. Only this folder uses SQL, and it interprets no rows but the bytes of a log
+file. No call may be made on an event loop.
 
     stream  a row is
     log     a group of entries, as a log file of its own; numbered by the highest canonical_id in it

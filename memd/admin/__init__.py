@@ -1,1 +1,0 @@
-"""memd's own routes under `/memd/`: reading, correcting, receipts, the page."""

@@ -1,1 +1,0 @@
-"""The `memd` command line: one module for each group of commands."""

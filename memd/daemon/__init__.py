@@ -1,1 +1,0 @@
-"""The daemon: assembly of its parts, start and shutdown."""

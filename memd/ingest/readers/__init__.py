@@ -1,1 +1,0 @@
-"""Documents: files read into sections that know their headings, page or sheet."""

@@ -1,1 +1,0 @@
-"""Documents: which files there are, what stands in them, and what of it is new."""

@@ -1,1 +1,0 @@
-"""The model server behind memd: its client, its probes, llama.cpp as a child process."""

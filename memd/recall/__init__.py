@@ -1,1 +1,0 @@
-"""From a question to the chunks that are shown, and corrections of them."""

@@ -1,1 +1,0 @@
-"""Metrics, the request log, logging, live events and background tasks."""
