@@ -94,6 +94,61 @@ HISTORIES: dict[str, tuple[Sequence[Sequence[str]], Sequence[str]]] = {
         [[ASKED, f"a:{BEGUN}"], [ASKED, f"a:{BEGUN}", f"a:{REST}"], [ASKED, f"a:{BEGUN}{REST}", *THANKED]],
         [ASKED, f"a:{BEGUN}", f"a:{REST}", *THANKED],
     ),
+    "an answer is edited and continued": (
+        [
+            [ASKED, f"a:{BEGUN}, and the keeper sees it."],
+            [ASKED, f"a:{BEGUN}", f"a:{REST}"],
+            [ASKED, f"a:{BEGUN}{REST}", *THANKED],
+        ],
+        [ASKED, f"a:{BEGUN}", f"a:{REST}", *THANKED],
+    ),
+    "an edited answer is continued by a server that repeats it": (
+        [
+            [ASKED, f"a:{BEGUN}, and the keeper sees it."],
+            [ASKED, f"a:{BEGUN}", f"a:{BEGUN}{REST}"],
+            [ASKED, f"a:{BEGUN}{REST}", *THANKED],
+        ],
+        [ASKED, f"a:{BEGUN}", f"a:{REST}", *THANKED],
+    ),
+    "an answer is continued behind a space of the client's": (
+        [[ASKED, f"a:{BEGUN}"], [ASKED, f"a:{BEGUN} ", f"a:{REST[1:]}"], [ASKED, f"a:{BEGUN} {REST[1:]}", *THANKED]],
+        [ASKED, f"a:{BEGUN}", f"a:{REST[1:]}", *THANKED],
+    ),
+    "an answer is continued twice": (
+        [
+            [ASKED, f"a:{BEGUN}"],
+            [ASKED, f"a:{BEGUN}", f"a:{REST}"],
+            [ASKED, f"a:{BEGUN}{REST}", "a: It is green."],
+            [ASKED, f"a:{BEGUN}{REST} It is green.", *THANKED],
+        ],
+        [ASKED, f"a:{BEGUN}", f"a:{REST}", "a: It is green.", *THANKED],
+    ),
+    "an answer is continued anew": (
+        [
+            [ASKED, f"a:{BEGUN}"],
+            [ASKED, f"a:{BEGUN}", "a: stair."],
+            [ASKED, f"a:{BEGUN}", f"a:{REST}"],
+            [ASKED, f"a:{BEGUN}{REST}", *THANKED],
+        ],
+        [ASKED, f"a:{BEGUN}", f"a:{REST}", *THANKED],
+    ),
+    "an answer is continued at a word that asks for it": (
+        [
+            [ASKED, f"a:{BEGUN}"],
+            [ASKED, f"a:{BEGUN}", "s:[Continue.]", f"a:{REST}"],
+            [ASKED, f"a:{BEGUN}{REST}", "s:[Continue.]", "a:It is green."],
+            [ASKED, f"a:{BEGUN}{REST} It is green.", *THANKED],
+        ],
+        [ASKED, f"a:{BEGUN}", f"a:{REST}", "a:It is green.", *THANKED],
+    ),
+    "every answer begins with words that the client does not keep": (
+        [
+            [ASKED, "a:The keeper:", f"a:{BEGUN}"],
+            [ASKED, f"a:{BEGUN}", "u:How often?", "a:The keeper:", "a:Twice."],
+            [ASKED, f"a:{BEGUN}", "u:How often?", "a:Twice.", *THANKED],
+        ],
+        [ASKED, f"a:{BEGUN}", "u:How often?", "a:Twice.", *THANKED],
+    ),
     "a result is dropped and its answer changed": (
         [[*LOOKED_UP, f"{SHORT} [1]."], [*LOOKED_UP[:3], f"{SHORT}.", *THANKED]],
         [LOOKED_UP[4], f"{SHORT} [1].", f"{SHORT}.", *THANKED],
@@ -564,6 +619,23 @@ async def test_the_beginning_of_an_answer_is_not_stored_while_the_model_goes_on_
     await client.settled()
     [stored] = await logged(client)
     assert "Who keeps lamp 7?" in stored and "The keeper: It is keeper 3." in stored
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_an_answer_that_the_client_cut_and_let_the_model_continue_is_stored_once(
+    client: Client, is_stored: bool
+) -> None:
+    """As the continue button of llama.cpp's page does, after the answer was edited."""
+    asked, begun, rest = {"role": "user", "content": "Who keeps it?"}, "The keeper of lamp 7", " is Olsen, since May."
+    for history, told in (
+        ([asked], f"{begun} lives on the pier."),
+        ([asked, {"role": "assistant", "content": begun}], rest),
+        ([asked, {"role": "assistant", "content": begun + rest}, {"role": "user", "content": "Thanks."}], "Yes."),
+    ):
+        await say(client, history, {"role": "assistant", "content": told})
+        if is_stored:
+            await client.stored()
+    assert_each_once("\n".join(await logged(client)), ["u:Who keeps it?", f"a:{begun}", f"a:{rest}", "u:Thanks."])
 
 
 @pytest.mark.parametrize("is_stored", [False, True], ids=["fast", "slow"])

@@ -49,6 +49,8 @@ class Arrival(msgspec.Struct, frozen=True):
     """The history was rewritten, and messages out of the prompt may be only in the journal."""
     former: Conversation | None = None
     """The longer conversation of which this request is a prefix: a retry, or abandoned once another answer comes."""
+    beginning: Message | None = None
+    """The beginning of an answer with which the request ended, as the client sent it; see `matching.beginning_of`."""
 
 
 APART = "apart"
@@ -84,6 +86,7 @@ class HotBuffer:
         """
         found = self._found(history)
         parent, kept = found.conversation, matching.kept_count(found, history.messages)
+        beginning = matching.beginning_of(history.messages)
         known_as = history.stored_as() if len(history) - found.known > matching.LAST_EXCHANGE or found.runs else ()
         if parent is not None and (heard := matching.heard_again(found, history.messages)):
             heard = dict(zip(heard, stamped(heard.values(), said_at, author), strict=True))
@@ -94,10 +97,12 @@ class HotBuffer:
             way = matching.rewriting_to(parent, found.runs, history, known_as)
             name = self._new_id()
             self.record(events.Branched(name, parent.id, way, now, history.session or parent.session))
-            self.record(events.Abandoned(parent.id))
+            dropped_from = None if beginning is None else matching.cut_short(parent, found, history)
+            self.record(events.Abandoned(parent.id, dropped_from))
             branch = self._conversations[name]
-            goes_back, leaves_unstored = len(branch) <= len(parent), branch.departed_end > branch.stored
-            return Arrival(branch, 0, len(branch), opened=False, goes_back=goes_back, leaves_unstored=leaves_unstored)
+            arrival = Arrival(branch, 0, len(branch), opened=False, goes_back=len(branch) <= len(parent))
+            leaves_unstored = branch.departed_end > branch.stored
+            return msgspec.structs.replace(arrival, leaves_unstored=leaves_unstored, beginning=beginning)
         again = [] if parent is None else parent.messages[found.offset + kept : found.offset + found.known]
         conversation = self._open(history.session, now) if parent is None else self._fork(parent, found.offset + kept)
         added = history.behind(conversation, kept, known_as)
@@ -106,7 +111,7 @@ class HotBuffer:
         self.record(Appended(conversation.id, added, now))
         end = found.offset + len(history)
         goes_back = parent is not None and parent is not conversation
-        arrival = Arrival(conversation, found.offset, end, opened=parent is None, head=found.head, goes_back=goes_back)
+        arrival = Arrival(conversation, found.offset, end, parent is None, found.head, goes_back, beginning=beginning)
         if parent is None or not goes_back:
             return arrival
         if found.known < len(history):
@@ -130,6 +135,9 @@ class HotBuffer:
         the answer, the client's branch stays.
         """
         conversation, former, position = arrival.conversation, arrival.former, arrival.end
+        whole = message
+        if arrival.beginning is not None and message.role == "assistant":
+            whole, message = matching.joined(arrival.beginning, message)
         answer = History([message], [message.content_digest], lambda *_: [tokens])
         if position == len(conversation):
             if former is not None and self.is_open(former):
@@ -139,8 +147,8 @@ class HotBuffer:
                     return former
                 if not message.interrupted:
                     self._abandon(former, position, answered=True)
-            elif (beginning := matching.prefill(conversation, position, message)) is not None:
-                return self._continue(conversation, beginning, message, tokens, now)
+            if whole is not message and not (conversation.stored >= position or conversation.messages[-1].is_erased):
+                return self._continue(conversation, whole, tokens, now)
             self._append(conversation, answer, now)
             return conversation
         there = conversation.messages[position]
@@ -337,6 +345,10 @@ class HotBuffer:
         """Return the place of a request. A client that continues after part of an answer has rewritten its history."""
         found, messages = matching.match(self._index, history), history.messages
         parent, known = found.conversation, found.known
+        if parent is not None and found.runs and not any(found.runs[0][:2]) and found.runs[0][2] < len(messages):
+            known = found.runs[0][2]
+            is_continued = matching.continued_answer(parent, known, messages[known]) is not None
+            return Match(parent, 0, known, runs=found.runs[:1]) if is_continued else found
         if parent is None or found.runs or found.head or not 0 < known < len(messages):
             return found
         if matching.shortened_answer(parent, found.offset + known, messages[known]) is None:
@@ -364,19 +376,16 @@ class HotBuffer:
             dropped_from = matching.answer_start(conversation, position) if answered else None
             self.record(events.Abandoned(conversation.id, dropped_from))
 
-    def _continue(
-        self, conversation: Conversation, beginning: Message, message: Message, tokens: int, now: float
-    ) -> Conversation:
-        """Join an answer with its beginning, with which the request ended, because clients send them back as one
-        message. A beginning that is in the log is not stored again."""
+    def _continue(self, conversation: Conversation, whole: Message, tokens: int, now: float) -> Conversation:
+        """Put an answer in the place of its beginning, with which the request ended: clients send them back as one
+        message. (Behind a beginning that is in the log the rest is a message; see `matching.shortened_answer`.)"""
         start = len(conversation) - 1
-        whole = matching.joined(beginning, message)
-        text = message if conversation.stored > start else whole
         branch = self._fork(conversation, start)
         self.mark(branch, stored=min(conversation.stored, start))
         count = conversation.messages[start].tokens + tokens
-        self._append(branch, History([text], [whole.content_digest], lambda *_: [count]), now)
-        self.record(events.Abandoned(conversation.id, start))
+        self._append(branch, History([whole], [whole.content_digest], lambda *_: [count]), now)
+        is_asked_again = conversation.awaiting > 1
+        self.record(events.Abandoned(conversation.id, start) if is_asked_again else events.Closed(conversation.id))
         return branch
 
     def _append(self, conversation: Conversation, history: History, now: float) -> None:

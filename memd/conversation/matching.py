@@ -431,21 +431,26 @@ def replaces_answer(conversation: Conversation, position: int, messages: Sequenc
     return is_said and Counter(call.form for call in answer.tool_calls) <= told and not answer.attachments
 
 
-def prefill(conversation: Conversation, position: int, message: Message) -> Message | None:
-    """Return the beginning of an answer with which a request ended: a prefill, or an answer to continue. llama.cpp
-    continues a last assistant message; Open WebUI's and LibreChat's "continue" send it that way."""
-    last = conversation.messages[position - 1].message if position else None
-    if last is None or last.role != "assistant" or last.tool_calls or message.role != "assistant":
-        return None
-    return last
+def beginning_of(messages: Sequence[Message]) -> Message | None:
+    """Return the beginning of an answer with which a request ends: a prefill, or an answer to continue. llama.cpp
+    continues a last assistant message; "continue" of its page, of Open WebUI, LibreChat and SillyTavern send it so,
+    as their users edited it and with white space of their own."""
+    last = messages[-1] if messages else None
+    return last if last is not None and last.role == "assistant" and not last.tool_calls else None
 
 
-def joined(beginning: Message, message: Message) -> Message:
-    """Return an answer joined with its beginning; some servers repeat the beginning themselves."""
+def joined(beginning: Message, message: Message) -> tuple[Message, Message]:
+    """Return an answer joined with its beginning, and what came behind that; some servers repeat the beginning."""
     if message.text.startswith(beginning.text):
-        return message
+        return message, msgspec.structs.replace(message, text=message.text[len(beginning.text) :], own_words=UNSET)
     said = beginning.said + message.said if beginning.said + message.said != beginning.text + message.text else UNSET
-    return msgspec.structs.replace(message, text=beginning.text + message.text, own_words=said)
+    return msgspec.structs.replace(message, text=beginning.text + message.text, own_words=said), message
+
+
+def cut_short(parent: Conversation, found: Match, history: History) -> int | None:
+    """Return the start of the parent's answer whose beginning is all that a rewritten history has behind it."""
+    start, place, length = found.runs[-1]
+    return answer_start(parent, place + length) if start + length == len(history) - 1 else None
 
 
 # -- the way to a rewritten history ------------------------------------------------------------------------
@@ -509,10 +514,25 @@ def _places(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]
     return dict(sorted((places | pruned).items())) if pruned else places
 
 
+def continued_answer(parent: Conversation, start: int, message: Message | None) -> int | None:
+    """Return the position of the end of an answer which a client joined with its beginning at `start`: it asked to
+    continue that, with words in between (SillyTavern's nudge) or none."""
+    for place in range(start + 1, min(start + 3, len(parent)) if is_answer(message) else 0):
+        rest, known = parent.messages[place].message, parent.messages[start].content_digest
+        if message is None or rest is None or rest.tool_calls or not is_answer(rest):
+            continue
+        begun, found, behind = message.said.rpartition(rest.said.strip())
+        if found and not behind.strip() and Message("assistant", begun).content_digest == known:
+            return place
+    return None
+
+
 def shortened_answer(parent: Conversation, start: int, message: Message | None) -> int | None:
     """Return the position, within the open turn at `start`, of the answer of which a client kept only this beginning or
     end, or to which it added a name. It may have stopped the answer, shortened old ones, or hidden a prefill, and may
-    have dropped the calls before it."""
+    have dropped the calls before it. See `continued_answer` too."""
+    if (end := continued_answer(parent, start, message)) is not None:
+        return end
     for place in range(start, len(parent)):
         former = parent.messages[place].message
         if former is None or message is None or former.opens_turn:
