@@ -152,6 +152,10 @@ class WrongKey(StoreError):
     """The key of an encrypted data directory is missing, damaged or wrong; nothing was written."""
 
 
+class DamagedKey(WrongKey):
+    """A key file is missing or damaged: what it encrypts is lost until it is put back, out of a backup."""
+
+
 class StoreWriteFailed(StoreError):
     """An append or a file replacement did not become durable; the caller keeps the data."""
 

@@ -732,3 +732,48 @@ def test_a_plain_directory_is_encrypted_rekeyed_and_decrypted_by_commands(tmp_pa
         in memd("backup", back, *where).output
     )
     assert sorted(path.name for path in (folder / "talk").iterdir()) == ["active.bin", "segments"]
+
+
+@pytest.fixture
+def backed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """An encrypted directory with three topics, and its backup."""
+    monkeypatch.setenv("MEMD_ENCRYPTION_KEY_FILE", str(key_file(tmp_path)))
+    folder, back = tmp_path / "memory", tmp_path / "backup"
+    store = open_store(None, folder, segment_entries_max=2, dimension=384, fingerprint="")
+    for topic_id in ("ann", "bob", "eve"):
+        store.topic(topic_id).append([draft(bird, dimension=384) for bird in ("gull", "tern", "wren")])
+    store.close()
+    assert memd("encrypt", "on", "--data-dir", folder).exit_code == 0
+    assert memd("backup", back, "--data-dir", folder).exit_code == 0
+    return folder, back
+
+
+def spoil(key: Path, *, is_lost: bool) -> None:
+    data = bytearray(key.read_bytes())
+    data[60] ^= 1
+    key.unlink()
+    if not is_lost:
+        key.write_bytes(data)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_the_damaged_key_of_a_topic_is_one_finding_and_all_others_are_read(
+    backed_up: tuple[Path, Path], is_lost: bool
+) -> None:
+    back = backed_up[1]
+    restored = back.with_name("restored")
+    spoil(back / "bob" / "topic.key", is_lost=is_lost)
+    for told in (memd("verify", back), memd("restore", back, restored), memd("verify", restored)):
+        assert told.exit_code == 1 and told.output.count("topic.key: is ") == 1, told.output
+    assert "checked 3 topics: " in memd("verify", restored).output
+
+
+def test_the_damaged_key_of_a_backup_is_put_right_by_the_next_one_and_told_by_a_restoration(
+    backed_up: tuple[Path, Path],
+) -> None:
+    folder, back = backed_up
+    spoil(back / "memd.key", is_lost=False)
+    told = memd("restore", back, back.with_name("restored"))
+    assert told.exit_code == 1 and "damaged: " in told.output and "memd.key: is damaged" in told.output
+    assert memd("backup", back, "--data-dir", folder).exit_code == 0
+    assert memd("verify", back).exit_code == 0

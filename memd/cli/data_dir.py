@@ -34,7 +34,7 @@ from memd.cli.operations import Lines, json_flag, options_of, progress, show, ta
 from memd.cli.running import THE_RIGHT_ONE, RunningDaemon, command_act, note_restored
 from memd.conversation.tokens import TokenCounter, cl100k_base
 from memd.embedding.loading import MULTILINGUAL, load_embedder
-from memd.errors import BadQuestion, ConfigError, EmbeddingError, StoreError, WrongKey
+from memd.errors import BadQuestion, ConfigError, DamagedKey, EmbeddingError, StoreError, WrongKey
 from memd.ingest.offline import opened, reembed_topics, stored_models
 from memd.ingest.redaction import Redactor
 from memd.ingest.topic import waiting_in
@@ -205,6 +205,8 @@ def restore(config_path: Path | None, until: str | None, as_json: bool, source: 
         verified = with_audit(verify_log(folder, files), folder, files)
         report.damaged += map(str, verified.damaged)
         report.notes += (line for line in verified.lines[:-1] if line not in report.damaged)
+    except DamagedKey as error:
+        report.damaged.append(str(error))
     except WrongKey as error:
         report.notes.append(f"damage that the backup may have was not looked for: {error}")
     if as_json:

@@ -18,11 +18,12 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from memd.errors import CorruptFile, ForeignFile, StoreError, WrongKey
+from memd.errors import CorruptFile, DamagedKey, ForeignFile, StoreError, WrongKey
 from memd.settings.model import Config, EncryptionSettings
 from memd.store import layout
 from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, make_folder, pieces_of, replace_file
@@ -30,6 +31,7 @@ from memd.store.encryption.frames import FRAME_BYTES_MAX, DataKey, FrameTable, f
 from memd.store.encryption.key_files import (
     DirectoryKeyFile,
     MasterKey,
+    TopicKeyFile,
     new_key,
     read_key_file,
     read_topic_key,
@@ -220,9 +222,11 @@ class EncryptedDisk(LocalDisk):
 
     def damage_of(self, path: Path) -> str | None:
         """See LocalDisk."""
+        is_key = path.name == layout.TOPIC_KEY_NAME
         try:
-            key = None if self.plain_files.is_directory(path) else self._key(path)
-            if key is None or not self.plain_files.size(path):
+            of = path.with_suffix("") if is_key else path  # any file that the key encrypts
+            key = None if self.plain_files.is_directory(path) else self._key(of)
+            if key is None or is_key or not self.plain_files.size(path):
                 return None
             is_whole = check_header(self.plain_files.read_at(path, 0, HEADER_BYTES), key, path)
         except StoreError as error:
@@ -327,12 +331,20 @@ def disk_of(config: Config, plain: LocalDisk | None = None, *, creating: bool = 
 
 
 def key_id_of(disk: LocalDisk, data_dir: Path) -> str | None:
-    """Return the id of the key that wraps those of the topics; None if the directory is not encrypted. Raises WrongKey:
-    its `memd.key` is damaged."""
-    path = data_dir / layout.KEY_NAME
+    """Return the id of the key that wraps those of the topics; None if the directory is not encrypted. Raises
+    DamagedKey: neither its `memd.key` nor the keys of its topics, which name it too, can be read."""
+    path, named = data_dir / layout.KEY_NAME, set[str]()
     if disk.size(path) is None:
         return None
-    return read_key_file(disk, path, DirectoryKeyFile).key_id
+    try:
+        return read_key_file(disk, path, DirectoryKeyFile).key_id
+    except DamagedKey:
+        for topic_id in layout.topic_folders_in(disk, data_dir):
+            with suppress(WrongKey):
+                named.add(read_key_file(disk, layout.TopicLayout(data_dir, topic_id).key, TopicKeyFile).by)
+        if len(named) != 1:
+            raise
+        return named.pop()
 
 
 def check_not_lost(disk: LocalDisk, data_dir: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from memd.errors import WrongKey
+from memd.errors import DamagedKey, WrongKey
 from memd.store.disk import LocalDisk, create_private, read_private, replace_file
 from memd.store.encryption.frames import KEY_BYTES, DataKey, derived
 
@@ -144,9 +144,10 @@ AnyKeyFile = TypeVar("AnyKeyFile", DirectoryKeyFile, TopicKeyFile)
 
 
 def read_key_file(files: LocalDisk, path: Path, kind: type[AnyKeyFile]) -> AnyKeyFile:
-    """Read a key file without opening its key. Raises WrongKey: it is missing, damaged or of a newer format."""
+    """Read a key file without opening its key. Raises DamagedKey, or WrongKey: it is of a newer
+    format."""
     if files.size(path) is None:
-        raise WrongKey(
+        raise DamagedKey(
             f"{path}: is missing; without it nothing that it encrypts can be read: put it back, out of a backup if "
             "need be (where the topic was erased, its key is gone for good: remove its folder)"
         )
@@ -155,7 +156,7 @@ def read_key_file(files: LocalDisk, path: Path, kind: type[AnyKeyFile]) -> AnyKe
     except (msgspec.MsgspecError, UnicodeDecodeError):
         found = None
     if found is None or found.crc != _crc(found):
-        raise WrongKey(f"{path}: is damaged; put it back, out of a backup")
+        raise DamagedKey(f"{path}: is damaged; put it back, out of a backup")
     if found.format > _FORMAT:
         raise WrongKey(f"{path}: is of format {found.format}, this memd reads up to {_FORMAT}; use a newer memd")
     return found
@@ -201,7 +202,7 @@ def _unwrapped(by: DataKey, text: str, directory: str, path: Path) -> DataKey:
     with suppress(binascii.Error):
         if (secret := by.opened(base64.b64decode(text, validate=True), _SALT, _bound(directory))) is not None:
             return DataKey(secret)
-    raise WrongKey(f"{path}: its key cannot be opened: it was changed; put it back, out of a backup")
+    raise DamagedKey(f"{path}: its key cannot be opened: it was changed; put it back, out of a backup")
 
 
 def _bound(directory: str) -> bytes:

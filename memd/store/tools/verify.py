@@ -19,7 +19,15 @@ from memd.store.audit import read_book
 from memd.store.disk import LocalDisk, check_file
 from memd.store.erasure import begun, finding_of, read_erasures, read_forbidden, returned
 from memd.store.index.sealed_index import has_meta, read_merged_meta, read_segment_meta
-from memd.store.layout import AuditLayout, TopicLayout, check_topic, erasures_dir, segments_before, topic_ids_in
+from memd.store.layout import (
+    AuditLayout,
+    TopicLayout,
+    check_topic,
+    erasures_dir,
+    has_files,
+    segments_before,
+    topic_ids_in,
+)
 from memd.store.log import recovery
 from memd.store.log.columns import Records, rows_from
 from memd.store.log.format import MAGIC_JOURNAL, decode_header, long_payload, scan_records
@@ -116,6 +124,9 @@ class _Verification:
 
     def topic(self, layout: TopicLayout) -> None:
         self.counts.topics += 1
+        if has_files(self._files, layout.directory) and (damage := self._files.damage_of(layout.key)):
+            self._add_finding("damaged", layout.key, damage)
+            return
         # Before the log is read: a running daemon may append to both meanwhile, and to the log first.
         journal = self._read(layout.hot) if self._files.size(layout.hot) is not None else None
         self._ids, self._last_id, self._metas, self._records = set(), 0, {}, []
