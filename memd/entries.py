@@ -154,6 +154,8 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Set for notes, documents, and conversations with a title."""
     tags: tuple[str, ...] | UnsetType = UNSET
     """A note's tags."""
+    dated: bool | UnsetType = UNSET
+    """True for a note whose `said_at` was given, and for a correction that keeps it."""
     columns: str | UnsetType = UNSET
     """If `content` begins within a Markdown table, the table's header row, which is in an earlier chunk."""
     completes: tuple[bytes, ...] | UnsetType = UNSET

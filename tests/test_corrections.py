@@ -265,9 +265,9 @@ async def test_an_update_keeps_the_kind_and_the_source_of_what_it_replaces_where
 
 
 async def test_an_update_keeps_a_pin_and_the_date_that_a_note_was_given_but_no_blame(log: Log) -> None:
-    run = log.tell("ran 5 km", kind="note", said_at=MARCH)
+    run = log.tell("ran 5 km", kind="note", said_at=MARCH, dated=True)
     said, blamed = log.tell("the office is in Oslo", said_at=MARCH), log.tell("the gate is shut")
-    noted = log.tell("the key is with Bo", kind="note", said_at=2)
+    noted = log.tell("the key is with Bo", kind="note", said_at=MARCH)  # stored on another day than it was taken
     await log.correct(Correction((log.show(run),), "Helpful", "pin", steps=10))
     await log.correct(Correction((log.show(blamed),), "Unhelpful", "wrong", steps=3))
     kept = []

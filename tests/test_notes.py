@@ -228,7 +228,8 @@ def test_a_note_is_chosen_by_kind_tag_and_source_shown_corrected_exported_and_im
     exported.write_text(served.run("export").stdout)
     other = make_daemon(upstream.url)
     assert other.run("import", str(exported)).returncode == 0
-    imported = json.loads(other.run("export").stdout.splitlines()[0])
+    imported, undated = map(json.loads, other.run("export").stdout.splitlines())
+    assert (imported["dated"], undated.get("dated")) == (True, None), "an Update keeps a date that was given"
     assert (imported["kind"], imported["tags"], imported["source"]) == ("note", ["ops", "release"], "wiki/deploy")
     assert imported["part"]["heading"] == ["Deploying"] and imported["said_at"].startswith("2024-05-0")
     done = served.run("correct", taken["chunk_ids"][0], "--update", "Restart first.")

@@ -110,6 +110,7 @@ class Cutter:
                 part=Section(note_id, number, len(drafts), (note.title,) if note.title else ()),
                 tags=note.tags or UNSET,
                 said_at=draft.created_at if note.said_at is UNSET else note.said_at,
+                dated=note.dated or UNSET,
                 author=note.author or UNSET,
             )
             for number, draft in enumerate(drafts)

@@ -20,7 +20,6 @@ from memd.embedding.encoder import Encoder
 from memd.entries import STEPS, Correction, Draft, Entry, Status, clamped_steps
 from memd.errors import BadQuestion, NotFound
 from memd.messages import BlockChunk
-from memd.recall.days import day_of
 from memd.store.snapshot import Place, answered_anew, beside, is_made_at, live_copies, replacement_of
 from memd.store.store import Snapshot
 
@@ -296,7 +295,8 @@ def _replacement(
         vector=embed(content),
         created_at=now_us,
         utility_steps=max(0, *(clamped_steps(state.utility_steps) for state in replaced)),
-        said_at=_date_given(replaced),
+        said_at=(given := _date_given(replaced)),
+        dated=given is not UNSET or UNSET,
         roles=tuple(dict.fromkeys(role for state in replaced for role in state.roles)),
         supersedes=tuple(state.uuid for state in replaced),
         action=correction.action,
@@ -311,10 +311,8 @@ def _replacement(
 def _date_given(replaced: Sequence[Draft]) -> int | UnsetType:
     """Return the one date that notes or documents were given; UNSET for what was said, or noted, as it came: the
     correction says it anew, and is newer than all that was said meanwhile."""
-    [date, *others] = {UNSET if state.kind == "turn" else state.said_at for state in replaced}
-    if others or date is UNSET or any(day_of(date) == day_of(state.created_at) for state in replaced):
-        return UNSET
-    return date
+    [date, *others] = {state.said_at if state.dated or state.kind == "document" else UNSET for state in replaced}
+    return UNSET if others else date
 
 
 def _state_before(snapshot: Snapshot, chunk_uuid: bytes, reason: str, encoder: Encoder) -> Draft:
