@@ -665,6 +665,34 @@ def test_where_clocks_are_apart_an_open_question_is_stored_with_its_answer_alone
         assert turn == ["Where was the bell cast?\nIn Ghent."]
 
 
+def test_who_opens_a_topic_leaves_a_question_in_it_to_the_daemon_that_awaits_its_answer(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    """Also where a conversation soon counts as one that rests."""
+    gate = threading.Event()
+
+    def answer_late(request: Any) -> Any:
+        is_asked = json.loads(request.body)["messages"][-1]["content"].endswith("cast?")
+        return chat_answer(request, "In Ghent.")._replace(gate=gate) if is_asked else chat_answer(request)
+
+    soon = {"buffer": {"store_after_seconds": 0.0, "idle_seconds": 0.1}}
+    with recording_upstream() as upstream, cluster(postgres, upstream, tmp_path, settings=soon) as both:
+        upstream.answer = answer_late
+        with ThreadPoolExecutor(1) as client:
+            answer = client.submit(both.tell, 0, "open", [user("Where was the bell cast?")])
+            try:
+                wait_until(lambda: b"the bell cast" in both.bytes_of("open"), lambda: str(both.daemons))
+                for fact in ("oak", "brass", "iron", "lead", "slate"):  # each is stored with all that is due
+                    both.tell(1, "open", [user(f"The part that is made of {fact}.")])
+                    both.wait_stored("open", f"made of {fact}")
+            finally:
+                gate.set()
+            assert answer.result().reply == "In Ghent."
+        both.wait_stored("open", "In Ghent.")
+        turn = [text for text in both.stored("open") if "bell" in text or "Ghent" in text]
+        assert turn == ["Where was the bell cast?\nIn Ghent."]
+
+
 def test_where_clocks_are_apart_a_retry_is_known_and_what_holds_again_is_the_newest(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:

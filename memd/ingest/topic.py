@@ -495,7 +495,9 @@ class SharedTopic(Topic):
                 rows = self.log.catch_up(0) if self._head else rows
                 self._rebase(rows, _buffer_of(rows))
             self.journal_behind |= bool(rows)
-            self._others.clear()  # the daemon that received them may be long gone
+            # Who received what may be long gone, but who awaits an answer tells it again (see `exchange_news`).
+            open_ones = (one.id for one in self.buffer.conversations() if not one.is_answered)
+            self._others = dict.fromkeys(open_ones, time.monotonic())
         except Rewritten:
             self._go_on(renewed := renew(self.id), _buffer_of(renewed.rows))
         except StoreError as error:
