@@ -41,11 +41,11 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     tags: tuple[str, ...] = ()
     said_at: int | UnsetType = UNSET
     """Microseconds since the epoch; UNSET: the time at which it is received."""
-    dated: bool = False
-    """`said_at` was given."""
     source: str | None = None
     author: str = ""
     """The principal who wrote it; empty for the owner. Never taken from the client."""
+    dated: bool = False
+    """`said_at` was given."""
 
 
 class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,8 +79,8 @@ class GivenNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             _line(self.title or "", TITLE_CHARACTERS_MAX, f"{field}title"),
             tags,
             UNSET if self.said_at is None else _time(self.said_at, f"{field}said_at"),
-            self.said_at is not None,
             _line(self.source or "", SOURCE_CHARACTERS_MAX, f"{field}source") or None,
+            dated=self.said_at is not None,
         )
 
 
