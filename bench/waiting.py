@@ -92,7 +92,7 @@ async def traced(folder: Path, rounds: int) -> list[float]:
                 tracemalloc.start()
             for turn in range(TURNS_A_ROUND):
                 await client.ask(said(number * 1_000 + turn), topic=f"round-{number}-{turn % 3}")
-            while any(topic.buffer.unstored_count for topic in client.daemon.topics.opened()):  # noqa: ASYNC110
+            while any(topic.buffer.has_unstored for topic in client.daemon.topics.opened()):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)  # the daemon stores it by itself
             for topic in client.daemon.topics.opened():
                 topic._used_at -= 1e6  # as if it had been idle for long

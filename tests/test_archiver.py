@@ -261,7 +261,7 @@ async def test_once_too_much_waits_storing_goes_beside_requests(
         stage.archiver.cut_later(topic)
     await stage.tasks.finish(60)
     tending = asyncio.ensure_future(stage.archiver.tend(stage.topics))
-    while topic.buffer.unstored_count or priority.is_pressed:  # noqa: ASYNC110
+    while topic.buffer.has_unstored or priority.is_pressed:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     tending.cancel()
     assert pressed[0] and not priority.is_pressed

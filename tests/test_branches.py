@@ -444,6 +444,20 @@ def result(call_id: str, text: str) -> Json:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
+def test_a_message_of_several_branches_waits_once(serving: Serving, upstream: RecordingUpstream) -> None:
+    daemon = serving({"buffer": {"store_after_seconds": 3600}})
+    upstream.answer = lambda _: answered(edit("next"))  # the turn is not over
+    history = [RENAME]
+    for number in range(6):
+        history += [edit(f"c{number}"), result(f"c{number}", f"The harbour has {number} piers now.")]
+    daemon.chat(history)
+    for end in (3, 5, 7, 9):
+        daemon.chat([*history[:end], {"role": "user", "content": f"Stop, look at pier {end} first."}])
+    waiting = len(history) + 1 + 4 * 2
+    told = f"{waiting} messages are not in the log yet"
+    wait_until(lambda: told in daemon.run("stats").stdout, lambda: daemon.run("stats").stdout)
+
+
 async def logged(client: Client) -> list[str]:
     """The live chunks, once all is stored."""
     await client.stored()

@@ -18,6 +18,7 @@ from facts import INODES, NO_NEIGHBOURS, POSTGRES, QUESTION
 from recording_upstream import RecordingUpstream, Response, chat_answer
 
 from memd.admin.reads import log_page
+from memd.cli import operations, sources
 from memd.cli.main import main
 from memd.cli.running import daemon_for
 from memd.settings.model import Config
@@ -311,6 +312,29 @@ def test_where_a_memd_runs_on_the_empty_memory_of_the_folder_no_other_one_is_off
     Path("notes.md").write_text("The office is in Bergen.")
     added = CliRunner().invoke(main, ["add", "notes.md"])
     assert added.exit_code == 0 and not added.stderr and "1 chunk written" in added.stdout
+
+
+@pytest.mark.process
+def test_without_a_terminal_a_long_command_says_now_and_then_how_far_it_is(
+    served: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_told, told, look = threading.Event(), operations.say, sources.look
+
+    def say(text: str) -> None:
+        told(text)
+        is_told.set()
+
+    def slow(*given: Any, **more: Any) -> None:
+        assert is_told.wait(60)
+        look(*given, **more)
+
+    monkeypatch.setattr(operations, "TOLD_SECONDS", 0.01)
+    monkeypatch.setattr(operations, "say", say)
+    monkeypatch.setattr(sources, "look", slow)
+    (tmp_path / "notes.md").write_text("The office is in Bergen.")
+    added = CliRunner().invoke(main, ["add", str(tmp_path / "notes.md"), "--data-dir", str(served.data_dir)])
+    assert added.exit_code == 0 and "1 chunk written" in added.stdout
+    assert "memd: adding: 0 % done after 0 s\n" in added.stderr and "done" not in added.stdout
 
 
 @pytest.mark.process

@@ -290,6 +290,7 @@ def test_a_topic_goes_whole_and_a_restored_backup_is_noticed(daemon: DaemonProce
     assert done.returncode == 0, done.stderr
     assert "topic team, with its folder:" in done.stdout and f"the backup in {backup}, until the next" in done.stdout
     assert "encryption" not in done.stdout, "there never was any"
+    assert done.stdout.count("overwritten") == 2 and ", but for " in done.stdout, "one sentence, and a true one"
     assert "could not be overwritten" in done.stdout
     assert found_in(daemon.data_dir) == [] and found_in(backup)
     assert not (daemon.data_dir / "team").exists()

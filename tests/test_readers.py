@@ -215,6 +215,66 @@ def test_mails_of_a_file_and_of_a_box_are_read_below_their_subjects(reader: File
     assert read[0].said_at is None, "it is not yet"
 
 
+GATE = "<p>The gate opens at nine, not at ten as in winter, and shuts when it gets dark.</p>"
+
+
+@pytest.mark.parametrize(
+    ("plain", "page", "text"),
+    [
+        ("View this mail in a browser: https://news.example/" + "a" * 400, GATE, "The gate"),
+        ("\n", GATE, "The gate"),
+        ("Gate: nine.\n> when does it open?", "<p>Gate: nine.</p><blockquote>when does it open?</blockquote>", "Gate"),
+        ("The gate opens at nine.", "<p></p><img src='a.png'>", "The gate opens at nine."),
+        ("The gate opens at nine.", "<!-- nothing -->", "The gate opens at nine."),
+        ("See the page.", GATE + "<p>Bread.</p>" * 20_000, "See the page."),
+        ("The gate opens at nine. " * 60, GATE * 100, "The gate opens at nine. The"),
+    ],
+)
+@pytest.mark.parametrize("charset", ["utf-8", "x-nobody", "idna", "rot13", "unicode_escape"])
+def test_a_mail_whose_plain_part_is_a_stub_is_read_by_its_html(
+    reader: FileReader, tmp_path: Path, plain: str, page: str, text: str, charset: str
+) -> None:
+    mail = EmailMessage()
+    mail["From"], mail["Subject"] = "gate@example.no", "Opening"
+    mail.set_content(plain)
+    mail.add_alternative(page, "html")
+    mail.add_attachment("<p>You are subscribed to the list, which has many members, rules and a long page.", "html")
+    written = bytes(mail).replace(b'html; charset="utf-8"', f'html; charset="{charset}"'.encode(), 1)
+    (tmp_path / "gate.mbox").write_bytes(b"From gate\n" + written + b"\nFrom list\nSubject: Empty\n\n\n")
+    (heading, _, shown), *_ = places(reader.sections(tmp_path / "gate.mbox"))
+    assert heading == ("Opening",) and shown.startswith(f"From: gate@example.no\n\n{text}")
+
+
+def test_a_list_s_footer_does_not_take_a_mail_s_place(reader: FileReader, tmp_path: Path) -> None:
+    mail = EmailMessage()
+    mail["From"] = "gate@example.no"
+    mail.set_content("At nine.")
+    mail.make_mixed()
+    footer = EmailMessage()
+    footer.set_content("<p>You are subscribed to the list, which has many members, rules and a long page.", "html")
+    mail.attach(footer)
+    (tmp_path / "gate.eml").write_bytes(bytes(mail))
+    [(_, _, shown)] = places(reader.sections(tmp_path / "gate.eml"))
+    assert shown == "From: gate@example.no\n\nAt nine."
+
+
+def test_one_mail_that_cannot_be_read_leaves_the_others(reader: FileReader, tmp_path: Path) -> None:
+    bad = b"From a\nSubject: Bad\nContent-Type: text/%s; charset=%s\n\n%s\n"
+    forms = [
+        bad % one for one in ((b"plain", b"idna", b"\xff"), (b"html", b"utf-7", b"+2AA-"), (b"html", b"a", b"<!-- -->"))
+    ]
+    (tmp_path / "a.mbox").write_bytes(b"\n".join([*forms, b"From b\nSubject: Gate\n\nAt nine.\n"]))
+    assert places(reader.sections(tmp_path / "a.mbox"))[-1] == (("Gate",), None, "At nine.")
+
+
+@pytest.mark.parametrize("mark", ["<i hidden>x</i>", "<script>x</script>", "<form>x</form>"])
+def test_a_page_is_read_in_time_that_grows_with_its_length(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "a.html").write_text(f"<p>{f'a few words {mark}' * 60_000}")
+    with FileReader(seconds_max=8) as hasty:
+        [section] = hasty.sections(tmp_path / "a.html")
+    assert section.text.count("words") == 60_000
+
+
 def test_a_heading_with_nothing_below_it_is_text_itself(reader: FileReader, tmp_path: Path) -> None:
     inner = "<h1>Keys</h1><h2>The red one opens the gate</h2><h2>The blue one is lost</h2><p>In May.</p><h2>Ask Bo</h2>"
     (tmp_path / "a.html").write_text(f"<body>{inner}")

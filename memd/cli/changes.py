@@ -14,7 +14,7 @@ from rich.text import Text
 from memd.admin import reads, writes
 from memd.admin.reads import ChunkStory, LogEvent
 from memd.admin.writes import Corrected, CorrectionBody, ErasureAnswer, ErasureBody, UndoBody
-from memd.cli.flags import FOUND_SOMETHING, say, tell_not_overwritten, with_settings
+from memd.cli.flags import FOUND_SOMETHING, removed_files, say, with_settings
 from memd.cli.operations import Lines, options_of, print_lines, show
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion, NotFound
@@ -129,10 +129,6 @@ def _tell_appended(daemon: RunningDaemon, topic: str, answer: Corrected, undone:
 IDS_TOLD = 100
 SECONDS_MAX = 3_600.0
 """Limit for an erasure: a large topic is overwritten at the speed of its disk."""
-OVERWRITTEN = (
-    "Its files were overwritten and removed. A disk that writes elsewhere than it read (an SSD, a file system with "
-    "snapshots or copy on write) may keep old blocks until it needs them."
-)
 
 
 @click.command()
@@ -176,10 +172,9 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic_id: 
         what = f"topic {one.topic_id}" if one.kind == "topic" else f"in topic {one.topic_id}"
         size = f"{counted(one.chunks, 'chunk')} ({counted(one.entries, 'entry')})"
         lines.append(f"Erased {what}: {size}, in {one.seconds:.1f} s.")
-    show(answer, [*lines, OVERWRITTEN] if lines else ["Nothing was left to erase."], as_json=as_json)
-    if not as_json:
-        left = [path for one in answer.done for path in one.not_overwritten]
-        tell_not_overwritten(left, "a backup shares them or a reader had them")
+    left = [path for one in answer.done for path in one.not_overwritten]
+    removed = removed_files(left, "a backup shares them or a reader had them")
+    show(answer, [*lines, removed] if lines else ["Nothing was left to erase."], as_json=as_json)
     return 0
 
 

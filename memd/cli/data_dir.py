@@ -255,10 +255,6 @@ def waiting_messages(data_dir: Path, files: LocalDisk, topic_id: str | None = No
 
 
 _KEEP = "Keep a copy of the key in another place: nothing that is encrypted with it can be read without it."
-_OLD_BLOCKS = (
-    "The old files were overwritten and removed. Flash disks, file systems that copy on write, snapshots and backups "
-    "may keep what they held."
-)
 _NOT_A_CACHE = "a cluster is encrypted from its first start on, or never: `memd move` its topics to a new one"
 
 
@@ -332,7 +328,7 @@ def on(config: Config) -> int:
 
     done = f"is encrypted with the key {master.id}"
     _convert(config, f"encryption with the key {master.id}", done, partial(convert, config.data_dir, master))
-    click.echo(f"{_OLD_BLOCKS} {_KEEP}")
+    click.echo(_KEEP)
     return 0
 
 
@@ -372,9 +368,7 @@ def rekey(config: Config, new_key_file: Path | None, new_key_stdin: bool, data: 
     done = f"has the key {other.id} now; name it in the settings"
     change = partial(convert, config.data_dir, master, other, data=data)
     _convert(config, f"encryption with the key {other.id}", done, change)
-    if data:
-        click.echo(_OLD_BLOCKS)
-    else:
+    if not data:
         click.echo("Who has the old key and an old memd.key can still read: --data encrypts everything anew.")
     return 0
 
@@ -390,7 +384,8 @@ def _convert(config: Config, act: str, outcome: str, change: Callable[..., Conve
     click.echo(f"{folder}: {outcome}" + (written if report.bytes_written else ""))
     names = (str(path.relative_to(folder)) for path in report.kept_elsewhere)
     former = [name.removeprefix(f"{layout.CONVERSION_NAME}/old-") for name in names]
-    flags.tell_not_overwritten(former, "a backup shares them or the disk does not let one")
+    if former or report.bytes_written:
+        click.echo(flags.removed_files(former, "a backup shares them or the disk does not let one"))
 
 
 @click.command()

@@ -20,7 +20,7 @@ import click
 from memd.errors import BadQuestion, ConfigError, StoreError
 from memd.settings.loading import load_config, places_of_settings
 from memd.settings.model import Config
-from memd.wording import counted, for_terminal, meant
+from memd.wording import for_terminal, meant
 
 FOUND_SOMETHING = 1
 WRONG_USAGE = 2
@@ -177,14 +177,15 @@ def key_of(key_stdin: bool) -> str | None:
     return line
 
 
-def tell_not_overwritten(names: Sequence[str], why: str) -> None:
-    """Say which old files may still be on the disk; nothing if none."""
-    if names:
-        click.echo(f"{counted(len(names), 'old file')} could not be overwritten, because {why}:")
-        for name in names[:FILES_TOLD]:
-            click.echo(f"  {for_terminal(name)}")
-        if len(names) > FILES_TOLD:
-            click.echo(f"  and {len(names) - FILES_TOLD:,} more")
+def removed_files(left: Sequence[str], why: str) -> str:
+    """Say what became of old files. `left`: those that could not be overwritten, and `why`."""
+    told, more = "The old files were overwritten and removed", len(left) - FILES_TOLD
+    if left:
+        names = [*left[:FILES_TOLD], *([f"and {more:,} more"] if more > 0 else [])]
+        told += f", but for {len(left):,} that could not be overwritten, because {why}:"
+        told = "\n  ".join([told, *map(for_terminal, names)])
+    end = "Flash disks, file systems that copy on write, snapshots and backups may keep old blocks."
+    return f"{told}\n{end}" if left else f"{told}. {end}"
 
 
 def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = False) -> Config:

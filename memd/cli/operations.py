@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from memd.admin.routing import route_of
-from memd.cli.flags import FOUND_SOMETHING, Command, Number, OneOf, with_settings
+from memd.cli.flags import FOUND_SOMETHING, Command, Number, OneOf, say, with_settings
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.errors import BadQuestion
 from memd.settings.model import Config
@@ -41,6 +42,7 @@ LEAST = 16
 """A column shrinks to its longest word, or to this if that word is longer: a turn's id has 16 characters."""
 INDENT = 2
 SHOWN_AFTER_SECONDS = 1.0
+TOLD_SECONDS = 10.0
 WIDE = 100_000
 """Width in columns at which no line breaks."""
 
@@ -59,13 +61,21 @@ def print_lines(lines: Sequence[RenderableType]) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal after a second, nothing elsewhere; yields a function of done and total."""
+    """Show a progress bar on a terminal after a second, elsewhere a line now and then; yields a function of done and
+    total."""
     from rich.progress import Progress  # slow to import
 
-    console = Console(stderr=True)
+    console, is_over = Console(stderr=True), threading.Event()
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task(what, total=None)
     began = time.monotonic()
+
+    def tell() -> None:
+        while not is_over.wait(TOLD_SECONDS):
+            say(f"{what}: {bar.tasks[0].percentage:.0f} % done after {time.monotonic() - began:.0f} s")
+
+    if bar.disable:
+        threading.Thread(target=tell, name="memd-progress", daemon=True).start()
 
     def advanced(done: int, total: int) -> None:
         if time.monotonic() - began > SHOWN_AFTER_SECONDS:
@@ -75,6 +85,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     try:
         yield advanced
     finally:
+        is_over.set()
         bar.stop()
 
 

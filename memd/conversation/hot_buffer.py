@@ -268,10 +268,19 @@ class HotBuffer:
         return self._index.memory_bytes
 
     @property
+    def has_unstored(self) -> bool:
+        """Whether notes or messages are pending."""
+        return bool(self.notes) or any(one.stored < one.wanted_end or one.owed for one in self._conversations.values())
+
+    @property
     def unstored_count(self) -> int:
-        """Number of pending notes and messages; a message in several branches counts in each."""
-        waiting = (max(0, one.wanted_end - one.stored) + len(one.owed) for one in self._conversations.values())
-        return len(self.notes) + sum(waiting)
+        """Number of pending notes and messages; a message in several branches counts once."""
+        waiting = {
+            one.messages[at].identity
+            for one in self._conversations.values()
+            for at in (*range(one.stored, one.wanted_end), *one.owed)
+        }
+        return len(self.notes) + len(waiting)
 
     def is_open(self, conversation: Conversation) -> bool:
         """Return whether the conversation is still in the buffer; it may be closed while a request uses it."""

@@ -159,7 +159,7 @@ class Topic:
     @property
     def is_on_disk(self) -> bool:
         """True if the topic can be closed without loss."""
-        return not self.journal_behind and not self._journal_unsynced and not self.buffer.unstored_count
+        return not self.journal_behind and not self._journal_unsynced and not self.buffer.has_unstored
 
     @property
     def unwritten(self) -> int:
@@ -541,11 +541,11 @@ class SharedTopic(Topic):
     @property
     def is_on_disk(self) -> bool:
         """See Topic: the shared log has everything."""
-        return not self._pending and not self.buffer.unstored_count
+        return not self._pending and not self.buffer.has_unstored
 
     async def exchange_news(self) -> None:
         """See Topic."""
-        if self.buffer.unstored_count and (now := time.monotonic()) - self._news_at >= NEWS_SECONDS:
+        if self.buffer.has_unstored and (now := time.monotonic()) - self._news_at >= NEWS_SECONDS:
             self._news_at, old = now, steady_now() - NEWS_SECONDS
             await self.follow()
             self._others = {name: told_at for name, told_at in self._others.items() if self.is_others(name)}

@@ -104,7 +104,7 @@ class Topics:
     async def _let_some_go(self) -> bool:
         settings, gone = self._config.store, []
         # Topics that cannot be closed now come last: they are in use, or have unstored messages.
-        topics = sorted(self._open.values(), key=lambda one: (bool(one.buffer.unstored_count), -one.idle_seconds))
+        topics = sorted(self._open.values(), key=lambda one: (one.buffer.has_unstored, -one.idle_seconds))
         sized = ((one.used_by, one.log.stats().memory_bytes) for one in topics)
         too_big = surplus(sized, settings.memory_bytes_max)
         too_many = surplus(((one.used_by, 1) for one in topics), OPEN_MAX)

@@ -16,7 +16,7 @@ import urllib.parse
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -262,6 +262,7 @@ def _shown(value: object) -> str:
 # from names of classes or the density of links, which loses a fifth of long pages (bench/NOTES.md).
 
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
+CELLS = "td", "th"
 UNREAD = frozenset(
     {
         *("script", "style", "noscript", "template", "svg", "math", "iframe", "object", "canvas", "select", "button"),
@@ -290,11 +291,11 @@ def page_sections(content: bytes, above: Headings | None = None) -> Iterator[Giv
         raise BadDocument(f"it is no HTML that can be read ({error})") from None
     above = above or Headings(root.findtext("head/title"))
     for element in [one for one in root.iterdescendants() if _is_unread(one)]:
-        element.drop_tree()
+        _empty(element)
     forms = root.findall(".//form")
     whole, *within = (len("".join(one.text_content().split())) for one in (root, *forms))
     for form in forms if sum(within) < whole else ():
-        form.drop_tree()
+        _empty(form)
     mains = [one for one in root.iter("main", "article") if one.text_content().strip()]
     bodies = [one for one in mains if one.tag == "main"] or mains
     yield from _PageWalk(above).sections(bodies[0] if len(bodies) == 1 else root)
@@ -356,6 +357,12 @@ class _PageWalk:
         yield self._above.section(text)
 
 
+def _empty(element: Any) -> None:
+    """Take an element's content away. (`drop_tree` joins the texts around it, in time that grows with their square.)"""
+    element.clear(keep_tail=True)
+    element.tag = "span"
+
+
 def _is_unread(element: Any) -> bool:
     hidden = element.get("hidden") is not None or element.get("aria-hidden") == "true"
     hidden = hidden or _UNSHOWN.search(element.get("style", "")) is not None
@@ -368,14 +375,15 @@ def _is_unread(element: Any) -> bool:
 
 def _is_data(table: Any) -> bool:
     """Return True if a table has rows of columns, and no nested table; else it is layout."""
-    return table.find(".//table") is None and any(len(row) > 1 for row in table.iter("tr"))
+    rows = table.iter("tr")
+    return table.find(".//table") is None and any(sum(cell.tag in CELLS for cell in row) > 1 for row in rows)
 
 
 def _rows_of_page(table: Any) -> Iterator[list[str]]:
     for part in table.iter("br", *BLOCKS):  # keeps the words of a cell's blocks apart
         part.text, part.tail = f" {part.text or ''}", f" {part.tail or ''}"
     for row in table.iter("tr"):
-        yield [cell.text_content() for cell in row if cell.tag in ("td", "th")]
+        yield [cell.text_content() for cell in row if cell.tag in CELLS]
 
 
 # Books: EPUB, pages in the order of the spine; other pages are not read.
@@ -417,6 +425,12 @@ def _read(opened: zipfile.ZipFile, folder: str, href: str) -> bytes:
 # Mail
 
 ENVELOPE = "From", "To", "Cc", "Date"
+STUB_LETTERS_MAX = 1_000
+STUB_SHARE = 0.5
+"""A plain part with fewer letters, and less than this share of those of its HTML ("your program shows no HTML")."""
+PAGE_BESIDE_CHARACTERS_MAX = 200_000
+"""Longer HTML beside a plain part is not read: of a mail, Gmail shows 102 KB."""
+_ADDRESS = re.compile(r"\w+://\S+")
 
 
 def mail(path: Path) -> Iterator[GivenSection]:
@@ -434,21 +448,48 @@ def mail(path: Path) -> Iterator[GivenSection]:
         file.seek(0)
         mails: Iterable[Any] = mailbox.mbox(path, read, create=False) if is_box else [read(file)]
         for one in mails:
-            body = one.get_body(("plain", "html"))
-            try:
-                text = "" if body is None else body.get_content()
-            except LookupError:  # unknown encoding
-                text = body.get_payload(decode=True).decode(errors="replace")
             above = Headings()
             above.enter(0, one["Subject"] or "")
-            is_html = text.strip() and body.get_content_subtype() == "html"
-            first, *others = page_sections(text.encode(), above) if is_html else [GivenSection(above.path, text)]
+            first, *others = _body(one, above)
             envelope = "\n".join(f"{name}: {one[name]}" for name in ENVELOPE if one[name])
             if not (envelope or is_box):
                 raise BadDocument(f"it is no mail that can be read: it has no {', no '.join(ENVELOPE)}")
             attached = "\n".join(f"[file: {name}]" for part in one.iter_attachments() if (name := part.get_filename()))
             sections = [msgspec.structs.replace(first, text=joined((envelope, first.text, attached))), *others]
             yield from (msgspec.structs.replace(section, said_at=_sent_at(one)) for section in sections)
+
+
+def _body(mail: Any, above: Headings) -> list[GivenSection]:
+    """Return the sections of a mail's plain part, or of the HTML that is its alternative if it is a stub or missing."""
+    part = mail.get_body(("plain", "html"))
+    sections = [] if part is None else _read_part(part, above)
+    is_plain = part is not None and part.get_content_subtype() == "plain"
+    if is_plain and (letters := _letters(sections)) < STUB_LETTERS_MAX:
+        around = (one for one in mail.walk() if one.get_content_type() == "multipart/alternative")
+        beside = next((one for one in around if any(inner is part for inner in one.iter_parts())), None)
+        page = None if beside is None else beside.get_body(("html",))
+        if page is not None and len(page.get_payload()) <= PAGE_BESIDE_CHARACTERS_MAX:
+            as_page = _read_part(page, above)
+            sections = as_page if letters < STUB_SHARE * _letters(as_page) else sections
+    return sections or [GivenSection(above.path, "")]
+
+
+def _read_part(part: Any, above: Headings) -> list[GivenSection]:
+    """Return the sections of a part, as UTF-8 if its encoding is unknown or none of text; none of no HTML."""
+    try:
+        text = str(part.get_content())
+    except (LookupError, ValueError, TypeError):
+        text = str(part.get_payload(decode=True), errors="replace")
+    if part.get_content_subtype() == "plain":
+        return [GivenSection(above.path, text)]
+    with suppress(BadDocument):
+        return [*page_sections(text.encode(errors="replace"), above)]
+    return []
+
+
+def _letters(sections: Iterable[GivenSection]) -> int:
+    """Count letters, without addresses: links have theirs in the plain part alone."""
+    return sum(map(str.isalpha, "".join(_ADDRESS.sub("", one.text) for one in sections)))
 
 
 def _sent_at(mail: Any) -> int | None:
