@@ -425,10 +425,12 @@ def _read(opened: zipfile.ZipFile, folder: str, href: str) -> bytes:
 # Mail
 
 ENVELOPE = "From", "To", "Cc", "Date"
-STUB_LETTERS_MAX = 1_000
-STUB_SHARE = 0.5
-"""A plain part with fewer letters, and less than this share of those of its HTML ("your program shows no HTML")."""
-PAGE_BESIDE_CHARACTERS_MAX = 200_000
+SHORT_LETTERS_MAX = 1_000
+"""A longer plain part is no stub ("your program shows no HTML")."""
+SAME_SHARE = 0.5
+RUN = 5
+"""Letters in a row, by which two parts are compared."""
+PAGE_BESIDE_BYTES_MAX = 200_000
 """Longer HTML beside a plain part is not read: of a mail, Gmail shows 102 KB."""
 _ADDRESS = re.compile(r"\w+://\S+")
 
@@ -460,18 +462,30 @@ def mail(path: Path) -> Iterator[GivenSection]:
 
 
 def _body(mail: Any, above: Headings) -> list[GivenSection]:
-    """Return the sections of a mail's plain part, or of the HTML that is its alternative if it is a stub or missing."""
-    part = mail.get_body(("plain", "html"))
+    """Return the sections of a mail's plain part, else of its HTML. Of the HTML that is an alternative to a short plain
+    part: instead, if it has more than twice the letters; besides, if the two say different things."""
+    bodies = (_first(mail, kind) for kind in ("text/plain", "text/html"))
+    part = next((one for one in bodies if one is not None), None)
     sections = [] if part is None else _read_part(part, above)
-    is_plain = part is not None and part.get_content_subtype() == "plain"
-    if is_plain and (letters := _letters(sections)) < STUB_LETTERS_MAX:
+    if part is not None and len(plain := _letters(sections)) < SHORT_LETTERS_MAX:
         around = (one for one in mail.walk() if one.get_content_type() == "multipart/alternative")
         beside = next((one for one in around if any(inner is part for inner in one.iter_parts())), None)
-        page = None if beside is None else beside.get_body(("html",))
-        if page is not None and len(page.get_payload()) <= PAGE_BESIDE_CHARACTERS_MAX:
-            as_page = _read_part(page, above)
-            sections = as_page if letters < STUB_SHARE * _letters(as_page) else sections
+        page = None if beside is None else _first(beside, "text/html")
+        if page not in (None, part) and len(page.get_payload(decode=True)) <= PAGE_BESIDE_BYTES_MAX:
+            letters = _letters(as_page := _read_part(page, above))
+            runs = [plain[at : at + RUN] for at in range(len(plain))]
+            if len(plain) < SAME_SHARE * len(letters):
+                sections = as_page
+            elif letters and sum(run in letters for run in runs) < SAME_SHARE * len(runs):
+                sections += as_page
     return sections or [GivenSection(above.path, "")]
+
+
+def _first(part: Any, kind: str) -> Any:
+    """Return the first part of a type that is no attachment and in no enclosed mail; None if there is none."""
+    if part.get_content_maintype() == "multipart":  # its `get_body` stumbles over one without parts
+        return next((found for one in part.iter_parts() if (found := _first(one, kind)) is not None), None)
+    return part if part.get_content_type() == kind and not part.is_attachment() else None
 
 
 def _read_part(part: Any, above: Headings) -> list[GivenSection]:
@@ -487,9 +501,9 @@ def _read_part(part: Any, above: Headings) -> list[GivenSection]:
     return []
 
 
-def _letters(sections: Iterable[GivenSection]) -> int:
-    """Count letters, without addresses: links have theirs in the plain part alone."""
-    return sum(map(str.isalpha, "".join(_ADDRESS.sub("", one.text) for one in sections)))
+def _letters(sections: Iterable[GivenSection]) -> str:
+    """Return the letters, without addresses: links have theirs in the plain part alone."""
+    return "".join(filter(str.isalpha, "".join(_ADDRESS.sub("", one.text) for one in sections).casefold()))
 
 
 def _sent_at(mail: Any) -> int | None:
