@@ -19,8 +19,10 @@ from recording_upstream import RecordingUpstream, Response, chat_answer
 
 from memd.admin.reads import log_page
 from memd.cli import operations, sources
+from memd.cli.flags import say
 from memd.cli.main import main
 from memd.cli.running import daemon_for
+from memd.ingest.sources.look import look
 from memd.settings.model import Config
 from memd.store.store import TopicLog
 
@@ -318,10 +320,10 @@ def test_where_a_memd_runs_on_the_empty_memory_of_the_folder_no_other_one_is_off
 def test_without_a_terminal_a_long_command_says_now_and_then_how_far_it_is(
     served: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_told, told, look = threading.Event(), operations.say, sources.look
+    is_told = threading.Event()
 
-    def say(text: str) -> None:
-        told(text)
+    def tell(text: str) -> None:
+        say(text)
         is_told.set()
 
     def slow(*given: Any, **more: Any) -> None:
@@ -329,7 +331,7 @@ def test_without_a_terminal_a_long_command_says_now_and_then_how_far_it_is(
         look(*given, **more)
 
     monkeypatch.setattr(operations, "TOLD_SECONDS", 0.01)
-    monkeypatch.setattr(operations, "say", say)
+    monkeypatch.setattr(operations, "say", tell)
     monkeypatch.setattr(sources, "look", slow)
     (tmp_path / "notes.md").write_text("The office is in Bergen.")
     added = CliRunner().invoke(main, ["add", str(tmp_path / "notes.md"), "--data-dir", str(served.data_dir)])
