@@ -32,12 +32,11 @@ from recording_upstream import RecordingUpstream
 from tiny_multilingual import PIECES, TinyE5
 
 from memd.assets import calibration_pairs, model_dir
-from memd.embedding import calibration
+from memd.embedding import loading
 from memd.embedding import multilingual as adding
-from memd.embedding.calibration import RELATED, UNRELATED, CalibratedEmbedder, measure
 from memd.embedding.embedder import Embedder, Prefixes, prefixes_of
 from memd.embedding.encoder import Encoder
-from memd.embedding.loading import ResidentEmbedder, load_embedder
+from memd.embedding.loading import RELATED, UNRELATED, CalibratedEmbedder, ResidentEmbedder, load_embedder, measure
 from memd.embedding.local import ModelFiles, PiecewiseEmbedder, load_folder
 from memd.embedding.multilingual import files_of
 from memd.errors import EmbeddingError
@@ -331,7 +330,7 @@ def test_a_server_is_measured_behind_the_first_question(
     asked = narrow.asked
     embedder.embed_query("at once")
     assert narrow.asked == asked + 1
-    monkeypatch.setattr(calibration, "ASKED_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(loading, "ASKED_AGAIN_SECONDS", 0)
     embedder.embed_query("long after")
     assert narrow.asked == asked + 3
 

@@ -65,9 +65,8 @@ from memd.store.log.format import (
 )
 from memd.store.log.recovery import read_log_file
 from memd.store.store import Store
-from memd.store.tools.disk_usage import disk_usage
 from memd.store.tools.export import as_line, decode_line, state_of
-from memd.store.tools.verify import verify
+from memd.store.tools.verify import disk_usage, verify
 
 
 def with_uuid(start: str, public_id: str | None = None) -> Draft:

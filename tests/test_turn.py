@@ -12,10 +12,9 @@ from daemon_in_process import Client, House, daemon_in_process
 
 from memd.conversation.tokens import TokenCounter
 from memd.entries import NAME_CHARACTERS_MAX, Speaker, role_opening, text_with_roles
-from memd.proxy.memory import Memory
-from memd.proxy.receive import Received
+from memd.proxy.memory import Memory, PromptRoom, RoomMaker
+from memd.proxy.prompt import Received
 from memd.proxy.remember import Rememberer
-from memd.proxy.room import PromptRoom, RoomMaker
 from memd.recall.retrieve import Retriever
 from memd.settings.model import BufferSettings, InjectionSettings
 from memd.store.log.format import HEADER_BYTES

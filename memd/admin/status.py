@@ -23,7 +23,7 @@ from memd.errors import DiskFull, ReadOnlyDisk
 from memd.principals import Principal
 from memd.store.bucket.writing import BackupHealth
 from memd.store.disk import Trouble
-from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
+from memd.store.tools.verify import TopicDiskUsage, disk_usage
 from memd.store.topic import TopicStats
 from memd.wording import outdated, with_remedy
 

@@ -54,11 +54,10 @@ from memd.store.shared.moving import MovedTopic, into_folder, into_log
 from memd.store.shared.postgres import SharedLog, shared_log, topics_in
 from memd.store.tools.backup import backup as back_up
 from memd.store.tools.backup import note_backup
-from memd.store.tools.disk_usage import TopicDiskUsage, disk_usage
 from memd.store.tools.export import FORMS, Told, conversations, exported_entries, exported_topics, written
 from memd.store.tools.export import export as export_log
+from memd.store.tools.verify import TopicDiskUsage, disk_usage, with_audit
 from memd.store.tools.verify import verify as verify_log
-from memd.store.tools.verify import with_audit
 from memd.wording import NOTHING_STORED, counted, day_and_time, for_terminal, sized, tallied, unsearched, waiting_note
 
 if TYPE_CHECKING:

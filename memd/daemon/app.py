@@ -65,12 +65,11 @@ from memd.ingest.topics import Topics
 from memd.messages import Speech
 from memd.proxy.connections import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, listen, tls_of
 from memd.proxy.correct import Corrector
-from memd.proxy.memory import Memory
+from memd.proxy.memory import Memory, RoomMaker
+from memd.proxy.prompt import Receiver
 from memd.proxy.reading import RequestReader
-from memd.proxy.receive import Receiver
 from memd.proxy.relay import Relayed, keep_header_bytes
 from memd.proxy.remember import Rememberer
-from memd.proxy.room import RoomMaker
 from memd.proxy.turn import TurnRunner
 from memd.proxy.upstream.client import ASK_SECONDS, NO_TEMPLATE, Upstream, window_unknown
 from memd.proxy.upstream.llama_child import llama_child

@@ -23,7 +23,7 @@ from memd.ingest.archiver import FORBIDDEN, Archiver, take_note
 from memd.ingest.topics import Topic, Topics
 from memd.messages import BlockChunk
 from memd.notes import Note
-from memd.proxy.receive import Received
+from memd.proxy.prompt import Received
 from memd.recall import corrections
 from memd.store.store import Snapshot
 from memd.telemetry.tasks import Tasks

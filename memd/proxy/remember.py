@@ -26,9 +26,8 @@ from memd.ingest.archiver import Archiver
 from memd.ingest.topic import Topic
 from memd.messages import Speech, stamped
 from memd.proxy.correct import degraded
-from memd.proxy.memory import Prepared, SettledPrompt
-from memd.proxy.receive import Received
-from memd.proxy.room import PromptRoom, count
+from memd.proxy.memory import Prepared, PromptRoom, SettledPrompt, count
+from memd.proxy.prompt import Received
 from memd.recall.explained import scored_chunks
 from memd.receipts import Receipt, Receipts, without_texts
 from memd.telemetry.logging import MEMORY_STEPS

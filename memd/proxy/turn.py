@@ -23,12 +23,11 @@ from memd.errors import BadTopicId, MemdError
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
 from memd.proxy.correct import CorrectionResult, Corrector
-from memd.proxy.memory import Memory, Prepared, SettledPrompt, forget_blocks, without_blocks
+from memd.proxy.memory import Memory, Prepared, RoomMaker, SettledPrompt, forget_blocks, without_blocks
+from memd.proxy.prompt import Received, Receiver
 from memd.proxy.reading import BAD_MEMORY_IN, BAD_TOPIC, Asked, Plain
-from memd.proxy.receive import Received, Receiver
 from memd.proxy.relay import BROKEN, NO_REPLY, ModelRelay, interim_to, read_beginning, relay
 from memd.proxy.remember import Answered, Rememberer
-from memd.proxy.room import RoomMaker
 from memd.proxy.upstream.client import REFUSALS
 from memd.proxy.upstream.connection import Interim
 from memd.proxy.upstream.pool import NO_ANSWER, UpstreamPool

@@ -57,9 +57,8 @@ from memd.store.lexical.postings import GrowingColumns, main_language
 from memd.store.log.recovery import read_log_file, torn_files
 from memd.store.shared.books import FileBook, TokenList
 from memd.store.shared.postgres import AS_TEXT, READ_ONLY, SCHEMA_VERSION, SharedLog, remedy_of, words_of
-from memd.store.tools.disk_usage import TopicDiskUsage
 from memd.store.tools.export import active_bytes
-from memd.store.tools.verify import verify
+from memd.store.tools.verify import TopicDiskUsage, verify
 from memd.wording import counted, name_for_terminal, not_english, pip_install, sized, waiting_note
 
 SETTINGS = "settings"

@@ -33,7 +33,7 @@ from memd.settings.model import IngestSettings
 from memd.store.disk import LocalDisk
 from memd.store.encryption.disk import disk_of
 from memd.store.layout import RECEIPTS_NAME
-from memd.store.tools.disk_usage import disk_usage
+from memd.store.tools.verify import disk_usage
 from memd.wire.api import ModelRequest, read_request
 from memd.wire.registry import api_of
 from memd.wording import counted, for_terminal, with_remedy
