@@ -50,10 +50,11 @@ from memd.store.encryption.frames import (
     PIECE_BYTES,
     DataKey,
     FrameTable,
+    MasterKey,
     frame_at,
     frames_of,
+    new_key_file,
 )
-from memd.store.encryption.key_files import MasterKey, new_key_file
 from memd.store.erasure import Erasure
 from memd.store.layout import (
     CLUSTER_NAME,

@@ -53,7 +53,7 @@ from memd.principals import OWNER
 from memd.settings.model import AuditSettings, EncryptionSettings
 from memd.store.audit import Act, AuditBook, read_book
 from memd.store.disk import LocalDisk, Wiper
-from memd.store.encryption.key_files import new_key_file
+from memd.store.encryption.frames import new_key_file
 from memd.store.erasure import Erasure, ForbiddenText, read_forbidden, stub_payload
 from memd.store.layout import TopicLayout
 from memd.store.log.format import HEADER_BYTES, decode_entry, encode_entry

@@ -47,7 +47,7 @@ from memd.store.bucket.restoring import restore as restore_from
 from memd.store.bucket.restoring import restore_copy
 from memd.store.disk import LocalDisk, Trouble, disk_trouble, replace_file
 from memd.store.encryption.disk import UNFINISHED, check_installed, check_not_lost, disk_of, master_key
-from memd.store.encryption.key_files import DirectoryKeyFile, new_key_file, read_key_file
+from memd.store.encryption.frames import DirectoryKeyFile, new_key_file, read_key_file
 from memd.store.layout import TopicLayout
 from memd.store.shared.books import FileBook, KeptToken, SharedBook, TokenList
 from memd.store.shared.moving import MovedTopic, into_folder, into_log

@@ -64,8 +64,7 @@ from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
 from memd.messages import Speech
 from memd.proxy.connections import IN_CIRCLES, Listeners, addresses_of, bound, leading_back, listen, tls_of
-from memd.proxy.correct import Corrector
-from memd.proxy.memory import Memory, RoomMaker
+from memd.proxy.memory import Corrector, Memory, RoomMaker
 from memd.proxy.prompt import Receiver
 from memd.proxy.reading import RequestReader
 from memd.proxy.relay import Relayed, keep_header_bytes

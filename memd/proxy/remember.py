@@ -25,8 +25,7 @@ from memd.entries import SHOWN_MAX
 from memd.ingest.archiver import Archiver
 from memd.ingest.topic import Topic
 from memd.messages import Speech, stamped
-from memd.proxy.correct import degraded
-from memd.proxy.memory import Prepared, PromptRoom, SettledPrompt, count
+from memd.proxy.memory import Prepared, PromptRoom, SettledPrompt, count, degraded
 from memd.proxy.prompt import Received
 from memd.recall.explained import scored_chunks
 from memd.receipts import Receipt, Receipts, without_texts

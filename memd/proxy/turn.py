@@ -22,8 +22,16 @@ from memd.embedding.priority import Priority
 from memd.errors import BadTopicId, MemdError
 from memd.ingest.topic import Inquiry, Topic
 from memd.ingest.topics import Topics
-from memd.proxy.correct import CorrectionResult, Corrector
-from memd.proxy.memory import Memory, Prepared, RoomMaker, SettledPrompt, forget_blocks, without_blocks
+from memd.proxy.memory import (
+    CorrectionResult,
+    Corrector,
+    Memory,
+    Prepared,
+    RoomMaker,
+    SettledPrompt,
+    forget_blocks,
+    without_blocks,
+)
 from memd.proxy.prompt import Received, Receiver
 from memd.proxy.reading import BAD_MEMORY_IN, BAD_TOPIC, Asked, Plain
 from memd.proxy.relay import BROKEN, NO_REPLY, ModelRelay, interim_to, read_beginning, relay

@@ -15,7 +15,7 @@ from daemon_process import clean_environment, wait_until
 from faulty_daemon import ENDS, SETTINGS, Fault, OldLog, compiled, environment, fact, live
 from recording_upstream import recording_upstream
 
-from memd.store.encryption.key_files import new_key_file
+from memd.store.encryption.frames import new_key_file
 
 pytestmark = [pytest.mark.process, pytest.mark.linux]
 SAMPLE = [

@@ -21,8 +21,8 @@ from memd.errors import StoreError, WrongKey
 from memd.store import layout
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, Wiper, checksum_of, pieces_of, put_in_place, write_pieces
 from memd.store.encryption.disk import UNFINISHED, EncryptedDisk, check_not_lost
-from memd.store.encryption.frames import DataKey
-from memd.store.encryption.key_files import (
+from memd.store.encryption.frames import (
+    DataKey,
     DirectoryKeyFile,
     MasterKey,
     State,

@@ -27,11 +27,14 @@ from memd.errors import CorruptFile, DamagedKey, ForeignFile, StoreError, WrongK
 from memd.settings.model import Config, EncryptionSettings
 from memd.store import layout
 from memd.store.disk import TEMPORARY_SUFFIX, FileChecksum, LocalDisk, make_folder, pieces_of, replace_file
-from memd.store.encryption.frames import FRAME_BYTES_MAX, DataKey, FrameTable, frame_at
-from memd.store.encryption.key_files import (
+from memd.store.encryption.frames import (
+    FRAME_BYTES_MAX,
+    DataKey,
     DirectoryKeyFile,
+    FrameTable,
     MasterKey,
     TopicKeyFile,
+    frame_at,
     new_key,
     read_key_file,
     read_topic_key,

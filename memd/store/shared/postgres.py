@@ -49,7 +49,7 @@ from memd.store.layout import BOOK_NAMES, CLUSTER_NAME, topic_ids_in
 from memd.wording import pip_install
 
 if TYPE_CHECKING:
-    from memd.store.encryption.key_files import MasterKey
+    from memd.store.encryption.frames import MasterKey
 
 log = logging.getLogger("memd")
 Result = TypeVar("Result")
