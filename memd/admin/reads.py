@@ -424,7 +424,7 @@ def latest_entries(
             if states == "live" or int(snapshot.views[place[0]].rows[place[1]]["status"]) == Status.ACTIVE:
                 continue
             versions = snapshot.places(snapshot.read(place).uuid)
-            if max(_canonical_id(snapshot, one) for one in versions) != canonical_id:
+            if max(map(snapshot.canonical_id, versions)) != canonical_id:
                 continue
         read += states != "every"
         event = _event(snapshot, place, known)
@@ -479,7 +479,7 @@ def story_of(snapshot: Snapshot, chunk_uuid: bytes, waiting: PendingView | None,
         versions, replaced_by = (pending(rows[at]),), ()
         before, after = (None if one is None else pending(one) for one in around)
     else:
-        places = sorted(snapshot.places(chunk_uuid), key=lambda place: _canonical_id(snapshot, place))
+        places = sorted(snapshot.places(chunk_uuid), key=snapshot.canonical_id)
         versions = tuple(_event(snapshot, place, known) for place in places)
         before, after = (_beside(snapshot, places[-1], one, known) for one in snapshot.neighbours(places[-1]))
         replacements = (replacement_of(snapshot, place, chunk_uuid) for place in places)
@@ -557,10 +557,10 @@ def _kind(snapshot: Snapshot, place: Place, entry: Entry) -> str:
     """Return the kind of change that an entry makes to its chunk."""
     is_live = entry.status is Status.ACTIVE
     plain = "replacement" if is_live and entry.action == "Update" else entry.action or "told"
-    earlier = [one for one in snapshot.places(entry.uuid) if _canonical_id(snapshot, one) < entry.canonical_id]
+    earlier = [one for one in snapshot.places(entry.uuid) if snapshot.canonical_id(one) < entry.canonical_id]
     if not is_live or not earlier:
         return plain
-    last = max(earlier, key=lambda one: _canonical_id(snapshot, one))
+    last = max(earlier, key=snapshot.canonical_id)
     try:
         before = snapshot.read(last)
     except StoreError:
@@ -590,8 +590,4 @@ def _ids(snapshot: Snapshot, before: int | None, wanted: Selection) -> Iterator[
     bits = {number: may_be_wanted(view.rows, wanted) for number, view in snapshot.views.items()}
     for place in snapshot.latest_places(None if before is None else id_before(snapshot, before)):
         if bits[place[0]][place[1]]:
-            yield _canonical_id(snapshot, place), snapshot, place
-
-
-def _canonical_id(snapshot: Snapshot, place: Place) -> int:
-    return int(snapshot.views[place[0]].rows[place[1]]["canonical_id"])
+            yield snapshot.canonical_id(place), snapshot, place

@@ -143,30 +143,22 @@ INTERRUPTED = 128 + signal.SIGINT
 """Shells' exit code for a program that Ctrl-C ended."""
 
 
-class Signals:
-    """Receives SIGINT and SIGTERM from now until the process ends; create it in the main thread, in the event loop.
+def receive_signals(stop: Callable[[], None]) -> None:
+    """Receive SIGINT and SIGTERM until the process ends, and call `stop` in the running loop, once. For the main
+    thread. Python's own handlers, because the loop's end with it: Ctrl-C just after that would print a traceback."""
+    loop, came = asyncio.get_running_loop(), list[int]()
 
-    These are Python's own handlers, because the loop's end with the loop: Ctrl-C just after that would print a
-    traceback.
-    """
-
-    def __init__(self, stop: Callable[[], None]) -> None:
-        """`stop`: called in the loop, once."""
-        self._loop = asyncio.get_running_loop()
-        self._stop = stop
-        self._came = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, _: self._receive(number))
-
-    def _receive(self, number: int) -> None:
-        if not self._came:
-            self._came = True
-            if not self._loop.is_closed():  # otherwise the process is ending already
-                self._loop.call_soon_threadsafe(self._stop)
-        elif number == signal.SIGINT:
+    def receive(number: int, _: object) -> None:
+        came.append(number)
+        if len(came) == 1 and not loop.is_closed():  # otherwise the process is ending already
+            loop.call_soon_threadsafe(stop)
+        elif len(came) > 1 and number == signal.SIGINT:
             sys.stderr.flush()
             os.write(2, AT_ONCE.encode())
             os._exit(INTERRUPTED)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, receive)
 
 
 QUESTION_SHARE = 0.4
@@ -422,7 +414,7 @@ async def _serve(config: Config, model: Path | None, source: SettingsSource | No
         if starting:
             main.cancel()
 
-    Signals(interrupt)
+    receive_signals(interrupt)
     try:
         async with running(config, model, source=source) as daemon:
             starting = False

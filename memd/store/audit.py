@@ -29,26 +29,9 @@ from memd.store.disk import LocalDisk, Lock, replace_file
 from memd.store.layout import AuditLayout
 
 ActKind = Literal[
-    "read",
-    "search",
-    "write",
-    "correct",
-    "erase",
-    "export",
-    "import",
-    "backup",
-    "restore",
-    "audit",
-    "token",
-    "settings",
-    "refused",
-    "start",
-    "stop",
-    "file",
-    "recovered",
-    "lost",
-    "removed",
-]
+    "read", "search", "write", "correct", "erase", "export", "import", "backup", "restore", "audit", "token",
+    "settings", "refused", "start", "stop", "file", "recovered", "lost", "removed",
+]  # fmt: skip
 """restore: the folder came out of a backup. start, stop: of a daemon. file: the first line of a file. recovered: an
 unfinished line of a killed process was removed. lost: the number of acts that could not be written. removed: old files
 were, by `audit.keep_months`."""

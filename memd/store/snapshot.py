@@ -316,7 +316,7 @@ class Snapshot:
 
     def history(self, uuid: bytes) -> list[Entry]:
         """Read every entry of the chunk, oldest first. Raises StoreError: an entry cannot be read."""
-        return [self.read(place) for place in sorted(self.places(uuid), key=self._canonical_id)]
+        return [self.read(place) for place in sorted(self.places(uuid), key=self.canonical_id)]
 
     def places(self, uuid: bytes) -> list[Place]:
         """Return the place of every entry of the chunk."""
@@ -374,9 +374,10 @@ class Snapshot:
         return place[1] < len(self.views[place[0]].dead)
 
     def _newest_place(self, uuid: bytes) -> Place | None:
-        return max(self.places(uuid), key=self._canonical_id, default=None)
+        return max(self.places(uuid), key=self.canonical_id, default=None)
 
-    def _canonical_id(self, place: Place) -> int:
+    def canonical_id(self, place: Place) -> int:
+        """Return the canonical_id of the entry at a place."""
         return int(self.views[place[0]].rows[place[1]]["canonical_id"])
 
 
@@ -509,7 +510,7 @@ def replacement_of(snapshot: Snapshot, place: Place, chunk_uuid: bytes) -> bytes
 def is_made_at(snapshot: Snapshot, place: Place, entry: Entry) -> bool:
     """Return True if this entry created its chunk: the first one or, after an import, the one after replaced chunks."""
     # `origin_id` cannot tell: an imported chunk, or one adopted from another topic, keeps that of its source.
-    if entry.canonical_id == min(map(snapshot._canonical_id, snapshot.places(entry.uuid))):
+    if entry.canonical_id == min(map(snapshot.canonical_id, snapshot.places(entry.uuid))):
         return True
     before = beside(snapshot, place, -1)
     if entry.action != "Update" or before is None:

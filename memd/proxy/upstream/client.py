@@ -155,15 +155,8 @@ REFUSALS = frozenset({400, 422, 500})
 # Never forwarded (RFC 9110 section 7.6.1), or set by the client library.
 HOP_BY_HOP = frozenset(
     {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
+        *("te", "trailer", "transfer-encoding", "upgrade"),
     }
 )
 NOT_FORWARDED = HOP_BY_HOP | {"host", "expect", "content-length"}

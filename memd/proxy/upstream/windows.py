@@ -24,7 +24,7 @@ from urllib.parse import quote
 import msgspec
 
 from memd.caching import Latest, late_pattern
-from memd.wire.lenient_json import UNREADABLE
+from memd.wire.lenient_json import UNREADABLE, decode_or_none
 
 _NUM_CTX = re.compile(r"^num_ctx\s+(\d+)\s*$", re.MULTILINE)
 
@@ -141,6 +141,7 @@ _QUOTATION = late_pattern(
 )
 """Matches where a message begins to quote the request: errors of pydantic (vLLM, SGLang), llama.cpp's parser."""
 
+_members_decoder = msgspec.json.Decoder(dict[str, Any])
 _N = r"([\d,]+)"
 _ANY = r"[\d,.]+"
 _WINDOW = late_pattern(
@@ -258,7 +259,8 @@ def _decoded(body: bytes) -> Any:
 def _told(value: Any, depth: int) -> Iterator[str]:
     """Yield the server's own words in an error, without quotations."""
     if isinstance(value, str):
-        nested = _nested(value) if depth else None
+        # Gateways forward an error as the whole text of another one.
+        nested = decode_or_none(_members_decoder, value.encode()) if depth and value[:1] == "{" else None
         if nested is not None:
             yield from _told(nested, depth - 1)
         else:
@@ -269,16 +271,6 @@ def _told(value: Any, depth: int) -> Iterator[str]:
     elif isinstance(value, dict) and depth:
         for name in _TELLING:
             yield from _told(value.get(name), depth - 1)
-
-
-def _nested(text: str) -> dict[str, Any] | None:
-    """Return the error that makes up a whole text, as gateways forward it, or None."""
-    if text[:1] != "{":
-        return None
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except UNREADABLE:
-        return None
 
 
 def _first(found: re.Match[str] | None) -> int | None:
