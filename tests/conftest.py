@@ -78,7 +78,7 @@ ONLY_FOR_THE_WHOLE = {
         "openapi_spec_validator",
         "playwright",
         "psycopg",
-    ),
+    )
 }
 """Packages that `make quick` neither installs nor imports (that takes longer than its tests of them): a test file that
 imports one of them at its head is left out there."""

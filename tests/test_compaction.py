@@ -308,13 +308,7 @@ def test_thresholds_without_a_window_and_those_set_by_hand() -> None:
 def test_history_memory_and_a_reply_always_fit_the_window(
     window: int, max_tokens: int | None, standing: int, injection: int, counts_reply: bool
 ) -> None:
-    found = limits(
-        window,
-        max_tokens=max_tokens,
-        standing_tokens=standing,
-        block=injection,
-        counts_reply=counts_reply,
-    )
+    found = limits(window, max_tokens=max_tokens, standing_tokens=standing, block=injection, counts_reply=counts_reply)
     asked = max_tokens if max_tokens is not None and max_tokens > 0 else window // 8
     assert 0 <= found.soft <= found.hard <= found.room
     assert found.room == 0 or found.room + standing + min(asked, max(512, window // 16), window // 2) <= window

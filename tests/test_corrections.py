@@ -24,16 +24,7 @@ from effort import SECONDS_MAX
 from recording_upstream import RecordingUpstream, Request, Response, chat_answer, recording_upstream
 
 from memd.admin import parts
-from memd.entries import (
-    HELPFUL_STEPS_MAX,
-    UNHELPFUL_STEPS_MAX,
-    Action,
-    Correction,
-    Draft,
-    Entry,
-    Status,
-    digits_of_id,
-)
+from memd.entries import HELPFUL_STEPS_MAX, UNHELPFUL_STEPS_MAX, Action, Correction, Draft, Entry, Status, digits_of_id
 from memd.errors import BadQuestion, EmbeddingError, NotFound, StoreError
 from memd.messages import BlockChunk
 from memd.recall import corrections
@@ -174,11 +165,7 @@ class Log:
 
     async def undo(self, canonical_id: int) -> corrections.Applied:
         return await corrections.undo(
-            self.topic.snapshot(),
-            canonical_id,
-            "undone",
-            encoder=self.encoder,
-            append=self.append,
+            self.topic.snapshot(), canonical_id, "undone", encoder=self.encoder, append=self.append
         )
 
     def present(self, entry: Entry) -> Entry:

@@ -31,15 +31,7 @@ from memd.errors import StoreError, StoreWriteFailed
 from memd.ingest.topics import OPEN_MAX
 from memd.proxy.remember import JOURNAL_SECONDS_MAX
 from memd.settings.model import BufferSettings, CompactionSettings, LogSettings, RetrievalSettings
-from memd.store.disk import (
-    RESERVE_BYTES,
-    RESERVE_FILES,
-    DiskTrouble,
-    DiskWatch,
-    LocalDisk,
-    Room,
-    disk_trouble,
-)
+from memd.store.disk import RESERVE_BYTES, RESERVE_FILES, DiskTrouble, DiskWatch, LocalDisk, Room, disk_trouble
 from memd.store.layout import ADDRESS_NAME, ERASURES_NAME, RECEIPTS_NAME
 from memd.store.tools.export import export
 from memd.store.tools.verify import verify

@@ -770,10 +770,7 @@ def test_what_went_through_memd_is_not_imported_again(served: DaemonProcess, tmp
     reply = served.chat([asked]).json["choices"][0]["message"]
     live = served.export()
     assert live
-    further = [
-        {"role": "user", "content": "And who spliced it?"},
-        {"role": "assistant", "content": "Ada, in May."},
-    ]
+    further = [{"role": "user", "content": "And who spliced it?"}, {"role": "assistant", "content": "Ada, in May."}]
     file = written(tmp_path / "talk.jsonl", [[asked, reply]])
     assert served.run("import", str(file)).returncode == 0
     assert served.export() == live

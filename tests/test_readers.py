@@ -103,10 +103,7 @@ def test_of_word_lines_and_inner_cells_stay_apart_and_formulas_are_read(reader: 
 
 def test_slides_have_their_number_as_page_and_the_notes_with_them(reader: FileReader, tmp_path: Path) -> None:
     path = made.slides(tmp_path / "a.pptx", [("Goals", "Fewer keys."), ("Next", "Oak room.")], notes="Ask Ann.")
-    assert places(reader.sections(path)) == [
-        (("Goals",), 1, "Fewer keys."),
-        (("Next",), 2, "Oak room.\n\nAsk Ann."),
-    ]
+    assert places(reader.sections(path)) == [(("Goals",), 1, "Fewer keys."), (("Next",), 2, "Oak room.\n\nAsk Ann.")]
 
 
 def test_rows_of_a_workbook_name_their_columns_and_sheet(reader: FileReader, tmp_path: Path) -> None:

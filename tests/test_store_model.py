@@ -189,8 +189,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=scaled(40),
-    stateful_step_count=25,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=scaled(40), stateful_step_count=25, suppress_health_check=[HealthCheck.too_slow]
 )
 TestStoreAgainstAPlainDict = StoreMachine.TestCase

@@ -19,18 +19,7 @@ from daemon_process import clean_environment
 
 ROOT = Path(__file__).parent.parent
 
-WORDS = {
-    "caching",
-    "clock",
-    "errors",
-    "entries",
-    "messages",
-    "notes",
-    "principals",
-    "selection",
-    "wording",
-    "settings",
-}
+WORDS = {"caching", "clock", "errors", "entries", "messages", "notes", "principals", "selection", "wording", "settings"}
 """The words every layer speaks."""
 LOWER = WORDS | {"assets", "wire", "embedding", "store", "telemetry"}
 MIDDLE = LOWER | {"conversation", "recall", "ingest"}

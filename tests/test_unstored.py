@@ -59,11 +59,7 @@ async def recalled(
     stage: Stage, question: str, *logs: TopicLog, filters: Filters | None = None, seconds: float | None = None
 ) -> list[Candidate]:
     settings = stage.config.retrieval
-    retriever = Retriever(
-        stage.encoder,
-        settings,
-        count=lambda text: len(text.split()),
-    )
+    retriever = Retriever(stage.encoder, settings, count=lambda text: len(text.split()))
     try:
         return list((await retriever.retrieve(question, logs, Budget(2000, seconds=seconds), filters)).shown)
     finally:

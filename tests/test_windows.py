@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from memd.proxy.upstream.windows import (
-    KnownWindows,
-    LengthRefusal,
-    ModelWindow,
-    Sent,
-    ask_windows,
-    refusal_for_length,
-)
+from memd.proxy.upstream.windows import KnownWindows, LengthRefusal, ModelWindow, Sent, ask_windows, refusal_for_length
 
 # Shapes as these servers answer; the reason is the source that has them.
 VLLM = {"object": "list", "data": [{"id": "qwen", "owned_by": "vllm", "root": "Qwen/Qwen3", "max_model_len": 32_768}]}
@@ -83,11 +76,7 @@ async def test_a_router_is_asked_for_the_model_without_loading_it() -> None:
         ({"GET /v1/models": LLAMA_MODELS}, "", {"tiny": 4_096, "": 4_096}),
         ({"GET /v1/models": {"data": [{"id": "g", "context_window": 131_072}]}}, "", {"g": 131_072, "": 131_072}),
         ({"GET /api/v0/models": LM_STUDIO, "GET /api/ps": LM_STUDIO_UNKNOWN}, "loaded", {"loaded": 4_096}),
-        (
-            {"GET /v1/models": OLLAMA_MODELS, "GET /api/ps": OLLAMA_PS},
-            "qwen3",
-            {"qwen3": 4_096, "qwen3:latest": 4_096},
-        ),
+        ({"GET /v1/models": OLLAMA_MODELS, "GET /api/ps": OLLAMA_PS}, "qwen3", {"qwen3": 4_096, "qwen3:latest": 4_096}),
         ({"GET /api/ps": {"models": []}, 'POST /api/show {"model":"q"}': OLLAMA_SHOW}, "q", {"q": 16_384}),
         ({"GET /api/ps": {"models": []}, 'POST /api/show {"model":"q"}': {"model_info": {}}}, "q", {}),
     ],

@@ -13,9 +13,7 @@ from daemon_in_process import Client, daemon_in_process
 from memd.daemon import app
 from memd.errors import EmbeddingError
 from memd.recall.retrieve import Budget
-from memd.settings.model import (
-    RetrievalSettings,
-)
+from memd.settings.model import RetrievalSettings
 from memd.store.store import TopicLog
 
 KEY, ROOF = "The spare key hangs behind the blue bicycle.", "The boat house got a copper roof in March."

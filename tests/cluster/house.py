@@ -94,13 +94,7 @@ class House:
     """All processes. Use `running_house`."""
 
     def __init__(
-        self,
-        folder: Path,
-        servers: ExitStack,
-        upstream: RecordingUpstream,
-        *,
-        daemons: int,
-        seed: int,
+        self, folder: Path, servers: ExitStack, upstream: RecordingUpstream, *, daemons: int, seed: int
     ) -> None:
         self.folder = folder
         self._servers = servers

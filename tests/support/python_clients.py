@@ -123,10 +123,7 @@ APIS: dict[str, Any] = {
     "responses": (_responses, lambda call, said: {"type": "function_call_output", "call_id": call, "output": said}),
     "anthropic": (
         _anthropic,
-        lambda call, said: {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": call, "content": said}],
-        },
+        lambda call, said: {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call, "content": said}]},
     ),
 }
 """How each asks, and how it writes the result of a call."""

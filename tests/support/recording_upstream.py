@@ -68,10 +68,7 @@ class RecordingUpstream:
 
 @contextmanager
 def recording_upstream(
-    *,
-    window: int | None = 4096,
-    answer: Callable[[Request], Response] | None = None,
-    host: str = "127.0.0.1",
+    *, window: int | None = 4096, answer: Callable[[Request], Response] | None = None, host: str = "127.0.0.1"
 ) -> Iterator[RecordingUpstream]:
     """Serve on a free loopback port; `/props` tells a window of `window` tokens, if any; there is no template probe.
 

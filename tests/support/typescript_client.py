@@ -65,13 +65,7 @@ class TypeScriptClient:
 def node(*arguments: str, stdin: str = "", folder: Path = CLIENTS) -> str:
     """Run Node in `folder`; what it wrote to stdout."""
     done = subprocess.run(
-        [NODE, *arguments],
-        input=stdin,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=_environment(),
+        [NODE, *arguments], input=stdin, cwd=folder, capture_output=True, text=True, check=False, env=_environment()
     )
     assert done.returncode == 0, f"node {' '.join(arguments)}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
