@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from conftest import Serving
 from daemon_in_process import House, house_in, secret_of
-from daemon_process import ask, token_setting, tool_call, wait_until
+from daemon_process import ask, token_setting, wait_until
 from recording_upstream import RecordingUpstream, chat_answer, streamed
 from test_rights import LAMP, QUESTION, VAULT
 
@@ -37,21 +37,12 @@ async def authors(house: House, path: str = TOPIC, who: str = "owner") -> dict[s
     return {" ".join(one["content"].split()[:4]): one["author"] for one in told["chunks"]}
 
 
-async def tool(house: House, name: str, called: str, **arguments: Any) -> str:
-    status, answer = await house.ask(
-        name, "/mcp", tool_call(called, **arguments), Accept="application/json, text/event-stream"
-    )
-    assert status == 200, answer
-    text: str = answer["result"]["content"][0]["text"]
-    return text
-
-
 async def test_each_way_into_memory_names_who_it_came_from(house: House) -> None:
     pytest.importorskip("mcp")
     note = {"notes": [{"content": "A note of the route."}]}
     await house.chat("ann", LAMP, memory_in={"notes": [{"content": "A note of a chat."}]})
     await house.ask("bob", "/memd/notes", {"topic_id": "team-a", **note})
-    await tool(house, "bob", "remember", content="A note of MCP.", topic="team-a")
+    await house.call("bob", "remember", content="A note of MCP.", topic="team-a")
     text = base64.b64encode(b"A file on the page.").decode()
     await house.ask("ann", "/memd/documents", {"topic_id": "team-a", "file": {"name": "a.txt", "content": text}})
     part = {"source": "x", "messages": [{"role": "user", "text": "An import of messages."}]}
@@ -69,8 +60,8 @@ async def test_each_way_into_memory_names_who_it_came_from(house: House) -> None
     }
     _, searched = await house.ask("bob", "/memd/search?q=lighthouse%20lamp&topic=team-a")
     assert searched["chunks"][0]["author"] == "ann"
-    assert "user and assistant, by ann" in await tool(house, "bob", "search_memory", query=LAMP)
-    assert " by " not in (await tool(house, "owner", "search_memory", query=VAULT)).partition("\n")[0]
+    assert "user and assistant, by ann" in await house.call("bob", "search_memory", query=LAMP)
+    assert " by " not in (await house.call("owner", "search_memory", query=VAULT)).partition("\n")[0]
     await house.chat("bob", QUESTION)
     assert f"user (ann): {LAMP}" in house.upstream.prompts[-1], "her words are not bob's"
 
@@ -210,14 +201,8 @@ async def test_a_correction_names_who_made_it_and_leaves_the_chunk_to_its_author
 
 
 async def test_a_document_that_somebody_else_changes_keeps_the_author_of_what_stays(house: House) -> None:
-
-    def document(*texts: str) -> dict[str, Any]:
-        sections = [{"text": text, "heading": [str(place)]} for place, text in enumerate(texts)]
-        digest = hashlib.sha256("".join(texts).encode()).hexdigest()
-        return {"topic_id": "team-a", "document": {"source": "a.md", "hash": digest, "sections": sections}}
-
-    await house.ask("ann", "/memd/documents", document(LAMP, VAULT))
-    await house.ask("bob", "/memd/documents", document(LAMP, ROPE))
+    await house.ask("ann", "/memd/documents", document(LAMP, VAULT, source="a.md"))
+    await house.ask("bob", "/memd/documents", document(LAMP, ROPE, source="a.md"))
     _, told = await house.ask("owner", "/memd/log?topic=team-a")
     assert [(one["content"].split()[1], one["event"], one["author"], one["by"]) for one in told["events"]] == [
         ("rope", "replacement", "bob", "bob"),
@@ -515,10 +500,7 @@ async def test_an_import_does_not_get_before_what_somebody_said_that_is_still_to
 async def test_what_takes_out_chunks_of_somebody_elses_document_needs_the_right_to_correct(house: House) -> None:
 
     async def handed(name: str, source: str, *texts: str, **more: str) -> int:
-        sections = [{"text": text, "heading": [str(place)]} for place, text in enumerate(texts)]
-        digest = hashlib.sha256("".join(texts).encode()).hexdigest()
-        document = {"source": source, "hash": digest, "sections": sections, **more}
-        return (await house.ask(name, "/memd/documents", {"topic_id": "team-a", "document": document}))[0]
+        return (await house.ask(name, "/memd/documents", document(*texts, source=source, **more)))[0]
 
     async def removed(name: str, source: str) -> int:
         body = {"topic_id": "team-a", "sources": [source], "below": True}
@@ -573,16 +555,10 @@ def note(text: str) -> dict[str, Any]:
     return {"topic_id": TEAM, "notes": [{"content": text, "source": "board"}]}
 
 
-def document(text: str) -> dict[str, Any]:
-    sections = [{"text": text, "heading": ["Tower"]}]
-    return {
-        "topic_id": TEAM,
-        "document": {
-            "source": "docs/tower.md",
-            "hash": hashlib.sha256(text.encode()).hexdigest(),
-            "sections": sections,
-        },
-    }
+def document(*texts: str, source: str = "docs/tower.md", **more: str) -> dict[str, Any]:
+    sections = [{"text": text, "heading": [str(place)]} for place, text in enumerate(texts)]
+    digest = hashlib.sha256("".join(texts).encode()).hexdigest()
+    return {"topic_id": TEAM, "document": {"source": source, "hash": digest, "sections": sections, **more}}
 
 
 def file(text: str) -> dict[str, Any]:

@@ -410,14 +410,7 @@ def test_a_correction_stays_when_what_it_took_out_is_erased(served: DaemonProces
         said(served, "add", str(root))
         if "Lift" not in text:
             [old] = [one["id"] for one in served.export()]
-            body = {
-                "topic_id": "default",
-                "chunk_ids": [old],
-                "action": "Update",
-                "reason": "it moved",
-                "content": "4822.",
-            }
-            assert ask(f"{served.own_url}/memd/corrections", body).status == 200
+            said(served, "correct", old, "--update", "4822.", "--reason", "it moved")
             said(served, "erase", "default", "--chunk", old, "--forbid", "--yes")
     assert sorted(one["content"] for one in kept_of(served, "house/a.md")) == ["4822.", "It is out."]
 

@@ -236,9 +236,6 @@ def test_nothing_that_a_client_sends_becomes_a_label(memd: DaemonProcess, upstre
     assert after.keys() - before.keys() == {'memd_responses_total{code="other"}'}
 
 
-# In which format
-
-
 # What is said of them
 
 

@@ -25,7 +25,7 @@ import yaml
 from aiohttp.test_utils import make_mocked_request
 from conftest import MakeDaemon, Serving
 from daemon_in_process import TOKENS, House, house_in, secret_of
-from daemon_process import DaemonProcess, ask, run_memd, token_setting, tool_call, wait_until
+from daemon_process import DaemonProcess, ask, run_memd, token_setting, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_wire import Peer, RawUpstream, request
@@ -246,20 +246,12 @@ async def test_the_tools_of_mcp_have_the_rights_of_who_calls_them(house: House) 
     pytest.importorskip("mcp")
     await told(house, "team-a", LAMP)
     await told(house, "secret", VAULT)
-
-    async def called(name: str, tool: str, **arguments: Any) -> str:
-        accepts = {"Accept": "application/json, text/event-stream"}
-        status, answer = await house.ask(name, "/mcp", tool_call(tool, **arguments), **accepts)
-        assert status == 200, answer
-        text: str = answer["result"]["content"][0]["text"]
-        return text
-
-    assert (await called("ann", "list_topics")).startswith("team-a: ")
-    assert "secret" not in await called("ann", "list_topics")
-    found = await called("ann", "search_memory", query=QUESTION)
+    assert (await house.call("ann", "list_topics")).startswith("team-a: ")
+    assert "secret" not in await house.call("ann", "list_topics")
+    found = await house.call("ann", "search_memory", query=QUESTION)
     assert "cinnamon" in found and "hibiscus" not in found
-    assert "hibiscus" in await called("owner", "search_memory", query=QUESTION)
-    told_no = await called("reader", "remember", content="x", topic="team-a")
+    assert "hibiscus" in await house.call("owner", "search_memory", query=QUESTION)
+    told_no = await house.call("reader", "remember", content="x", topic="team-a")
     assert told_no == "the token 'reader' has no right to write; it may read"
 
 
@@ -486,13 +478,8 @@ def test_a_grant_never_has_more_than_its_principal_has_now() -> None:
     narrowed = ANN.narrowed(("read", "correct"), ())
     assert narrowed == Principal("ann", ("team-*", "ann"), frozenset({"read"}))
     narrowed = ANN.narrowed(("read",), ("team-a", "ann*", "secret"))
-    assert [narrowed.may("read", topic) for topic in ("team-a", "ann", "team-b", "secret", "annie")] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    asked = ("team-a", "ann", "team-b", "secret", "annie")
+    assert [topic for topic in asked if narrowed.may("read", topic)] == ["team-a", "ann"]
     assert not ANN.narrowed(("read",), ("secret",)).topics
     assert not ANN.narrowed(("read",), ("*",)).may_everywhere("read")
     everyone = Principal("bob", ("*",), frozenset({"read"}))

@@ -113,7 +113,7 @@ def test_the_types_are_those_of_memd(memd_client: TypeScriptPackage) -> None:
         Correction(("a3f9",), "Update", "we moved", "The office is in Bergen."),
         Correction(("b2e1",), "Helpful", "it answered the question", steps=10),
     )
-    assert memory_in.notes == (Note("Lamps are in the attic.", "Lamps", ("ops",), MOMENT + 3, "wiki"),)
+    assert memory_in.notes == (Note("Lamps are in the attic.", "Lamps", ("ops",), MOMENT + 3, "wiki", dated=True),)
     assert memory_in.filter == Selection(
         MOMENT + 1, MOMENT + 2, kinds=("turn",), sources=("handbook.md",), tags=("ops",)
     )
@@ -583,12 +583,11 @@ def test_the_agent_works_its_way_through_the_tools_of_a_real_llama_cpp(
 
 # What programs hand to its fetch, its options, and what it asks without a model
 
-CORRECTION = {"chunk_ids": ["ffffffff"], "action": "Helpful", "reason": "it answered the question"}
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Grüße"}], "metadata": {"user": "marta"}}
 HANDED = ["request", "request and init", "bytes", "blob", "length", "ky", "openapi-fetch"]
 """In which a request can carry a MemoryIn; see the package's test/handed.ts."""
-NOTE = TOLD
 WHERE = "Where is the spare lamp?"
+FLUSH: dict[str, Any] = {"call": "flush", "notes": [{"content": TOLD}]}
 
 Json = dict[str, Any]
 
@@ -614,24 +613,24 @@ def test_a_request_carries_a_memory_in_however_it_is_handed_over(
     memd_client: TypeScriptPackage, upstream: RecordingUpstream, way: str
 ) -> None:
     options = {"topic": "lamp", "mode": "full", "session": "evening"}
-    told = handed(memd_client, upstream.url, way, options, corrections=[CORRECTION])
+    told = handed(memd_client, upstream.url, way, options, corrections=[HELPFUL])
     [request] = upstream.requests
     assert (request.method, request.target) == ("POST", "/v1/chat/completions")
-    assert sent(request) == (BODY, {"topic_id": "lamp", "corrections": [CORRECTION]})
+    assert sent(request) == (BODY, {"topic_id": "lamp", "corrections": [HELPFUL]})
     names = ("x-own", "x-memory-mode", "x-memory-session", "content-length")
     assert [request.header(name) for name in names] == ["kept", "full", "evening", str(len(request.body))]
     assert (request.header("content-type") or "").startswith("application/json")
     assert json.loads(told["body"])["choices"][0]["message"]["content"] == "Noted."
-    assert told["pending"] == [CORRECTION], "no memd took it"
+    assert told["pending"] == [HELPFUL], "no memd took it"
 
 
 def test_a_body_that_can_be_read_only_once_passes_and_the_queue_waits(
     memd_client: TypeScriptPackage, upstream: RecordingUpstream
 ) -> None:
-    told = handed(memd_client, upstream.url, "stream", {"session": "evening"}, corrections=[CORRECTION])
+    told = handed(memd_client, upstream.url, "stream", {"session": "evening"}, corrections=[HELPFUL])
     [request] = upstream.requests
     assert sent(request) == (BODY, None)
-    assert (request.header("x-memory-session"), told["pending"]) == ("evening", [CORRECTION])
+    assert (request.header("x-memory-session"), told["pending"]) == ("evening", [HELPFUL])
 
 
 def test_ollama_js_carries_a_memory_in_and_is_told_what_became_of_corrections(
@@ -639,7 +638,7 @@ def test_ollama_js_carries_a_memory_in_and_is_told_what_became_of_corrections(
 ) -> None:
     upstream.answer = ollama_answer
     daemon = make_daemon(upstream.url).start()
-    told = handed(memd_client, daemon.base_url, "ollama", {"topic": "lamp"}, corrections=[CORRECTION])
+    told = handed(memd_client, daemon.base_url, "ollama", {"topic": "lamp"}, corrections=[HELPFUL])
     outs = [part["memory_out"] for part in json.loads(told["body"]) if "memory_out" in part]
     assert [out["signals"] for out in outs] == [[{"type": "correction_failed", "chunk_id": "ffffffff"}]]
     assert told["pending"] == []
@@ -652,7 +651,7 @@ def test_ollama_js_carries_a_memory_in_and_is_told_what_became_of_corrections(
         ({"mode": "readonly"}, {}, {"topic_id": "lamp"}),
         ({"mode": "off"}, {}, None),  # memd would pass it on to the model server
         ({}, {"X-Memory-Mode": "Off"}, None),
-        ({"mode": "off"}, {"X-Memory-Mode": "full"}, {"topic_id": "lamp", "corrections": [CORRECTION]}),
+        ({"mode": "off"}, {"X-Memory-Mode": "full"}, {"topic_id": "lamp", "corrections": [HELPFUL]}),
     ],
 )
 def test_a_mode_that_stores_nothing_sends_nothing_to_be_stored(
@@ -663,13 +662,11 @@ def test_a_mode_that_stores_nothing_sends_nothing_to_be_stored(
     headers: dict[str, str],
     memory_in: Json | None,
 ) -> None:
-    told = handed(
-        memd_client, upstream.url, way, {"topic": "lamp", **options}, headers=headers, corrections=[CORRECTION]
-    )
+    told = handed(memd_client, upstream.url, way, {"topic": "lamp", **options}, headers=headers, corrections=[HELPFUL])
     [request] = upstream.requests
     assert sent(request) == (BODY, memory_in)
     assert request.header("x-memory-mode") == (headers.get("X-Memory-Mode") or options["mode"])
-    assert told["pending"] == [CORRECTION]
+    assert told["pending"] == [HELPFUL]
 
 
 # -- options -----------------------------------------------------------------------------------------------------
@@ -731,10 +728,10 @@ def test_what_is_flushed_is_found_corrected_and_in_the_log(
     memd_client: TypeScriptPackage, daemon: DaemonProcess
 ) -> None:
     options = {"topic": "lamp", "url": f"{daemon.own_url}/"}
-    notes = [{"content": NOTE, "title": "Lamp", "tags": ["house"]}, {"content": "The rope is wet."}]
+    notes = [{"content": TOLD, "title": "Lamp", "tags": ["house"]}, {"content": "The rope is wet."}]
     flushes: list[Json] = [{"call": "flush", "notes": notes}, {"call": "flush", "notes": notes[:1]}]
     first, again = [one["told"] for one in memd_client.steps("routes.ts", flushes, **options)]
-    daemon.wait_stored(NOTE, "wet")  # until then only words find it
+    daemon.wait_stored(TOLD, "wet")  # until then only words find it
     filters: list[Json] = [
         {"tags": ["house"], "kinds": ["note"], "limit": 1},
         {"contains": "WET", "from": "2020-01-01"},
@@ -745,17 +742,12 @@ def test_what_is_flushed_is_found_corrected_and_in_the_log(
     searches = [one["told"] for one in memd_client.steps("routes.ts", asked, **options)]
     assert [len(note["chunk_ids"]) for note in first["notes"]] == [1, 1]
     assert again["notes"] == [{**first["notes"][0], "duplicate": True}]
-    assert [[chunk["content"] for chunk in one["chunks"]] for one in searches[:3]] == [[NOTE], ["The rope is wet."], []]
-    assert {chunk["content"] for chunk in searches[3]["chunks"]} == {NOTE, "The rope is wet."}
+    assert [[chunk["content"] for chunk in one["chunks"]] for one in searches[:3]] == [[TOLD], ["The rope is wet."], []]
+    assert {chunk["content"] for chunk in searches[3]["chunks"]} == {TOLD, "The rope is wet."}
     [chunk_id] = first["notes"][0]["chunk_ids"]
     # It was never shown to a model, which a correction in a request would have needed.
-    update = {
-        "chunk_ids": [chunk_id],
-        "action": "Update",
-        "reason": "moved",
-        "content": "The spare lamp is in the boat.",
-    }
-    steps: list[Json] = [{"call": "flush", "corrections": [update, CORRECTION]}, {"call": "log", "part": {"limit": 2}}]
+    update = {"chunk_ids": [chunk_id], "action": "Update", "reason": "moved", "content": MOVED}
+    steps: list[Json] = [{"call": "flush", "corrections": [update, HELPFUL]}, {"call": "log", "part": {"limit": 2}}]
     flushed, page = memd_client.steps("routes.ts", steps, **options)
     assert flushed["told"] == {"failed": ["ffffffff"], "notes": []}
     assert [flushed["pending"], flushed["refused"]] == [[], []]
@@ -777,25 +769,25 @@ def test_more_notes_than_memd_takes_at_once_are_sent_in_turns(
 def test_what_could_not_be_flushed_waits_and_what_memd_cannot_read_is_kept_apart(
     memd_client: TypeScriptPackage, daemon: DaemonProcess
 ) -> None:
-    note = {"content": NOTE}
-    flush = {"call": "flush", "notes": [note], "corrections": [CORRECTION]}
+    note = {"content": TOLD}
+    flush = {"call": "flush", "notes": [note], "corrections": [HELPFUL]}
     [told] = memd_client.steps("routes.ts", [flush], url=NOWHERE)
     remedy = "start it (memd serve), or give its own address (admin.port) as url"
     assert told["told"] == {
         "error": f"memd-client: no memd answers at {NOWHERE} (ECONNREFUSED): {remedy}",
         "status": None,
     }
-    assert (told["pending"], told["notes"]) == ([CORRECTION], [note])
-    wrong = {**CORRECTION, "action": "Delete"}
+    assert (told["pending"], told["notes"]) == ([HELPFUL], [note])
+    wrong = {**HELPFUL, "action": "Delete"}
     steps = [
         {"call": "flush", "notes": [{"content": ""}]},
-        {"call": "flush", "corrections": [wrong, CORRECTION]},
+        {"call": "flush", "corrections": [wrong, HELPFUL]},
         {"call": "flush", "notes": [note]},
     ]
     bad_note, bad_correction, rest = memd_client.steps("routes.ts", steps, topic="lamp", url=daemon.own_url)
     assert [one["told"]["status"] for one in (bad_note, bad_correction)] == [400, 400]
     assert bad_note["refused_notes"] == [{"content": ""}]
-    assert (bad_correction["refused"], bad_correction["pending"]) == ([wrong], [CORRECTION])
+    assert (bad_correction["refused"], bad_correction["pending"]) == ([wrong], [HELPFUL])
     assert rest["told"]["failed"] == ["ffffffff"]
     assert (rest["pending"], rest["notes"]) == ([], [])
 
@@ -803,37 +795,34 @@ def test_what_could_not_be_flushed_waits_and_what_memd_cannot_read_is_kept_apart
 def test_a_note_that_was_erased_for_good_is_not_sent_for_ever(
     memd_client: TypeScriptPackage, daemon: DaemonProcess
 ) -> None:
-    flush: list[Json] = [{"call": "flush", "notes": [{"content": NOTE}]}]
-    [taken] = memd_client.steps("routes.ts", flush, url=daemon.own_url)
-    daemon.wait_stored(NOTE)
+    [taken] = memd_client.steps("routes.ts", [FLUSH], url=daemon.own_url)
+    daemon.wait_stored(TOLD)
     [chunk_id] = taken["told"]["notes"][0]["chunk_ids"]
     assert daemon.run("erase", "--chunk", chunk_id, "--forbid", "--yes").returncode == 0
-    [refused] = memd_client.steps("routes.ts", flush, url=daemon.own_url)
+    [refused] = memd_client.steps("routes.ts", [FLUSH], url=daemon.own_url)
     assert refused["told"]["status"] == 409 and "memd erase --forbid" in refused["told"]["error"]
-    told = handed(memd_client, daemon.base_url, "request", notes=[{"content": NOTE}])
+    told = handed(memd_client, daemon.base_url, "request", notes=[{"content": TOLD}])
     for one in (refused, told):
-        assert (one["notes"], one["refused_notes"]) == ([], [{"content": NOTE}])
+        assert (one["notes"], one["refused_notes"]) == ([], [{"content": TOLD}])
 
 
 @pytest.mark.parametrize("mode", ["readonly", "off"])
 def test_a_mode_that_stores_nothing_flushes_nothing(
     memd_client: TypeScriptPackage, upstream: RecordingUpstream, mode: str
 ) -> None:
-    [told] = memd_client.steps(
-        "routes.ts", [{"call": "flush", "notes": [{"content": NOTE}]}], mode=mode, url=upstream.url
-    )
+    [told] = memd_client.steps("routes.ts", [FLUSH], mode=mode, url=upstream.url)
     assert told["told"]["error"] == f"memd-client: mode is {mode}, so nothing is stored: flush a Memory of mode full"
-    assert (told["notes"], upstream.requests) == ([{"content": NOTE}], [])
+    assert (told["notes"], upstream.requests) == ([{"content": TOLD}], [])
 
 
 def test_a_token_opens_memd_s_own_address_also_where_the_model_s_leads_there(
     memd_client: TypeScriptPackage, serving: Serving
 ) -> None:
     daemon = serving({"auth": {"token": "a-token-of-this-test"}})
-    steps: list[Json] = [{"call": "flush", "notes": [{"content": NOTE}]}, {"call": "search", "question": WHERE}]
+    steps: list[Json] = [FLUSH, {"call": "search", "question": WHERE}]
     for url in (daemon.own_url, daemon.base_url):
         _, found = memd_client.steps("routes.ts", steps, url=url, token="a-token-of-this-test")
-        assert found["told"]["chunks"][0]["content"] == NOTE
+        assert found["told"]["chunks"][0]["content"] == TOLD
     [refused] = memd_client.steps("routes.ts", [{"call": "log"}], url=daemon.own_url)
     assert refused["told"]["status"] == 401
     assert refused["told"]["error"].endswith(": give memd's auth.token as token, or that of `memd token add`")
@@ -846,16 +835,16 @@ def test_a_token_that_may_only_read_is_told_so_and_the_chat_goes_on(
     secret = "reader-has-a-token-of-this-length"
     auth: Json = {"token": "a-token-of-this-test", "tokens": [token_setting("reader", secret, "read")]}
     daemon = serving({"auth": auth})
-    note, owner = {"notes": [{"content": NOTE}]}, {"X-Memory-Token": auth["token"]}
+    note, owner = {"notes": [{"content": TOLD}]}, {"X-Memory-Token": auth["token"]}
     assert ask(f"{daemon.own_url}/memd/notes", note, headers=owner).status == 200
     steps: list[Json] = [{"call": "flush", **note}, {"call": "search", "question": WHERE}]
     refused, found = memd_client.steps("routes.ts", steps, url=daemon.own_url, token=secret)
     assert (refused["told"]["name"], refused["told"]["status"]) == ("RightMissing", 403)
     assert refused["told"]["error"].startswith("memd-client: the token 'reader' has no right to write")
-    assert refused["notes"] == note["notes"] and found["told"]["chunks"][0]["content"] == NOTE
+    assert refused["notes"] == note["notes"] and found["told"]["chunks"][0]["content"] == TOLD
     headers = {"authorization": f"Bearer {secret}"}
-    told = handed(memd_client, daemon.base_url, "request", headers=headers, corrections=[CORRECTION])
-    assert told["body"] and told["mode"] == "readonly" and told["pending"] == [CORRECTION]
+    told = handed(memd_client, daemon.base_url, "request", headers=headers, corrections=[HELPFUL])
+    assert told["body"] and told["mode"] == "readonly" and told["pending"] == [HELPFUL]
     log = [{"call": "log"}]
     for number in range(60):
         ask(f"{daemon.own_url}/memd/me", headers={"X-Memory-Token": f"guess {number}"})
@@ -865,13 +854,7 @@ def test_a_token_that_may_only_read_is_told_so_and_the_chat_goes_on(
 
 
 ODD_ANSWERS = [
-    b"",
-    b"<html>",
-    b"[]",
-    b'{"chunks": {}}',
-    b'{"chunks": [{"id": 1}]}',
-    b'{"events": 1}',
-    b'{"notes": [1]}',
+    *(b"", b"<html>", b"[]", b'{"chunks": {}}', b'{"chunks": [{"id": 1}]}', b'{"events": 1}', b'{"notes": [1]}')
 ]
 
 
@@ -881,11 +864,7 @@ def test_a_server_that_is_no_memd_is_an_error_that_says_so(
 ) -> None:
     upstream.answer = lambda request: Response((ODD_ANSWERS[(len(upstream.requests) - 1) // 3],), status=status)
     upstream.answers_all = True
-    calls: list[Json] = [
-        {"call": "search", "question": WHERE},
-        {"call": "log"},
-        {"call": "flush", "notes": [{"content": NOTE}]},
-    ]
+    calls: list[Json] = [{"call": "search", "question": WHERE}, {"call": "log"}, FLUSH]
     for one in memd_client.steps("routes.ts", calls * len(ODD_ANSWERS), url=upstream.url):
         assert one["told"]["error"].startswith(f"memd-client: {upstream.url} does not answer like memd")
         assert one["told"]["error"].endswith(": give its own address (admin.port) as url")

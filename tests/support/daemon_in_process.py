@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from daemon_process import tool_call
 from recording_upstream import RecordingUpstream, Request, Response, recording_upstream
 
 from memd.daemon.app import Daemon, running
@@ -131,6 +132,13 @@ class House:
                 return answer.status, None
             text = await answer.text()
             return answer.status, json.loads(text) if answer.content_type == "application/json" else text
+
+    async def call(self, name: str, tool: str, **arguments: Any) -> str:
+        """What one of memd's tools says over MCP."""
+        accepts = {"Accept": "application/json, text/event-stream"}
+        status, answer = await self.ask(name, "/mcp", tool_call(tool, **arguments), **accepts)
+        assert status == 200, answer
+        return str(answer["result"]["content"][0]["text"])
 
     async def chat(self, name: str, *texts: str, path: str = "/t/team-a/v1", **more: Any) -> tuple[int, str, Any]:
         """Status, `X-Memory-Status` and the answer of a chat."""
