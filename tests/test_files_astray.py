@@ -21,11 +21,11 @@ from drafts import draft, open_journal, open_store
 from recording_upstream import RecordingUpstream
 
 from memd.errors import StoreLocked
+from memd.receipts import ReceiptRing
 from memd.store.claim import AppendFile
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.erasure import ForbiddenText, encode_forbidden
 from memd.store.log.format import HEADER_BYTES
-from memd.store.receipts import ReceiptRing
 from memd.store.store import Store
 
 SMALL_SEGMENTS = {"segment": {"max_entries": 2}, "retrieval": {"min_score": 0.4}}

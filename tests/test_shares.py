@@ -24,10 +24,9 @@ from memd.ingest.erasing import Concern
 from memd.ingest.redaction import Redactor
 from memd.messages import BlockChunk
 from memd.principals import surplus
-from memd.receipts import Receipt, Receipts
+from memd.receipts import Receipt, ReceiptRing, Receipts
 from memd.settings.model import Config, ConversationSettings, IngestSettings
 from memd.store.disk import LocalDisk, Wiper
-from memd.store.receipts import ReceiptRing
 from memd.telemetry.events import SUBSCRIBERS_MAX, Events
 
 MALLORY = "mallory"

@@ -33,12 +33,12 @@ from memd.cli.operations import Lines, asked_with, options_of, print_lines, tabl
 from memd.cli.running import RunningDaemon, command_act
 from memd.errors import BadQuestion, ConfigError, DaemonError, NotFound, RightMissing
 from memd.principals import SECRET_PREFIX, Right, digest_of
+from memd.receipts import receipt_lines
 from memd.settings.loading import Setting, read_tokens, token_problems
 from memd.settings.model import Config, TokenSettings
 from memd.store.disk import LocalDisk
 from memd.store.encryption.disk import disk_of
 from memd.store.layout import GRANTS_NAME, LOCK_NAME, TOKENS_NAME, check_no_cluster
-from memd.store.receipts import receipt_lines
 from memd.store.shared.books import FileBook, KeptToken, SharedBook, TokenList
 from memd.store.shared.postgres import shared_log
 from memd.wording import counted, day_and_time, name_for_terminal

@@ -78,7 +78,7 @@ from memd.recall.neutralising import neutralised
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.recall.times import spans
-from memd.receipts import Receipts
+from memd.receipts import ReceiptRing, Receipts
 from memd.settings.loading import SettingsSource, programs_of
 from memd.settings.model import REMEDY_IF_SHORT, Config
 from memd.store.audit import AuditBook
@@ -88,7 +88,6 @@ from memd.store.encryption.disk import disk_of
 from memd.store.erasure import ErasureLedger
 from memd.store.layout import ADDRESS_NAME, GRANTS_NAME, SECRET_NAME, TOKENS_NAME, models_dir
 from memd.store.log.segment import ENTRIES_READ
-from memd.store.receipts import ReceiptRing
 from memd.store.shared.books import FileBook, SharedBook, SharedErasures, SharedTimes, TokenList
 from memd.store.shared.postgres import shared_log
 from memd.store.store import MakeErasures, ModelId, Store, StoreShared

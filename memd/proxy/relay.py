@@ -49,7 +49,7 @@ from memd.proxy.upstream.windows import BODY_BYTES_MAX
 from memd.telemetry.metrics import RequestRecord, record_of
 from memd.wire.api import Api
 from memd.wire.content_codings import BadCoding, TooLarge, codings_of, unpacked_parts
-from memd.wire.lenient_json import UNREADABLE
+from memd.wire.lenient_json import MEMBERS, decode_or_none
 from memd.wire.reply import Reply, ReplyStream, SseParser
 from memd.wire.sideband import MemoryOut, splice_memory_out_json
 
@@ -510,13 +510,8 @@ async def read_beginning(answer: aiohttp.ClientResponse) -> tuple[bytes, bytes]:
 
 
 def _is_error(data: bytes) -> bool:
-    if b"error" not in data or len(data) > BODY_BYTES_MAX:
-        return False
-    try:
-        said: Any = msgspec.json.decode(data)
-    except UNREADABLE:
-        return False
-    return isinstance(said, dict) and bool(said.get("error"))
+    members = None if b"error" not in data or len(data) > BODY_BYTES_MAX else decode_or_none(MEMBERS, data)
+    return members is not None and bool(members.get("error"))
 
 
 # -- WebSockets -----------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from memd.wire import chat
 from memd.wire.api import Api, MessageCache, ModelRequest, objects_in, top_level
 from memd.wire.chat import with_text_in_front
 from memd.wire.lenient_json import (
+    ANYTHING,
     LIST,
     OBJECT,
     UNREADABLE,
@@ -192,7 +193,6 @@ class _AnthropicTold(msgspec.Struct, frozen=True):
 
 
 _told_decoder = msgspec.json.Decoder(_AnthropicTold)
-_any_decoder = msgspec.json.Decoder(Any)
 
 
 class AnthropicCapture(Capture):
@@ -269,7 +269,7 @@ class AnthropicCapture(Capture):
     def _end(self, index: Any) -> None:
         block = self._blocks.pop(index, None) if isinstance(index, int) else None
         if block is not None and (text := self._parts[index].text):
-            self._parts[index].whole = _message([{**block, "input": decode_or_none(_any_decoder, bytes(text))}])
+            self._parts[index].whole = _message([{**block, "input": decode_or_none(ANYTHING, bytes(text))}])
 
 
 def _message(content: list[Any]) -> Message | None:

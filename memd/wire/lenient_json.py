@@ -27,6 +27,8 @@ UNREADABLE = (ValueError, RecursionError)
 Decoded = TypeVar("Decoded")
 TEXT, LIST, OBJECT = msgspec.json.Decoder(str), msgspec.json.Decoder(list[Raw]), msgspec.json.Decoder(dict[str, Raw])
 """Decoders of a string, and of a list or an object whose elements keep their bytes."""
+MEMBERS, ANYTHING = msgspec.json.Decoder(dict[str, Any]), msgspec.json.Decoder(Any)
+"""Decoders of a whole object, and of any value."""
 
 _REPLACEMENT = "\ufffd"
 _SURROGATES, _STAND_INS, _BYTES = 0xD800, 0x10F800, 0x10FC00

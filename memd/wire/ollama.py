@@ -21,7 +21,7 @@ from memd.messages import DIGEST_BYTES, Message
 from memd.wire import chat
 from memd.wire.api import Api, MessageCache, ModelRequest
 from memd.wire.chat import ChatApi, ChatCapture
-from memd.wire.lenient_json import OBJECT, decode_or_none, text_or_empty
+from memd.wire.lenient_json import MEMBERS, OBJECT, decode_or_none, text_or_empty
 from memd.wire.reply import SseEvent, SseParser, Usage, count_of, error_text
 
 
@@ -31,7 +31,6 @@ class _OwnMembers(msgspec.Struct, frozen=True):
 
 
 _own_decoder = msgspec.json.Decoder(_OwnMembers)
-_arguments_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def parse_message(raw: Raw | bytes) -> Message:
@@ -60,7 +59,7 @@ def without_call_ids(message: Message) -> Message:
 
 def _arguments(text: str) -> dict[str, Any]:
     """Return a call's arguments as the object that Ollama requires, even if the model wrote no object."""
-    return decode_or_none(_arguments_decoder, text.encode()) or ({"arguments": text} if text.strip("{} ") else {})
+    return decode_or_none(MEMBERS, text.encode()) or ({"arguments": text} if text.strip("{} ") else {})
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -80,7 +79,6 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 _line_decoder = msgspec.json.Decoder(_Line)
-_delta_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class OllamaCapture(ChatCapture):
@@ -96,7 +94,7 @@ class OllamaCapture(ChatCapture):
         if line.done is True:
             self._ended = True
             self.finish_reason = text_or_empty(line.done_reason) or self.finish_reason
-        delta = decode_or_none(_delta_decoder, line.message)
+        delta = decode_or_none(MEMBERS, line.message)
         if delta is None:
             return False
         calls = delta.pop("tool_calls", None)

@@ -27,7 +27,7 @@ from memd.proxy.upstream.connection import UpstreamSession, time_of_others
 from memd.proxy.upstream.windows import MODELS_MAX, KnownWindows, ModelWindow, ask_windows, is_router, models_of
 from memd.settings.model import Config, base_of
 from memd.telemetry.tasks import Tasks
-from memd.wire.lenient_json import UNREADABLE
+from memd.wire.lenient_json import ANYTHING, decode_or_none
 from memd.wording import counted
 
 log = logging.getLogger("memd")
@@ -374,7 +374,4 @@ async def _json_of(answer: aiohttp.ClientResponse) -> Any:
         body += part
         if len(body) > TOLD_BYTES_MAX:
             return None
-    try:
-        return msgspec.json.decode(body)
-    except UNREADABLE:
-        return None
+    return decode_or_none(ANYTHING, bytes(body))

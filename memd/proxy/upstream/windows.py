@@ -24,7 +24,7 @@ from urllib.parse import quote
 import msgspec
 
 from memd.caching import Latest, late_pattern
-from memd.wire.lenient_json import UNREADABLE, decode_or_none
+from memd.wire.lenient_json import MEMBERS, UNREADABLE, decode_or_none
 
 _NUM_CTX = re.compile(r"^num_ctx\s+(\d+)\s*$", re.MULTILINE)
 
@@ -141,7 +141,6 @@ _QUOTATION = late_pattern(
 )
 """Matches where a message begins to quote the request: errors of pydantic (vLLM, SGLang), llama.cpp's parser."""
 
-_members_decoder = msgspec.json.Decoder(dict[str, Any])
 _N = r"([\d,]+)"
 _ANY = r"[\d,.]+"
 _WINDOW = late_pattern(
@@ -260,7 +259,7 @@ def _told(value: Any, depth: int) -> Iterator[str]:
     """Yield the server's own words in an error, without quotations."""
     if isinstance(value, str):
         # Gateways forward an error as the whole text of another one.
-        nested = decode_or_none(_members_decoder, value.encode()) if depth and value[:1] == "{" else None
+        nested = decode_or_none(MEMBERS, value.encode()) if depth and value[:1] == "{" else None
         if nested is not None:
             yield from _told(nested, depth - 1)
         else:
