@@ -48,7 +48,6 @@ from memd.settings.model import Config, ListenSettings, LogSettings, RetrievalSe
 from memd.store.disk import LocalDisk
 from memd.store.lexical.analyzer import analyze_query
 from memd.store.tools.export import export, shown_text
-from memd.wording import counted
 
 UNKNOWN = "I don't know. Nothing in what I was shown answers that."
 SHARE_MIN = 0.4
@@ -296,10 +295,10 @@ async def _play(console: Console, pause_seconds: float, model: Path | None, stay
                 new_chat = partial(ChatClient, session, daemon.base_url, TOPIC, SYSTEM_PROMPT)
                 stage = _Stage(console, new_chat, standin, config.data_dir, pause_seconds)
                 text = (
-                    f"The real daemon runs at {daemon.base_url} on a temporary directory. Behind it stands in for a "
-                    f"model: a program with a window of {WINDOW_TOKENS:,} tokens that answers by quoting its prompt. "
-                    f"In the conversation it reads its part of a script ({len(turns)} turns); to the questions "
-                    "afterwards it can only know what memd put in front of it."
+                    f"The real daemon runs at {daemon.base_url} on a temporary directory. In the place of a model "
+                    f"stands a program with a window of {WINDOW_TOKENS:,} tokens. In the conversation it reads its "
+                    f"part of a script ({len(turns)} turns); questions afterwards it answers by quoting its prompt, so "
+                    "it knows only what memd put there."
                 )
                 panel = Panel(text, title="[bold]memd demo[/]", border_style="blue", padding=(1, 2))
                 console.print("", panel, sep="\n")
@@ -367,11 +366,14 @@ class _Stage(msgspec.Struct):
             await self._pause(0.02)
         if not left_before:
             raise NotShown("no turn left the prompt although the conversation is longer than the window")
-        until = asyncio.get_running_loop().time() + STORED_SECONDS_MAX
-        while not (contents := self._live_contents()):  # chunks are stored in the background
-            if asyncio.get_running_loop().time() > until:
-                raise NotShown(f"nothing was stored within {STORED_SECONDS_MAX:.0f} s")
-            await asyncio.sleep(0.05)
+        time, contents, end = asyncio.get_running_loop().time, self._live_contents(), turns[-1].user.partition(".")[0]
+        until = time() + STORED_SECONDS_MAX
+        with self.console.status("what was said is being stored …"):  # in the background
+            while time() < until and not any(end in text for text in contents):
+                await asyncio.sleep(0.1)
+                contents = self._live_contents()
+        if not contents:
+            raise NotShown(f"nothing was stored within {STORED_SECONDS_MAX:.0f} s")
         lines = [f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}" for text in contents[:LINES_SHOWN]]
         lines.append(f"[dim]… and {len(contents) - len(lines)} more[/]")
         title = f"remembered on disk: {len(contents)} chunks, word for word"
@@ -544,7 +546,7 @@ class _Stage(msgspec.Struct):
         day = [part for part in parts[:at] if _DAY_LINE.fullmatch(part)][-1:]
         text = Text("\n".join(map(_excerpt, "\n".join([head, *day, parts[at]]).split("\n"))))
         others = sum(part.startswith("[mem:") for part in parts) - 1
-        left = f"… and {counted(others, 'chunk')} more\n" if others else ""
+        left = f"… and {others} more\n" if others else ""
         text.append(f"\n{left}{tail}", style="dim")
         text.highlight_regex(r"\[mem:[0-9a-f]+\]", f"bold {MEMORY}")
         text.highlight_words([expects], "bold reverse")
