@@ -64,8 +64,7 @@ def unsearched(chunks: int) -> str:
 
 
 NOTHING_STORED = (
-    "Nothing is stored yet. What is said through memd while it runs is, and `memd add PATH` and `memd remember` put "
-    "something in."
+    "Nothing is stored yet. What is said through memd will be, and `memd add PATH` and `memd remember` store at once."
 )
 
 

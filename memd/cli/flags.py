@@ -221,11 +221,8 @@ def check_memory(folder: Path, elsewhere: str = "") -> None:
     is_empty = is_folder and all(one.name.startswith(".") for one in folder.iterdir())  # ignores .gitkeep
     if not (is_empty or is_memory(LocalDisk(), folder)):
         what = "is no memory: it has nothing of memd in it" if is_folder else "there is no such folder"
-        raise ConfigError(
-            elsewhere
-            or f"{folder}: {what}; name a data directory (--data-dir), or the folder that `memd backup` wrote to; "
-            "`memd serve`, `memd add` and `memd remember` begin a memory"
-        )
+        names = "name a data directory (--data-dir) or a backup; `memd serve`, `memd add` and `memd remember` begin one"
+        raise ConfigError(elsewhere or f"{folder}: {what}; {names}")
 
 
 def config_to_begin(path: Path | None, given: dict[str, Any]) -> Config:

@@ -145,7 +145,7 @@ def setup(agents: tuple[str, ...], topic: str | None, model: str | None, undo: b
         click.echo(f"There is nothing to take back for {which}." if undo else f"Not installed: {which}.")
         return 0
     if not is_named:
-        click.echo("Nobody tells a model's name: it is `local` here, which llama-server takes; else give --model.")
+        click.echo("No server names its model: `local` is written, which llama-server takes; others need --model NAME.")
     left_alone = False
     for agent in dict.fromkeys(one.agent for one in rows):
         files = [one for one in rows if one.agent == agent]

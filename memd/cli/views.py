@@ -198,7 +198,7 @@ def usage(asked: RouteAnswer[UsageByDay]) -> tuple[Lines, int]:
         if topics:
             asked.daemon.ask(reads.log_page, topic=topics, limit=1)  # raises BadQuestion if the topic does not exist
         if oldest is None:
-            return ["No request has a receipt; requests get one while receipts.enabled is true."], FOUND_SOMETHING
+            return ["No request has a receipt: none came yet, or receipts.enabled is false."], FOUND_SOMETHING
         told = f"No request that was asked for has a receipt; the oldest that is kept is of {time_of(oldest)}."
         return [told], FOUND_SOMETHING
     models = {row.model for row in rows}
@@ -337,7 +337,7 @@ def turn(
 
 def _latest(page: TurnsPage) -> Lines:
     if not page.turns:
-        return ["No turn has a receipt yet; turns get one while receipts.enabled is true."]
+        return ["Nothing was asked through memd yet (or receipts.enabled is false)."]
     shown = table("turn", "when", "topic", "memory", "asked", whole=("turn", "when"))
     for one in page.turns:
         asked = "(a step of its turn)" if one["is_step"] else one["asked"] or one["note"] or ""
