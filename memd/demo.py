@@ -374,7 +374,9 @@ class _Stage(msgspec.Struct):
                 contents = self._live_contents()
         if not contents:
             raise NotShown(f"nothing was stored within {STORED_SECONDS_MAX:.0f} s")
-        lines = [f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}" for text in contents[:LINES_SHOWN]]
+        step = max(1, len(contents) // LINES_SHOWN)  # others than the first, which were on the screen a moment ago
+        shown_chunks = contents[step - 1 :: step][:LINES_SHOWN]
+        lines = [f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}" for text in shown_chunks]
         lines.append(f"[dim]… and {len(contents) - len(lines)} more[/]")
         title = f"remembered on disk: {len(contents)} chunks, word for word"
         self.console.print("", Panel("\n".join(lines), title=title, border_style=MEMORY), sep="\n")
@@ -442,10 +444,11 @@ class _Stage(msgspec.Struct):
         took = f"{middle:.1f} ms (median), {recall_ms[-1]:.1f} ms at most"
         tell, memd = self.console.print, _command()
         tell(Rule("[bold]In figures[/]", style="blue", align="left"))
-        tell(f"Said: {said}.\nRemembered: {kept}.\nRemembering took {took}.\n\nNow with a model of yours:\n")
-        tell(f"  [bold]{memd} serve --upstream http://127.0.0.1:8080[/]   [dim]a llama-server[/]")
-        tell(f"  [bold]{memd} serve --model FILE.gguf[/]   [dim]or let memd start one[/]\n")
-        tell("and point your client's base URL at [bold]http://127.0.0.1:8765/v1[/].\n")
+        tell(f"Said: {said}.\nRemembered: {kept}.\nRemembering took {took}.\n")
+        tell("Now with a model of yours, a llama-server that runs or one that memd starts:\n")
+        for server in ("--upstream http://127.0.0.1:8080", "--model FILE.gguf"):
+            tell(f"  [bold]{memd} serve {server}[/]", soft_wrap=True)
+        tell("\nand point your client's base URL at [bold]http://127.0.0.1:8765/v1[/].\n")
 
     async def real_model(self) -> None:
         """Ask a real model without memory and with it, and count correct answers of both."""

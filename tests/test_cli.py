@@ -465,6 +465,16 @@ def test_no_cell_is_cut_on_a_narrow_terminal(width: int) -> None:
     assert "…" not in shown
 
 
+def test_the_columns_of_a_narrow_terminal_share_what_has_to_go() -> None:
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in ("memory", "asked"):
+        table.add_column(name)
+    table.add_row("HTTP 400, degraded: unreadable", "When does the ferry to the island leave on a Sunday, please?")
+    console = Console(file=io.StringIO(), width=42)
+    console.print(fitting(table, console))
+    assert isinstance(console.file, io.StringIO) and len(console.file.getvalue().splitlines()) <= 5
+
+
 # The token, which commands tell nobody but the daemon that has the data directory
 
 TOKEN = "the token of this memory"

@@ -140,10 +140,11 @@ def fitting(line: RenderableType, console: Console) -> RenderableType:
         columns.append((column, most, most - least))
     if sum(gives for _, _, gives in columns) < too_wide:
         return _as_records(line)
-    for column, most, gives in sorted(columns, key=lambda one: -one[2]):
-        given = min(gives, too_wide)
-        too_wide -= given
-        column.width, column.overflow = most - given, "fold"
+    left = [gives for *_, gives in columns]
+    for _ in range(too_wide):
+        left[left.index(max(left))] -= 1
+    for (column, most, gives), one in zip(columns, left, strict=True):
+        column.width, column.overflow = most - gives + one, "fold"
     return line
 
 
