@@ -113,11 +113,7 @@ class DaemonParts(msgspec.Struct, frozen=True, kw_only=True):
 
     @asynccontextmanager
     async def held(
-        self,
-        names: Sequence[str],
-        who: Principal,
-        rights: Sequence[Right] = ("read",),
-        refused: Refused | None = None,
+        self, names: Sequence[str], who: Principal, rights: Sequence[Right] = ("read",), refused: Refused | None = None
     ) -> AsyncIterator[list[Topic]]:
         """Hold the topics of these names, or without names all in which `who` has one of the rights, open during the
         block. `refused`: see `Topics.readable`. Raises Forbidden: `who` lacks the first right in one of them;

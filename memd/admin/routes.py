@@ -77,12 +77,7 @@ TOOLS = {route.tool: route for route in ROUTES if route.tool}
 class OwnRoutes:
     """Answers requests at memd's own address."""
 
-    def __init__(
-        self,
-        parts: DaemonParts,
-        wrong_tokens: WrongTokens,
-        oauth: OAuthEndpoint,
-    ) -> None:
+    def __init__(self, parts: DaemonParts, wrong_tokens: WrongTokens, oauth: OAuthEndpoint) -> None:
         """`wrong_tokens`: rejects requests with an unknown token. `oauth`: serves MCP programs that ask for a token of
         their own."""
         self._parts = parts

@@ -713,13 +713,7 @@ class TakenNote(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def take_note(
-    topic: Topic,
-    note: Note,
-    archiver: Archiver,
-    author: str = "",
-    *,
-    mark: bytes | None = None,
-    is_apart: bool = False,
+    topic: Topic, note: Note, archiver: Archiver, author: str = "", *, mark: bytes | None = None, is_apart: bool = False
 ) -> TakenNote:
     """Take a note of a principal (`Principal.author`) durably; it is stored in the background. `mark`: a note with a
     known mark is not taken again, even if it was corrected since. `is_apart`: the author must not learn of others'

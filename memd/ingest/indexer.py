@@ -66,10 +66,7 @@ class Indexer:
 
     def look_after(self, topic: Topic) -> None:
         """Start the work that the topic's indexes need, unless it is running, or it is too early for a retry."""
-        works = {
-            "seal": (self._seal, topic.log.unsealed()),
-            "merge": (self._merge, topic.log.due_merge()),
-        }
+        works = {"seal": (self._seal, topic.log.unsealed()), "merge": (self._merge, topic.log.due_merge())}
         for kind, (work, is_due) in works.items():
             name = f"{kind} {topic.id}"
             if is_due and not self._retries.is_early(name):

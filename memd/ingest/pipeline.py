@@ -76,12 +76,7 @@ class Cutter:
             yield self.redactor.draft(draft)
 
     def cut(
-        self,
-        topic_id: str,
-        runs: Sequence[Sequence[Utterance]],
-        *,
-        source: str | None = None,
-        title: str = "",
+        self, topic_id: str, runs: Sequence[Sequence[Utterance]], *, source: str | None = None, title: str = ""
     ) -> list[Draft]:
         """Cut and redact; a chunk never crosses runs. The same messages always give the same chunks with the same
         uuids."""
@@ -141,11 +136,7 @@ class Drafter:
     """Makes drafts with one embedding model and one set of settings. Use it in one thread at a time."""
 
     def __init__(
-        self,
-        cutter: Cutter,
-        dedupe_cosine: float,
-        embed_many: EmbedMany,
-        same_cosine: Callable[[float], float] = float,
+        self, cutter: Cutter, dedupe_cosine: float, embed_many: EmbedMany, same_cosine: Callable[[float], float] = float
     ) -> None:
         """`embed_many`, `same_cosine`: methods of `Embedder`, or wrappers of them."""
         self.cutter = cutter

@@ -428,12 +428,7 @@ _WRITTEN = {
     model.PATTERN_WORD: "a word or phrase of at most 100 characters, without signs and spaces at its ends",
 }
 """Patterns described in words."""
-_SECRET = frozenset(
-    {
-        *("auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key"),
-        *(_IN_NO_FILE, "backup.secret_key"),
-    }
-)
+_SECRET = ("auth.token", "upstream.api_key", "embedding.api_key", "rerank.api_key", "backup.secret_key", _IN_NO_FILE)
 _PATHS = frozenset({"listen.tls_cert", "listen.tls_key", "encryption.key_file"})
 _NO_KEY_HERE = "a key does not belong into a settings file; give encryption.key_file, or MEMD_ENCRYPTION_KEY"
 _PATH = "path:"  # of embedding.model

@@ -70,14 +70,7 @@ from memd.store.log.segment import (
     new_header,
     read_header,
 )
-from memd.store.snapshot import (
-    Snapshot,
-    after_append,
-    after_indexing,
-    first_snapshot,
-    live_copy,
-    uuid_index_of,
-)
+from memd.store.snapshot import Snapshot, after_append, after_indexing, first_snapshot, live_copy, uuid_index_of
 from memd.wording import unsearched
 
 DraftFilter = Callable[[Draft], Draft]

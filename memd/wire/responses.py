@@ -32,15 +32,7 @@ from memd.wire.lenient_json import (
     lenient_text,
     text_or_empty,
 )
-from memd.wire.reply import (
-    CAPTURE_BYTES_MAX,
-    Capture,
-    ReplyPart,
-    SseEvent,
-    error_text,
-    joined_answer,
-    usage_of,
-)
+from memd.wire.reply import CAPTURE_BYTES_MAX, Capture, ReplyPart, SseEvent, error_text, joined_answer, usage_of
 
 _ASSISTANT = "assistant"
 _WITHOUT_CONTENT = frozenset({"reasoning", "item_reference"})

@@ -41,14 +41,7 @@ from memd.entries import Entry, Status
 from memd.errors import CorruptFile, ShortLogFile, StoreError
 from memd.store.claim import Claim
 from memd.store.disk import FileChecksum, LocalDisk
-from memd.store.index.vectors import (
-    CompactIndex,
-    VisibleLists,
-    best_rows,
-    multipliers,
-    products,
-    sample_size,
-)
+from memd.store.index.vectors import CompactIndex, VisibleLists, best_rows, multipliers, products, sample_size
 from memd.store.layout import TopicLayout
 from memd.store.lexical.postings import FORMAT, SealedColumns
 from memd.store.log.columns import ROW, Bits, Floats, Rows

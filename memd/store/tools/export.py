@@ -54,9 +54,9 @@ Wants = Callable[[str], bool]
 _ID_MAX = (1 << 53) - (1 << 40)
 """Ids after an imported one are larger, and must be exact in JavaScript too, up to 2^53."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_LEFT_OUT = {
-    *("vector", "digests", "completes", "group_left", "asked_by", "line_tokens", "terms", "erased", "pad", "unknown"),
-}
+_LEFT_OUT = frozenset(
+    ("vector", "digests", "completes", "group_left", "asked_by", "line_tokens", "terms", "erased", "pad", "unknown")
+)
 _FIRST = ("id", "uuid", "topic_id", "canonical_id", "origin_id", "status", "live", "utility_multiplier", "created_at")
 """The first members of every line; the others follow as their fields are defined."""
 
