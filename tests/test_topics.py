@@ -15,6 +15,7 @@ import pytest
 from archiver_stage import DATA_DIR, Stage
 from click.testing import CliRunner
 from conftest import Serving
+from daemon_in_process import daemon_in_process
 from daemon_process import Answer, DaemonProcess, ask, user, wait_until
 from drafts import draft, live_contents, open_journal, open_store
 from histories import new_buffer, state, talk
@@ -82,6 +83,31 @@ async def test_what_a_topic_took_is_free_when_it_is_let_go_and_not_when_the_garb
     finally:
         gc.enable()
     await stage.close()
+
+
+async def test_a_search_over_many_topics_writes_nothing_keeps_little_and_lets_others_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"topic{number:02}" for number in range(60)]
+    store = open_store(None, tmp_path / "memory", dimension=384, fingerprint="")
+    for name in names:
+        store.topic(name).append([draft(name, dimension=384)])
+    store.close()
+    async with daemon_in_process(tmp_path) as client:
+        topics, waiting = client.daemon.topics, list[int]()
+        before, opening_of = {path for path in (tmp_path / "memory").rglob("*") if path.is_file()}, topics._opening_of
+
+        def counted(topic_id: str) -> asyncio.Future[Topic]:
+            waiting.append(len(topics._opening))
+            return opening_of(topic_id)
+
+        monkeypatch.setattr(topics, "_opening_of", counted)
+        async with client.session.get(f"{client.daemon.own_url}/memd/search?q=chunk") as answer:
+            assert answer.status == 200
+        assert {*names} <= {one.id for one in topics.opened()} and max(waiting) < 12
+        after = {*(tmp_path / "memory").rglob("hot.log")}
+        assert after <= before, "no journal is begun for a topic that is only read"
+        assert all(one.log.stats().memory_bytes < 16_384 for one in topics.opened())
 
 
 async def test_a_topic_with_something_unstored_is_not_let_go() -> None:

@@ -40,6 +40,8 @@ Result = TypeVar("Result")
 
 LOOK_SECONDS = 5.0
 """Interval of checks of the disk."""
+OPENED_AT_ONCE = 8
+"""Most topics of a search that wait for the thread that opens them: other requests need it too."""
 OPEN_MAX = 256
 """Most topics that stay open between requests."""
 
@@ -212,10 +214,13 @@ class Topics:
         self, topic_ids: Sequence[str], inquiry: Inquiry | None = None, refused: Refused | None = None
     ) -> AsyncIterator[list[Topic]]:
         """Keep the existing ones of these topics open while the block runs; for the arguments see `readable`."""
-        found = await self.readable(topic_ids, inquiry, refused)
+        found: list[Topic] = []
         with ExitStack() as held:
-            for topic in found:
-                held.enter_context(topic.held())
+            for start in range(0, len(topic_ids), OPENED_AT_ONCE):
+                some = await self.readable(topic_ids[start : start + OPENED_AT_ONCE], inquiry, refused)
+                for topic in some:
+                    held.enter_context(topic.held())
+                found += some
             yield found
 
     def _opened(self, topic_id: str, opening: asyncio.Future[Topic]) -> None:

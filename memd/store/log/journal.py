@@ -84,7 +84,7 @@ class Journal:
 
     @classmethod
     def open(cls, claim: Claim) -> tuple[Journal, list[bytes]]:
-        """Open a topic's journal, created if there is none. Return it and the payloads of its intact records.
+        """Open a topic's journal; the first `append` begins its file. Return it and the payloads of its intact records.
 
         A torn tail is moved into a `.torn` file. If readable records follow the damage, the whole file is copied there.
         Raises ForeignFile: it is of a newer format, another kind of file, or another topic's; StoreError: it cannot be
@@ -93,12 +93,7 @@ class Journal:
         files, path = claim.files, claim.layout.hot
         files.remove(path.with_name(path.name + TEMPORARY_SUFFIX))
         if files.size(path) is None:
-            # Before the file is created, so that a crash in between does not skip this: the topic's directory may be
-            # new, and a power cut that removes the directory removes the journal.
-            files.sync_directory(path.parent.parent)
-            journal = cls(claim)
-            journal.rewrite([])
-            return journal, []
+            return cls(claim), []
         data = files.read(path)
         found = records_of(data)
         journal, payloads, end = cls(claim, found.extent), found.payloads, found.scan.end
@@ -130,6 +125,9 @@ class Journal:
         """
         if self._gap is not None:
             raise self._gap.with_traceback(None)
+        if not self._bytes:
+            self.rewrite(payloads, extent, mark=mark)
+            return
         is_new = extent is not None and extent != self.extent
         data = _records(extent if is_new else None, payloads, mark)
         try:
@@ -166,6 +164,10 @@ class Journal:
         header = Header(magic=MAGIC_JOURNAL, dimension=0, segment_id=0, fingerprint="", topic=tag)
         data = encode_header(header) + _records(extent, payloads, mark)
         try:
+            if not self._bytes:
+                # Before the file is created, so that a crash in between does not skip this: the topic's directory may
+                # be new, and a power cut that removes the directory removes the journal.
+                self._claim.files.sync_directory(self._claim.layout.directory.parent)
             self._claim.roll("hot", data, wiper)
         except StoreError as error:
             self._gap = error

@@ -46,7 +46,8 @@ from memd.store.log.format import (
     vector_key,
 )
 
-_CAPACITY_MIN = 64
+_CAPACITY_MIN = 4
+"""Rows for which there is room at first: many topics have a few, and a search over all of them opens each."""
 _TABLE_BYTES = 750
 """Approximate bytes per entry in the tables of a growing segment."""
 
@@ -438,6 +439,10 @@ class PendingView(SegmentView):
         return (self.chunks[row] for row in rows if row < len(self.dead) and not self.dead[row])
 
 
+_NO_DISK = LocalDisk(1)
+"""Of segments without a file."""
+
+
 class PendingSegment(GrowingSegment):
     """The pending chunks, one row each, even if several conversations have it. A writer holds a lock."""
 
@@ -451,7 +456,7 @@ class PendingSegment(GrowingSegment):
         header = Header(
             magic=MAGIC_LOG, dimension=dimension, segment_id=PENDING_SEGMENT, fingerprint="", topic=bytes(8)
         )
-        super().__init__(LocalDisk(), (), header, searchable=True)
+        super().__init__(_NO_DISK, (), header, searchable=True)
         self._vectors_of = vectors_of
         self._chunks: list[PendingChunk] = []
         self._holders = np.zeros(ROWS_MIN, np.int32)
