@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import random
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -767,6 +768,33 @@ def test_the_damaged_key_of_a_topic_is_one_finding_and_all_others_are_read(
     for told in (memd("verify", back), memd("restore", back, restored), memd("verify", restored)):
         assert told.exit_code == 1 and told.output.count("topic.key: is ") == 1, told.output
     assert "checked 3 topics: " in memd("verify", restored).output
+
+
+@pytest.mark.parametrize("is_looked_into", [False, True])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_the_damaged_key_of_a_topic_in_a_backup_is_put_right_by_the_next_one(
+    backed_up: tuple[Path, Path], is_lost: bool, is_looked_into: bool
+) -> None:
+    folder, back = backed_up
+    if is_looked_into:
+        assert memd("log", "--data-dir", back).exit_code == 0
+    spoil(back / "bob" / "topic.key", is_lost=is_lost)
+    told = memd("backup", back, "--data-dir", folder)
+    assert told.exit_code == 0 and memd("verify", back).exit_code == 0, told.output
+
+
+def test_the_damaged_key_of_a_topic_is_one_finding_of_a_backup_and_all_others_are_backed_up(
+    backed_up: tuple[Path, Path],
+) -> None:
+    folder, back = backed_up
+    spoil(folder / "bob" / "topic.key", is_lost=False)
+    (back / "eve" / "topic.key").unlink()
+    shutil.rmtree(folder / "eve")  # so nobody has its key
+    told = memd("backup", back, "--data-dir", folder)
+    assert told.exit_code == 1 and told.output.count("bob/topic.key: ") == 1, told.output
+    assert "erased" not in told.output and "2 topics" in told.output
+    shutil.copy(back / "bob" / "topic.key", folder / "bob" / "topic.key")
+    assert memd("backup", back, "--data-dir", folder).exit_code == 0
 
 
 def test_the_damaged_key_of_a_backup_is_put_right_by_the_next_one_and_told_by_a_restoration(

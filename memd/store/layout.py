@@ -330,6 +330,11 @@ def has_files(files: LocalDisk, directory: Path) -> bool:
     return any(map(_OF_TOPIC.match, names)) or any(map(_OF_SEGMENTS.match, in_segments))
 
 
+def key_damage(files: LocalDisk, topic: TopicLayout) -> str | None:
+    """Return a description of damage to the key of an encrypted topic that has files."""
+    return files.damage_of(topic.key) if has_files(files, topic.directory) else None
+
+
 def is_memory(files: LocalDisk, data_dir: Path) -> bool:
     """Return whether a folder is a data directory, a backup of one, or the remains of one."""
     own = (name in _OWN_NAMES or name.startswith(".memd-") for name in files.names(data_dir))

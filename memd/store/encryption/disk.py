@@ -236,6 +236,18 @@ class EncryptedDisk(LocalDisk):
             return str(error)
         return None if is_whole else f"the header (bytes 0 to {HEADER_BYTES}) of the encrypted file is damaged"
 
+    def put_key_back(self, copy: Path, topic: Path) -> None:
+        """Give a copy of a topic's folder the topic's key, in place of a missing or damaged one, if it is that of all
+        files there."""
+        files, own = self.plain_files, topic / layout.TOPIC_KEY_NAME
+        folders = copy, copy / layout.TopicLayout(copy.parent, copy.name).segments.name
+        paths = [one / name for one in folders for name in files.names(one) if not files.is_directory(one / name)]
+        with suppress(StoreError):
+            key = read_topic_key(files, own, self._directory, self._directory_key)
+            headers = (decode_any_header(files.read_at(path, 0, HEADER_BYTES)) for path in paths)
+            if {one.topic for one in headers if one is not None} == {key.id}:
+                replace_file(files, copy / layout.TOPIC_KEY_NAME, files.read(own))
+
     def encrypts(self, path: Path) -> bool:
         """See LocalDisk."""
         return self._folder(path) is not None

@@ -46,6 +46,7 @@ from memd.store.layout import (
     TopicLayout,
     erasures_dir,
     has_files,
+    key_damage,
     segments_before,
     topic_folders_in,
     topic_ids_in,
@@ -101,6 +102,9 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
     copying = _BackupRun(files)
     is_looked_into = files.size(target / LOCK_NAME) is not None
     with files.lock(target / MARKER_NAME), files.lock(target / LOCK_NAME) if is_looked_into else nullcontext():
+        for name in topic_folders_in(files, target) if isinstance(files, EncryptedDisk) else ():
+            if key_damage(files, TopicLayout(target, name)):
+                files.put_key_back(target / name, data_dir / name)
         if is_looked_into:
             _be_backup_again(files, data_dir, target, waiting)
         if files.size(data_dir / KEY_NAME) is not None:
@@ -274,6 +278,10 @@ class _BackupRun:
         key = files.read(source.key)
         if not has_files(files, target.directory):  # at most the forbidden text, which follows
             replace_file(files, target.key, key)
+        elif damaged := {one.key: told for one in (source, target) if (told := key_damage(files, one))}:
+            for path, told in damaged.items():
+                self.add_finding(path, told.removeprefix(f"{path}: "))
+            return False
         elif files.read(target.key) != key:
             self.add_finding(
                 target.directory,
@@ -432,6 +440,7 @@ def _be_backup_again(files: LocalDisk, data_dir: Path, target: Path, waiting: Wa
     """
     erased = [{one.id for one in read_erasures(files, erasures_dir(folder))[0]} for folder in (target, data_dir)]
     topics = [(TopicLayout(data_dir, name), TopicLayout(target, name)) for name in topic_folders_in(files, target)]
+    topics = [pair for pair in topics if not any(key_damage(files, one) for one in pair)]  # those are left as they are
     if not erased[0] <= erased[1] or any(_has_own(files, *pair, waiting) for pair in topics):
         raise StoreError(
             f"{target}: memd has been served from this backup, so it has entries of its own; choose another folder"

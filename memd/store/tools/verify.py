@@ -30,8 +30,8 @@ from memd.store.layout import (
     TopicLayout,
     check_topic,
     erasures_dir,
-    has_files,
     is_derived,
+    key_damage,
     segments_before,
     topic_ids_in,
 )
@@ -132,7 +132,7 @@ class _Verification:
 
     def topic(self, layout: TopicLayout) -> None:
         self.counts.topics += 1
-        if has_files(self._files, layout.directory) and (damage := self._files.damage_of(layout.key)):
+        if damage := key_damage(self._files, layout):
             self._add_finding("damaged", layout.key, damage)
             return
         # Before the log is read: a running daemon may append to both meanwhile, and to the log first.
