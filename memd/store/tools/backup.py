@@ -102,9 +102,10 @@ def backup(data_dir: Path, target: Path, files: LocalDisk, waiting: Waiting | No
     copying = _BackupRun(files)
     is_looked_into = files.size(target / LOCK_NAME) is not None
     with files.lock(target / MARKER_NAME), files.lock(target / LOCK_NAME) if is_looked_into else nullcontext():
-        for name in topic_folders_in(files, target) if isinstance(files, EncryptedDisk) else ():
-            if key_damage(files, TopicLayout(target, name)):
-                files.put_key_back(target / name, data_dir / name)
+        if isinstance(files, EncryptedDisk):
+            for name in topic_folders_in(files, target):
+                if key_damage(files, TopicLayout(target, name)):
+                    files.put_key_back(target / name, data_dir / name)
         if is_looked_into:
             _be_backup_again(files, data_dir, target, waiting)
         if files.size(data_dir / KEY_NAME) is not None:
