@@ -25,25 +25,11 @@ from multidict import CIMultiDict, MultiMapping
 
 from memd import access
 from memd.access import Take, TooManyBodies, WrongTokens
-from memd.admin import auditing, documents, page, reads, status, tokens, turns, writes
+from memd.admin import auditing, documents, page, reads, routing, status, tokens, turns, writes
 from memd.admin.auditing import ENDLESS, Streamed, audited
 from memd.admin.oauth import endpoint
 from memd.admin.oauth.endpoint import OAuthEndpoint
 from memd.admin.parts import DaemonParts
-from memd.admin.routing import (
-    FORBIDDEN,
-    Answer,
-    Extent,
-    Route,
-    WholeAnswer,
-    as_given,
-    decode_query,
-    document,
-    encoded,
-    get,
-    route_of,
-    routes_of,
-)
 from memd.admin.tokens import PROOF
 from memd.errors import BadQuestion, Forbidden, MemdError
 from memd.ingest.topic import Inquiry
@@ -62,14 +48,14 @@ _ANSWERED: ContextVar[web.Request] = ContextVar("memd_answered")
 """The request being answered, also visible in the threads of tools."""
 
 
-@get("/memd/openapi.json", "any")
+@routing.get("/memd/openapi.json", "any")
 async def openapi(parts: DaemonParts) -> dict[str, Any]:
     """This description."""
-    return document(ROUTES)
+    return routing.document(ROUTES)
 
 
 MODULES = (status, reads, turns, auditing, writes, documents, tokens, endpoint)
-ROUTES = (*(route for module in MODULES for route in routes_of(module)), route_of(openapi))
+ROUTES = (*(route for module in MODULES for route in routing.routes_of(module)), routing.route_of(openapi))
 TOOLS = {route.tool: route for route in ROUTES if route.tool}
 """The operations that are MCP tools, by the tools' names."""
 
@@ -89,7 +75,7 @@ class OwnRoutes:
         self._loading_mcp = asyncio.Lock()
         # Not the application's router, which decodes paths: all other paths must pass byte for byte.
         self._router = web.UrlDispatcher()
-        self._routes: dict[web.AbstractRoute, Route] = {}
+        self._routes: dict[web.AbstractRoute, routing.Route] = {}
         for route in ROUTES:
             for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
                 self._routes[self._router.add_route(method, route.path, self.answer)] = route
@@ -130,7 +116,7 @@ class OwnRoutes:
             if request.path != MCP:
                 return await self._answer_route(request, inquiry, take)
             answer = await self._answer_mcp(request, take)
-        if answer.status == FORBIDDEN:
+        if answer.status == routing.FORBIDDEN:
             self._parts.auditor.note_refused(request, f"{request.method} {request.path}")
         return answer
 
@@ -212,7 +198,7 @@ class OwnRoutes:
             return access.error_response(error.status, f"memd: {error}", error.kind)
         if isinstance(answer, Streamed):
             return answer.response
-        if isinstance(answer, WholeAnswer):
+        if isinstance(answer, routing.WholeAnswer):
             headers = {"Content-Type": answer.content_type, "Cache-Control": "no-store"}
             return web.Response(body=answer.content, headers=headers)
         return web.json_response(body=msgspec.json.encode(answer), headers={"Cache-Control": "no-store"})
@@ -221,7 +207,7 @@ class OwnRoutes:
 async def call(
     parts: DaemonParts,
     request: web.Request,
-    route: Route,
+    route: routing.Route,
     named: tuple[str, ...],
     query: MultiMapping[str],
     body: bytes,
@@ -242,14 +228,14 @@ async def call(
         except Forbidden:
             parts.auditor.note_refused(request, f"{route.method} {route.path}")
             raise
-    asked = decode_query(query, route.query)
+    asked = routing.decode_query(query, route.query)
     given: dict[str, Any] = {"query": asked, "who": who, "headers": request.headers, "key": access.key_of(request)}
     if route.body is not None:
         try:
             given["body"] = msgspec.json.decode(body, type=route.body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadQuestion(f"the body is not what this route takes: {error}") from None
-    extent = Extent(ids=named).and_of(given.get("body", asked).extent)
+    extent = routing.Extent(ids=named).and_of(given.get("body", asked).extent)
     taken = {name: value for name, value in given.items() if name in route.takes}
     taken |= {name: getattr(asked, name) for name in route.own}
     answer = partial(route.handler, parts, *named, **taken)
@@ -296,13 +282,13 @@ class OwnOperations:
         self._loop = asyncio.get_running_loop()
 
     def ask(
-        self, operation: Callable[..., Awaitable[Answer]], id_: str = "", body: object = None, **query: Any
-    ) -> Answer:
+        self, operation: Callable[..., Awaitable[routing.Answer]], id_: str = "", body: object = None, **query: Any
+    ) -> routing.Answer:
         """See `AskedDaemon`. Called in a thread."""
-        route = route_of(operation)
+        route = routing.route_of(operation)
         named = (id_,) if "{id}" in route.path else ()
-        asked = call(self._parts, _ANSWERED.get(), route, named, as_given(query), encoded(body))
-        answer: Answer = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        asked = call(self._parts, _ANSWERED.get(), route, named, routing.as_given(query), routing.encoded(body))
+        answer: routing.Answer = asyncio.run_coroutine_threadsafe(asked, self._loop).result()
         return answer
 
 

@@ -62,18 +62,8 @@ BOOK_NAMES = frozenset({*RIGHTS_BOOKS, "memd.erasures", RETENTION_NAME})
 """The books that the daemons of a cluster share are topics of these names, which no user's topic can have."""
 _REPLACED = (CLUSTER_NAME, ADDRESS_NAME, SECRET_NAME, RECENT_NAME, GRANTS_NAME, KEY_NAME, TOKENS_NAME, BUCKET_NAME)
 _OWN_NAMES = {
-    *(
-        LOCK_NAME,
-        RECEIPTS_NAME,
-        RECEIPTS_OLD_NAME,
-        MODELS_NAME,
-        AUDIT_NAME,
-        TOKENS_LOCK_NAME,
-        BACKUPS_NAME,
-        ERASURES_NAME,
-        RETENTION_NAME,
-        *_REPLACED,
-    ),
+    *(LOCK_NAME, RECEIPTS_NAME, RECEIPTS_OLD_NAME, MODELS_NAME, AUDIT_NAME, TOKENS_LOCK_NAME, BACKUPS_NAME),
+    *(ERASURES_NAME, RETENTION_NAME, *_REPLACED),
     *(name + TEMPORARY_SUFFIX for name in (*_REPLACED, BACKUPS_NAME)),
 }
 _OWN_FOLDED = {name.casefold(): name for name in _OWN_NAMES}

@@ -22,16 +22,9 @@ import msgspec
 from memd.errors import InDoubt, StoreError, StoreLocked, StoreWriteFailed
 from memd.settings.loading import stamp_of
 from memd.settings.model import TokenSettings
+from memd.store import layout
 from memd.store.disk import LocalDisk, replace_file
 from memd.store.erasure import Erasure, Erasures
-from memd.store.layout import (
-    ERASURES_NAME,
-    RETENTION_NAME,
-    TOKENS_LOCK_NAME,
-    TOKENS_NAME,
-    followed_file,
-    topic_names_in,
-)
 from memd.store.shared.postgres import News, Row, SharedLog, Stream
 
 
@@ -66,11 +59,11 @@ class FileBook:
     remedy = "put back the file as it was, or remove it and make the tokens anew with `memd token add`"
 
     def __init__(self, files: LocalDisk, data_dir: Path) -> None:
-        self.path = data_dir / TOKENS_NAME
+        self.path = data_dir / layout.TOKENS_NAME
         self.place = str(self.path)
         """Location, for messages."""
         self._files = files
-        self._lock = data_dir / TOKENS_LOCK_NAME
+        self._lock = data_dir / layout.TOKENS_LOCK_NAME
 
     def stamp(self) -> object:
         """Return a value that changes with the content. Raises StoreError: it cannot be read."""
@@ -211,7 +204,7 @@ class SharedTimes:
     """The time up to which retention has checked each topic, for all daemons. Thread-safe; raises StoreError."""
 
     def __init__(self, kept: SharedLog) -> None:
-        self._book = SharedBook(kept, RETENTION_NAME)
+        self._book = SharedBook(kept, layout.RETENTION_NAME)
 
     def get(self, topic_id: str, default: int, /) -> int:
         """Return the time of a topic."""
@@ -232,11 +225,11 @@ class SharedErasures(Erasures):
 
     def __init__(self, kept: SharedLog, files: LocalDisk, data_dir: Path) -> None:
         super().__init__()
-        self._kept, self._topic = kept, ERASURES_NAME
+        self._kept, self._topic = kept, layout.ERASURES_NAME
         self._with_digests: dict[int, frozenset[int]] = {}
         """The numbers of rows with digests, and the erasures that those belong to."""
-        self._files, self._file = files, followed_file(data_dir)
-        self._is_new = files.size(self._file) is None and not topic_names_in(files, data_dir)
+        self._files, self._file = files, layout.followed_file(data_dir)
+        self._is_new = files.size(self._file) is None and not layout.topic_names_in(files, data_dir)
         """Whether nothing here can have been erased before."""
         self._read = self._generation = 0
         self._own: set[int] = set()
