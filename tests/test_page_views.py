@@ -178,6 +178,10 @@ def test_a_turn_without_an_answer_is_marked_in_the_list(
     upstream.answer = lambda request: Response((b"{}",), 500)
     assert served.chat([user("Is anybody there?")]).status == 500
     expect(rows(open_page(served)).first.locator(".badge.bad")).to_have_text("the model server answered 500")
+    served.chat([], headers={"X-Memory-Topic": "no/topic"})
+    expect(rows(open_page(served)).first.locator(".badge.bad")).to_have_text(
+        ["the model server answered 500", "no name of a topic"]
+    )
 
 
 def test_whose_a_chunk_is_and_who_corrected_it_is_told_wherever_it_is_shown(

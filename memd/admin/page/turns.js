@@ -115,7 +115,7 @@ function row(turn, open = false) {
         Boolean(turn.reply) && el("span", { class: "answered", dir: "auto" }, line(turn.reply))),
       el("span", { class: "meta" },
         when(turn.at), el("span", {}, turn.topic_id), whose(turn),
-        failure(turn) && badge(failure(turn), "bad"), !["none", "injected"].includes(turn.status) && badge(turn.status, kind(turn.status)), turn.mode !== "full" && badge(`memory ${turn.mode}`),
+        failure(turn) && badge(failure(turn), "bad"), !["none", "injected", "off"].includes(turn.status) && badge(STATUS_WORDS[turn.status] ?? turn.status, kind(turn.status), turn.status), turn.mode !== "full" && badge(`memory ${turn.mode}`),
         el("span", {}, shownWords(turn)),
         el("span", { class: "steps" }, turn.steps ? count(turn.steps, "tool step") : ""), turn.is_step && badge("tool step"), turn.is_retry && badge("retry"), turn.interrupted && badge("interrupted", "bad"),
         turn.signals.map(signalBadge),
@@ -124,6 +124,13 @@ function row(turn, open = false) {
   fill();
   return el("li", { "data-turn": turn.turn_id }, box);
 }
+
+/** What `X-Memory-Status` means, where it is more than that something was found or not. */
+const STATUS_WORDS = {
+  "token-required": "without a token, so without memory", "bad-memory-in": "what was told to memory was not understood",
+  "bad-topic": "no name of a topic", "bad-mode": "no mode of memory", "degraded:embedding": "found by words alone", "degraded:store": "memory could not be read or written whole",
+  "degraded:disk-full": "the disk is full", "degraded:template": "the model's template took no memory", "degraded:timeout": "memory took too long", "degraded:unreadable": "memd could not read the request",
+};
 
 /** Why a turn has no answer; nothing of one that has. */
 function failure({ http_status: status }) {
