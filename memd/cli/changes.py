@@ -33,7 +33,7 @@ _DONE = {
 }
 """Outcome by kind of entry; that of an undo depends on the chunk."""
 UNDOES = "undo takes a chunk's id (9ada), or the number behind `entry` in `memd log`"
-ONE_FLAG = "give one of --helpful, --unhelpful, --update TEXT and --deprecate"
+ONE_FLAG = "give one of --helpful, --unhelpful, --update TEXT and --deprecate{}; `memd correct --help` tells them"
 
 
 @click.command()
@@ -55,7 +55,7 @@ def correct(config: Config, topic: str | None, *, helpful: bool, unhelpful: bool
     flags = {"--helpful": helpful, "--unhelpful": unhelpful, "--update": content is not None, "--deprecate": deprecate}
     named = [flag for flag, is_given in flags.items() if is_given]
     if len(named) != 1:
-        raise BadQuestion(f"{ONE_FLAG}, not {' and '.join(named) or 'none of them'}")
+        raise BadQuestion(ONE_FLAG.format(f", not {' and '.join(named)}" if named else ""))
     if content is not None and not content.strip():
         raise BadQuestion("--update needs a text; to take a chunk out without one, say --deprecate")
     action = "Helpful" if helpful else "Unhelpful" if unhelpful else "Update"
