@@ -308,12 +308,14 @@ async def _play(console: Console, pause_seconds: float, model: Path | None, stay
                 await stage.correction()
                 stage.figures()
                 if model is None:
+                    stage.next_steps(model)
                     await stage.your_turn(f"{daemon.own_url}/memd/", stay)
             if model is not None:
                 stage.act("A real model", f"{model.name}, the same questions in new chats: memory off, then on.")
                 async with running(msgspec.structs.replace(config, upstream=UpstreamSettings()), model) as daemon:
                     stage.new_chat = partial(ChatClient, session, daemon.base_url, TOPIC, SYSTEM_PROMPT)
                     await stage.real_model()
+                    stage.next_steps(model)
                     await stage.your_turn(f"{daemon.own_url}/memd/", stay)
 
 
@@ -442,11 +444,15 @@ class _Stage(msgspec.Struct):
         said = f"{self.said_tokens:,} tokens in {self.turns} turns; the largest prompt had {largest:,}"
         kept = f"{len(self._live_contents())} chunks, {log_bytes / 1024:.0f} KB on disk"
         took = f"{middle:.1f} ms (median), {recall_ms[-1]:.1f} ms at most"
-        tell, memd = self.console.print, _command()
+        tell = self.console.print
         tell(Rule("[bold]In figures[/]", style="blue", align="left"))
         tell(f"Said: {said}.\nRemembered: {kept}.\nRemembering took {took}.\n")
+
+    def next_steps(self, model: Path | None) -> None:
+        """Print the commands that run memd with the reader's model. `model`: the one of the play."""
+        tell, memd = self.console.print, _command()
         tell("Now with a model of yours, a llama-server that runs or one that memd starts:\n")
-        for server in ("--upstream http://127.0.0.1:8080", "--model FILE.gguf"):
+        for server in ("--upstream http://127.0.0.1:8080", f"--model {escape(str(model or 'FILE.gguf'))}"):
             tell(f"  [bold]{memd} serve {server}[/]", soft_wrap=True)
         tell("\nand point your client's base URL at [bold]http://127.0.0.1:8765/v1[/].\n")
 
