@@ -1,11 +1,12 @@
 """How much of what a question needs is in the prompt, and what comes up where nothing should.
 
-    python bench/recall.py --store DIR [--data NAME=PATH …] [--memd FOLDER] [--parts evidence,…] [--json FILE]
+    python bench/recall.py --store DIR [--data NAME=PATH …] [--amid KIND] [--memd FOLDER] [--parts …] [--json FILE]
 
 Backs the claims about what is found. Reads files and folders of public benchmarks (quality_data.py). `--store` keeps
 what was stored: a second run, of another version (`--memd`, its source tree), only asks a copy of it, so that both read
 the same data directory. All goes through a daemon over HTTP, with the settings as they come but for the budget; each
-question is asked in a fresh read-only chat, and the block is read out of the prompt that is forwarded. The parts:
+question is asked in a fresh read-only chat, and the block is read out of the prompt that is forwarded. With `--amid`
+each message is stored with lines of code: in it, fenced, or as a tool's result behind it. The parts:
 
     evidence  share of the turns of an answer that are shown within a budget of tokens: at least half of a turn, by
               whole sentences; of a folder's long messages a sentence. How often the embedding model read the question
@@ -41,6 +42,7 @@ PARTS = ("evidence", "beside", "three", "silence", "copies")
 BUDGETS = {"turns": (500, 1000, 2000, 4000), "messages": (1000, 2000, 4000)}
 """Of a file's short turns, and of a folder's long messages."""
 BESIDE_CHARACTERS = 1800
+AMID_LINES = 12
 SILENCE_TALKS = 3
 """Of each set; small talk is the same in the others."""
 SENTENCE_CHARACTERS_MIN = 30
@@ -279,15 +281,33 @@ WORK: dict[str, Callable[[Run], Iterator[tuple[str, Figures]]]] = {
 }
 
 
-def store(tree: Path, data_dir: Path, talks: Sequence[Talk]) -> None:
-    """Store what is not there yet, each conversation in a topic."""
+def amid_code(session: Sequence[dict[str, Any]], kind: str) -> Iterator[dict[str, Any]]:
+    """The messages of a session, each with another dozen lines of code: `fence` or `result`; "": without."""
+    lines, chosen = pasted()["code"].splitlines(), random.Random(13)
+    for number, message in enumerate(session):
+        at = chosen.randrange(len(lines) - AMID_LINES)
+        code = "\n".join(lines[at : at + AMID_LINES])
+        if kind == "fence":
+            yield message | {"content": f"{message['content']}\n\n```python\n{code}\n```"}
+            continue
+        yield message
+        if kind == "result":
+            asked = {"name": "read", "arguments": json.dumps({"path": f"src/{number}.py"})}
+            call = {"id": f"c{number}", "type": "function", "function": asked}
+            yield {"role": "assistant", "content": "Let me look at that file.", "tool_calls": [call]}
+            yield {"role": "tool", "tool_call_id": call["id"], "content": code}
+
+
+def store(tree: Path, data_dir: Path, talks: Sequence[Talk], amid: str = "") -> None:
+    """Store what is not there yet, each conversation in a topic; see `amid_code`."""
     for talk in talks:
         done = data_dir.parent / f"{talk.topic}.stored"
         if done.exists():
             continue
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
             for number, session in enumerate(talk.sessions):
-                file.write(json.dumps({"id": f"{talk.topic}-{number}", "messages": session}) + "\n")
+                messages = [*amid_code(session, amid)]
+                file.write(json.dumps({"id": f"{talk.topic}-{number}", "messages": messages}) + "\n")
             file.flush()
             asked = ("import", "--format", "openai", "--topic", talk.topic, file.name)
             print(daemons.command(tree, data_dir, *asked).strip(), flush=True)
@@ -306,13 +326,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--store", type=Path, required=True, help="a folder, in which what is stored stays")
     parser.add_argument("--data", type=read_data, action="append", default=[], help="NAME=PATH; may be given again")
+    parser.add_argument("--amid", choices=("fence", "result"), default="", help="with code beside each stored message")
     parser.add_argument("--memd", type=Path, default=daemons.HERE, help="the source tree of the version that is asked")
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated, of these")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     asked.store.mkdir(parents=True, exist_ok=True)
     tree = asked.memd.resolve()
-    store(tree, asked.store / "memory", [talk for one in asked.data for talk in one.talks])
+    store(tree, asked.store / "memory", [talk for one in asked.data for talk in one.talks], asked.amid)
     told: Figures = {}
     with tempfile.TemporaryDirectory(prefix="memd-bench-") as name:
         data_dir = Path(name) / "memory"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
+import shutil
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,3 +236,31 @@ async def test_a_decision_beside_a_tool_s_result_is_found_by_its_words_before_th
         for question, status in (("How are freight prices rounded?", "injected"), ("Tell me a joke!", "none")):
             assert (await client.ask(question, mode="readonly"))[1] == status, question
         assert not [*topic.log.snapshot().latest_places()]
+
+
+WISH = "Please always run the linter before you push."
+PASTED = inspect.getsource(shutil.copymode)
+CALLED = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"path": "copying.py"}'}}
+BESIDE_CODE = {
+    "fenced": [{"role": "user", "content": f"{WISH}\n\n```python\n{PASTED}```"}],
+    "fenced without a language": [{"role": "user", "content": f"```\n{PASTED}```\n{WISH}"}],
+    "a tool's result": [
+        {"role": "user", "content": WISH},
+        {"role": "assistant", "content": "", "tool_calls": [CALLED]},
+        {"role": "tool", "tool_call_id": "c1", "content": PASTED},
+    ],
+}
+
+
+@pytest.mark.parametrize("messages", BESIDE_CODE.values(), ids=BESIDE_CODE)
+def test_what_is_said_beside_code_in_one_chunk_is_found_and_so_is_the_code(
+    serving: Serving, tmp_path: Path, messages: list[dict[str, Any]]
+) -> None:
+    daemon, file = serving({}), tmp_path / "talk.json"
+    daemon.terminate()
+    file.write_text(json.dumps({"messages": [*messages, ANSWERED]}))
+    assert daemon.run("import", str(file)).returncode == 0
+    daemon.start()
+    assert any(WISH in one["content"] and "def copymode" in one["content"] for one in daemon.export())
+    for question in ("What has to be done before pushing?", "chmod_func?"):
+        assert status(daemon, question)[0] == "injected", question

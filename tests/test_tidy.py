@@ -28,7 +28,7 @@ FLOOR = MIDDLE | {"access", "receipts"}
 
 MAY_IMPORT = {
     "errors": set[str](),
-    "entries": {"errors"},
+    "entries": {"errors", "messages"},
     "messages": {"errors"},
     "notes": {"errors", "messages", "selection"},
     "selection": {"entries"},
