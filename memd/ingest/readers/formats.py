@@ -463,7 +463,7 @@ def mail(path: Path) -> Iterator[GivenSection]:
 
 def _body(mail: Any, above: Headings) -> list[GivenSection]:
     """Return the sections of a mail's plain part, else of its HTML. Of the HTML that is an alternative to a short plain
-    part: instead, if it has more than twice the letters; besides, if the two say different things."""
+    part: instead, if it says the same and more than twice as much; besides, if it says something else."""
     bodies = (_first(mail, kind) for kind in ("text/plain", "text/html"))
     part = next((one for one in bodies if one is not None), None)
     sections = [] if part is None else _read_part(part, above)
@@ -474,10 +474,12 @@ def _body(mail: Any, above: Headings) -> list[GivenSection]:
         if page not in (None, part) and len(page.get_payload(decode=True)) <= PAGE_BESIDE_BYTES_MAX:
             letters = _letters(as_page := _read_part(page, above))
             runs = [plain[at : at + RUN] for at in range(len(plain))]
-            if len(plain) < SAME_SHARE * len(letters):
+            is_there = sum(run in letters for run in runs) >= SAME_SHARE * len(runs)
+            if is_there and len(plain) < SAME_SHARE * len(letters):
                 sections = as_page
-            elif letters and sum(run in letters for run in runs) < SAME_SHARE * len(runs):
-                sections += as_page
+            elif letters and not is_there:
+                both = joined((sections[0].text, as_page[0].text))
+                sections = [msgspec.structs.replace(as_page[0], text=both), *as_page[1:]]
     return sections or [GivenSection(above.path, "")]
 
 
