@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from memd.recall.instructions import instructing
+from memd.recall.untrusted import instructing
 
 HERE = Path(__file__).parent
 TEXT = {".py", ".md", ".json", ".yaml", ".toml", ".ts", ".js", ".html", ".txt", ".rst", ".pyi"}

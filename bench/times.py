@@ -33,10 +33,10 @@ from memd.embedding.embedder import Embedder
 from memd.embedding.encoder import Encoder
 from memd.embedding.loading import load_embedder
 from memd.entries import Draft, Speaker
-from memd.recall.days import day_of
 from memd.recall.retrieve import Budget, Retriever
 from memd.settings.model import Config, EmbeddingSettings, RetrievalSettings
 from memd.store.store import ModelId, Store, StoreShared, TopicLog
+from memd.wording import day_of
 
 DATA = Path(__file__).parent / "data" / "times.json"
 DINNERS_EVERY_DAYS = 4

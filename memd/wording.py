@@ -9,11 +9,15 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from difflib import get_close_matches
+from functools import lru_cache
 from importlib.util import find_spec
 
 NAMED_MAX = 5
+_SECONDS_MAX = 253_402_128_000
+"""The last but one day of the year 9999, which is valid in every time zone."""
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _PLURALS = {"entry": "entries", "memory": "memories", "other branch": "other branches"}
 
 
@@ -27,6 +31,21 @@ def sized(bytes_: int) -> str:
     if bytes_ < 1e6:
         return f"{bytes_} B" if bytes_ < 1e3 else f"{bytes_ / 1e3:.0f} KB"
     return f"{bytes_ / 1e6:,.0f} MB" if bytes_ >= 1e8 else f"{bytes_ / 1e6:.1f} MB"
+
+
+def day_of(at_us: int) -> date:
+    """Return the day of a time in microseconds since the epoch, any number, in this machine's time zone."""
+    return date.fromtimestamp(min(max(at_us, 0) // 1_000_000, _SECONDS_MAX))
+
+
+def day_words(at_us: int) -> str:
+    """Return the day of a time in microseconds since the epoch as `Tuesday 2026-11-03`."""
+    return _words(day_of(at_us))
+
+
+@lru_cache(maxsize=4096)
+def _words(day: date) -> str:
+    return f"{_WEEKDAYS[day.weekday()]} {day.isoformat()}"
 
 
 def day_and_time(microseconds: int) -> str:

@@ -21,11 +21,10 @@ from recording_upstream import RecordingUpstream
 
 from memd.entries import Draft, Speaker
 from memd.messages import Block, without_memory_blocks
-from memd.recall import instructions
+from memd.recall import untrusted
 from memd.recall.block import WORDS, heading, render, shown_text
-from memd.recall.instructions import LABELS, instructing, instructing_chunk
-from memd.recall.neutralising import neutralised
 from memd.recall.retrieve import Candidate
+from memd.recall.untrusted import LABELS, instructing, instructing_chunk, neutralised
 
 NOON = int(datetime(2026, 11, 3, 12).timestamp() * 1e6)
 """Of 2026-11-03, by the clock of this machine."""
@@ -327,7 +326,7 @@ def test_honest_text_is_not() -> None:
 
 
 def test_every_pattern_is_behind_words_of_its_own() -> None:
-    assert all(needed and all(needed) for _, needed, _ in instructions._PATTERNS), "an empty word is in every text"
+    assert all(needed and all(needed) for _, needed, _ in untrusted._PATTERNS), "an empty word is in every text"
 
 
 def chunk(kind: str = "turn", content: str = ORDER, **more: Any) -> Draft:

@@ -76,9 +76,8 @@ PURE = {
         "ingest.readers.text",
         "recall.question",
         "recall.block",
-        "recall.instructions",
+        "recall.untrusted",
         "recall.times",
-        "recall.days",
     ),
 }
 """Modules, and folders with all that is in them, that do no I/O and ask neither clock nor chance."""

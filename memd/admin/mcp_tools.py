@@ -30,7 +30,7 @@ from memd.entries import DEFAULT_TOPIC_ID, Action
 from memd.errors import MemdError
 from memd.notes import GivenNote
 from memd.recall.explained import FoundChunk
-from memd.recall.neutralising import neutralised
+from memd.recall.untrusted import neutralised
 from memd.wording import counted, day_and_time, erased_for_good, instructing_words, outdated
 
 VALUE_CHARACTERS_MAX = 40

@@ -25,13 +25,12 @@ from memd.entries import STEPS, Entry, Erased, Moment, Status, multiplier_of
 from memd.errors import BadQuestion, ErasedMeanwhile, Refused, StoreError
 from memd.principals import Principal
 from memd.recall.columns import Searchable
-from memd.recall.days import day_of
 from memd.recall.digest import Period, Said
 from memd.recall.digest import digest as digest_of
 from memd.recall.explained import SearchAnswer, origin_fields, search_answer
-from memd.recall.instructions import instructing_chunk
 from memd.recall.related import Related
 from memd.recall.related import related as related_to
+from memd.recall.untrusted import instructing_chunk
 from memd.selection import EVERYTHING, Selection
 from memd.store.lexical.analyzer import Kind, entities_of, key_of, kind_of
 from memd.store.lexical.postings import stream_of
@@ -40,7 +39,7 @@ from memd.store.log.segment import PendingView
 from memd.store.snapshot import Place, chosen, id_before, live_ids, replacement_of, with_sources
 from memd.store.store import Snapshot
 from memd.store.tools.export import export as export_log
-from memd.wording import day_and_time
+from memd.wording import day_and_time, day_of
 
 LOOKED_THROUGH_MAX = 20_000
 """Limit of chunks read from disk for one page of a filtered list."""

@@ -74,10 +74,10 @@ from memd.proxy.upstream.client import ASK_SECONDS, NO_TEMPLATE, Upstream, windo
 from memd.proxy.upstream.llama_child import llama_child
 from memd.proxy.upstream.pool import UpstreamPool
 from memd.recall.block import line_of
-from memd.recall.neutralising import neutralised
 from memd.recall.rerank import Reranker
 from memd.recall.retrieve import Budget, Retriever
 from memd.recall.times import spans
+from memd.recall.untrusted import neutralised
 from memd.receipts import ReceiptRing, Receipts
 from memd.settings.loading import SettingsSource, programs_of
 from memd.settings.model import REMEDY_IF_SHORT, Config

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from memd.caching import late_pattern
 from memd.entries import Entry
-from memd.recall.days import day_of
 from memd.store.lexical.analyzer import analyze_query, fold, function_words, is_stopword, language_of_text
+from memd.wording import day_of
 
 WORDS = 8
 """Most words of a period."""

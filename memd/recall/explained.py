@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from memd.entries import Entry
-from memd.recall.instructions import instructing_chunk
+from memd.recall.untrusted import instructing_chunk
 
 if TYPE_CHECKING:
     from memd.recall.retrieve import Candidate, Retrieved

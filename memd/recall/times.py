@@ -17,8 +17,8 @@ from itertools import islice
 
 from memd.assets import words_of
 from memd.caching import late_pattern
-from memd.recall.days import day_of
 from memd.store.lexical.analyzer import language_of_text
+from memd.wording import day_of
 
 CHARACTERS_MAX = 250
 """Length of the end of a message that is searched; people ask there."""
