@@ -132,6 +132,14 @@ HISTORIES: dict[str, tuple[Sequence[Sequence[str]], Sequence[str]]] = {
         ],
         [ASKED, f"a:{BEGUN}", f"a:{REST}", *THANKED],
     ),
+    "agents answer one another as the model does": (
+        [
+            [ASKED, f"a:{BEGUN}.", "a:I go and look."],
+            [ASKED, f"a:{BEGUN}.", "a:I go and look.", "a:It is green."],
+            [ASKED, f"a:{BEGUN}.", "a:I go and look.", "a:It is green.", *THANKED],
+        ],
+        [ASKED, f"a:{BEGUN}.", "a:I go and look.", "a:It is green.", *THANKED],
+    ),
     "an answer is continued at a word that asks for it": (
         [
             [ASKED, f"a:{BEGUN}"],

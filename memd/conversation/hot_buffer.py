@@ -360,7 +360,9 @@ class HotBuffer:
             return Match(parent, 0, known, runs=found.runs[:1]) if is_continued else found
         if parent is None or found.runs or found.head or not 0 < known < len(messages):
             return found
-        if matching.shortened_answer(parent, found.offset + known, messages[known]) is None:
+        place = matching.shortened_answer(parent, found.offset + known, messages[known])
+        is_split = place is not None and matching.split_into(parent.messages[place], messages[known:]) > 1
+        if place is None or (is_split and place >= parent.stored):
             return found
         return Match(parent, 0, known, runs=((0, found.offset, known),))
 

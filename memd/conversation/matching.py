@@ -510,8 +510,18 @@ def _places(parent: Conversation, runs: Sequence[Run], items: Sequence[Buffered]
     start, place, length = runs[-1]
     if start + length < len(items):
         shortened = shortened_answer(parent, place + length, items[start + length].message)
-        pruned |= {} if shortened is None else {start + length: shortened}
+        if shortened is not None:
+            count = split_into(parent.messages[shortened], [one.message for one in items[start + length :]])
+            pruned |= dict.fromkeys(range(start + length, start + length + count), shortened)
     return dict(sorted((places | pruned).items())) if pruned else places
+
+
+def split_into(answer: Buffered, messages: Sequence[Message | None]) -> int:
+    """Return into how many of these messages a client split an answer; 1 if it did not. What was taken for the answer's
+    beginning was another agent's message then, and the model did not go on with it."""
+    told = (one.said for one in itertools.takewhile(is_answer, messages) if one is not None)
+    whole = None if answer.message is None else answer.message.said
+    return next((count for count, said in enumerate(itertools.accumulate(told), 1) if said == whole), 1)
 
 
 def continued_answer(parent: Conversation, start: int, message: Message | None) -> int | None:
