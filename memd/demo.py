@@ -376,9 +376,7 @@ class _Stage(msgspec.Struct):
                 contents = self._live_contents()
         if not contents:
             raise NotShown(f"nothing was stored within {STORED_SECONDS_MAX:.0f} s")
-        step = max(1, len(contents) // LINES_SHOWN)  # others than the first, which were on the screen a moment ago
-        shown_chunks = contents[step - 1 :: step][:LINES_SHOWN]
-        lines = [f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}" for text in shown_chunks]
+        lines = [f"[{MEMORY}]▪[/] {escape(_excerpt(text, 160))}" for text in contents[-LINES_SHOWN:]]
         lines.append(f"[dim]… and {len(contents) - len(lines)} more[/]")
         title = f"remembered on disk: {len(contents)} chunks, word for word"
         self.console.print("", Panel("\n".join(lines), title=title, border_style=MEMORY), sep="\n")
@@ -440,13 +438,11 @@ class _Stage(msgspec.Struct):
             raise NotShown(f"a prompt had {largest} tokens, more than the window")
         log_bytes = sum(file.stat().st_size for file in self.data_dir.rglob("*.bin"))
         recall_ms = sorted(self.recall_ms)
-        middle = recall_ms[len(recall_ms) // 2]
         said = f"{self.said_tokens:,} tokens in {self.turns} turns; the largest prompt had {largest:,}"
         kept = f"{len(self._live_contents())} chunks, {log_bytes / 1024:.0f} KB on disk"
-        took = f"{middle:.1f} ms (median), {recall_ms[-1]:.1f} ms at most"
-        tell = self.console.print
-        tell(Rule("[bold]In figures[/]", style="blue", align="left"))
-        tell(f"Said: {said}.\nRemembered: {kept}.\nRemembering took {took}.\n")
+        took = f"{recall_ms[len(recall_ms) // 2]:.1f} ms (median), {recall_ms[-1]:.1f} ms at most"
+        self.console.print(Rule("[bold]In figures[/]", style="blue", align="left"))
+        self.console.print(f"Said: {said}.\nRemembered: {kept}.\nRemembering took {took}.\n")
 
     def next_steps(self, model: Path | None) -> None:
         """Print the commands that run memd with the reader's model. `model`: the one of the play."""

@@ -264,11 +264,19 @@ def test_a_list_s_footer_does_not_take_a_mail_s_place(reader: FileReader, tmp_pa
     assert shown == "From: gate@example.no\n\nAt nine."
 
 
+BAD_HEADERS = (
+    (b"To", b"99group: a@b;(<99)99"),
+    (b"Cc", b".?=group: a@b;\\<"),
+    (b"Content-Disposition", b"+9999=?x?b?\tgroup: a@b;]=?utf-8*en?Q?a?="),
+)
+
+
 def test_one_mail_that_cannot_be_read_leaves_the_others(reader: FileReader, tmp_path: Path) -> None:
     bad = b"From a\nSubject: Bad\nContent-Type: text/%s; charset=%s\n\n%s\n"
     forms = [
         bad % one for one in ((b"plain", b"idna", b"\xff"), (b"html", b"utf-7", b"+2AA-"), (b"html", b"a", b"<!-- -->"))
     ]
+    forms += [b"From d\n%s: %s\n\nText.\n" % one for one in BAD_HEADERS]
     kind = b"Content-Type: multipart/"
     broken = b"From c\nSubject: Bad\n%srelated; boundary=b\n\n--b\n%smixed\n\n--b--\n" % (kind, kind)
     (tmp_path / "a.mbox").write_bytes(b"\n".join([*forms, broken, b"From b\nSubject: Gate\n\nAt nine.\n"]))

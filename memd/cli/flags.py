@@ -179,13 +179,13 @@ def key_of(key_stdin: bool) -> str | None:
 
 def removed_files(left: Sequence[str], why: str) -> str:
     """Say what became of old files. `left`: those that could not be overwritten, and `why`."""
-    told, more = "The old files were overwritten and removed", len(left) - FILES_TOLD
-    if left:
-        names = [*left[:FILES_TOLD], *([f"and {more:,} more"] if more > 0 else [])]
-        told += f", but for {len(left):,} that could not be overwritten, because {why}:"
-        told = "\n  ".join([told, *map(for_terminal, names)])
+    told = "The old files were overwritten and removed"
     end = "Flash disks, file systems that copy on write, snapshots and backups may keep old blocks."
-    return f"{told}\n{end}" if left else f"{told}. {end}"
+    if not left:
+        return f"{told}. {end}"
+    more = [f"and {len(left) - FILES_TOLD:,} more"] if len(left) > FILES_TOLD else []
+    told += f", but for {len(left):,} that could not be overwritten, because {why}:"
+    return "\n  ".join([told, *map(for_terminal, left[:FILES_TOLD]), *more]) + f"\n{end}"
 
 
 def config_of(path: Path | None, given: dict[str, Any], *, tells_each: bool = False) -> Config:

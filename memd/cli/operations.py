@@ -61,8 +61,7 @@ def print_lines(lines: Sequence[RenderableType]) -> None:
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal after a second, elsewhere a line now and then; yields a function of done and
-    total."""
+    """Show a bar on a terminal after a second, elsewhere a line now and then; yields a function of done and total."""
     from rich.progress import Progress  # slow to import
 
     console, is_over = Console(stderr=True), threading.Event()

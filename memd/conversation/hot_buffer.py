@@ -275,11 +275,8 @@ class HotBuffer:
     @property
     def unstored_count(self) -> int:
         """Number of pending notes and messages; a message in several branches counts once."""
-        waiting = {
-            one.messages[at].identity
-            for one in self._conversations.values()
-            for at in (*range(one.stored, one.wanted_end), *one.owed)
-        }
+        live = self._conversations.values()
+        waiting = {one.messages[at].identity for one in live for at in (*range(one.stored, one.wanted_end), *one.owed)}
         return len(self.notes) + len(waiting)
 
     def is_open(self, conversation: Conversation) -> bool:

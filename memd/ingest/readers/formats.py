@@ -442,8 +442,18 @@ def mail(path: Path) -> Iterator[GivenSection]:
     import email.policy
     import mailbox
 
+    class Lenient(email.policy.EmailPolicy):
+        """A header that the library's parser stumbles over is text, and says nothing about its part."""
+
+        def header_fetch_parse(self, name: str, value: str) -> Any:
+            try:
+                return super().header_fetch_parse(name, value)
+            except (AttributeError, IndexError, TypeError, ValueError):
+                is_text = not name.lower().startswith("content-")
+                return " ".join(value.split()) if is_text else self.header_factory(name, "")
+
     def read(file: Any) -> Any:
-        return email.message_from_binary_file(file, policy=email.policy.default)
+        return email.message_from_binary_file(file, policy=Lenient())
 
     with path.open("rb") as file:
         is_box = file.read(len(b"From ")) == b"From "
