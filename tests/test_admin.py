@@ -1,7 +1,5 @@
 """memd's own routes: what it knows and did, corrections by people, undo, receipts, events, and their description."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.parse

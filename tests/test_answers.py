@@ -1,7 +1,5 @@
 """Answers as bytes on a socket: passed on at once and unchanged; what no upstream should send ends clearly."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

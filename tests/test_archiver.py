@@ -1,7 +1,5 @@
 """The archiver in process: what is said is stored once, whatever fails, and leaves a prompt only when it is durable."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """The audit names who read, wrote, corrected and exported what, and never a word of it."""
 
-from __future__ import annotations
-
 import asyncio
 import getpass
 import json

@@ -1,7 +1,5 @@
 """Authors: each entry says who said it and who changed it; nobody speaks for others or takes their words away."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The continuous backup to a bucket: what is restored is what was there, whatever happened on the way."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import logging

@@ -1,7 +1,5 @@
 """`memd check`: what is in order is said to be, what is not is named with its remedy, and nothing is changed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`memd check` of a cluster: each thing that must be right is said."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A choice of chunks is made before they are searched: a narrow one over a large topic finds the best of its own."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager

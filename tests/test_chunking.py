@@ -1,7 +1,5 @@
 """Chunking with the real tokenizer."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 

@@ -3,8 +3,6 @@
 Rule: what a client cannot do on llama.cpp without memd (see `openai_responses.py`) is tried on the stand-in alone.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any

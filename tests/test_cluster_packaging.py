@@ -1,7 +1,5 @@
 """packaging/cluster/: the compose file says nothing that memd does not know, and nginx runs as it stands there."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

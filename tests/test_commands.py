@@ -1,7 +1,5 @@
 """`memd turn`, `log`, `show`, `correct` and `undo`: as a user runs them, with a daemon and without."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """When the hot buffer is too full, where a conversation may be cut, and who gives way in a window."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Sequence

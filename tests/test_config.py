@@ -1,7 +1,5 @@
 """Settings: what holds when several places give one, and what is said about a wrong one."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

@@ -3,8 +3,6 @@
 Rule: nothing is unpacked beyond its bound, and what memd could not read has a status and a log line.
 """
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import json

@@ -1,7 +1,5 @@
 """What corrections append to the log, and which ids they cannot reach."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

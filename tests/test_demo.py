@@ -1,7 +1,5 @@
 """The demo shows what it claims, and its stand-in model is no better informed than its prompt."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """A full or slow disk under a running daemon: requests keep flowing, nothing is lost, and the answers say so."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

@@ -1,7 +1,5 @@
 """The documentation says what exists and is so, and its links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator

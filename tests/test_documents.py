@@ -1,7 +1,5 @@
 """Documents: files that are added, found with where they are from, and added again for no more than what changed."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

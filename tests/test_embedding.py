@@ -1,7 +1,5 @@
 """The embedding model: the real bundled one, loaded as the daemon loads it."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

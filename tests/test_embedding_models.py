@@ -1,7 +1,5 @@
 """Embedding models of a user's own: a folder on this disk, and the prefixes that models want."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import functools

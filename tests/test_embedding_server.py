@@ -1,7 +1,5 @@
 """Embedding models behind an address: llama-server, stubs of OpenAI's and Ollama's APIs, and what servers do wrong."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -3,8 +3,6 @@
 Rule: the model itself is the witness. Its weights answer one thing if `[mem:` was in the prompt and another if not.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -3,8 +3,6 @@
 Rule: real files and real commands in this process; the witness is the bytes of every file, and what the key reads.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """The programs in examples/, as their users run them, against a real daemon."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

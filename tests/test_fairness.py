@@ -1,7 +1,5 @@
 """Nobody waits for somebody else's memory: requests are answered while texts are being embedded for the log."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import itertools

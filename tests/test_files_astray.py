@@ -1,7 +1,5 @@
 """Files of a topic that are missing, or that belong to another topic: the real daemon says it and does not guess."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Clients and upstreams that send too much, too slowly, from too many sides: memory is bounded, others go on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """An event loop that other work holds longer than a limit: who has answered in the meantime has answered in time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The hot buffer: what clients do to conversations, and that its journal tells the whole story."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence

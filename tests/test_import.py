@@ -1,7 +1,5 @@
 """`memd import`: exports and conversations become entries again, once, whatever interrupts it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

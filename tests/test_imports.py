@@ -3,8 +3,6 @@
 The files in tests/exports have the shapes of the real ones; each reader's docstring says where those are described.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """How memory is shown: the exact text of a block, and what in stored text must not act as control."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`kill -9` at any moment of ingestion: what was there is there, and `memd verify` finds nothing damaged."""
 
-from __future__ import annotations
-
 import http.client
 import random
 import threading

@@ -1,7 +1,5 @@
 """A part of llama.cpp's own server tests that takes seconds; `make llama-tests` runs all of them."""
 
-from __future__ import annotations
-
 import llamacpp_binary
 import llamacpp_sources
 import pytest

@@ -1,7 +1,5 @@
 """Marks are not trusted over the log: a journal newer than the log is noticed, and what is missing is heard again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

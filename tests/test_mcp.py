@@ -1,7 +1,5 @@
 """The tools of memory, through the official client of the Model Context Protocol, over both of its ways."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """OAuth as people and programs meet it: the official TypeScript client's whole flow, allowed in a real Chromium."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """MemoryIn and MemoryOut as a client sees them, on the real llama.cpp: corrections, signals, forms, headers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What identifies a message, and how memd's own blocks are taken out of echoed text."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """`/memd/metrics`: what was counted is what happened, what is shown is what is, and the list never grows."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

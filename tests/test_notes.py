@@ -1,7 +1,5 @@
 """Notes: durable before the answer, found in the next request, told when they are known, corrected like any chunk."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """OAuth: each refusal, the file that keeps grants, whom the routes answer what, and what an access token opens."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

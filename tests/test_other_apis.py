@@ -3,8 +3,6 @@
 Rule: the model is the witness of what was in its prompt, the upstream asked directly the witness of what it would say.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What is in packaging/ parses, and names only commands, flags and settings that exist."""
 
-from __future__ import annotations
-
 import configparser
 import json
 import plistlib

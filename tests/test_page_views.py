@@ -1,7 +1,5 @@
 """The page for those who read and tend a memory: conversations, figures, searching as one types, taking out many."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Several model servers behind one memd: which of them a request goes to."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,8 +1,6 @@
 """What programs say to themselves is not their user's speech: each rule by words of its program, and quotations;
 requests that a program makes for itself; and what it wraps around words, on its way through the daemon."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

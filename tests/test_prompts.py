@@ -1,7 +1,5 @@
 """What the model is shown, request by request: blocks that stay, blocks in what clients send, and the live turns."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.request

@@ -4,8 +4,6 @@ table with the reports.
 Rule: each test does what a report tells, with a small input, through the doors that users have.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

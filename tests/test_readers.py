@@ -1,7 +1,5 @@
 """Files of foreign formats: read into parts that know their headings, page and sheet; bad ones refused in bounds."""
 
-from __future__ import annotations
-
 import datetime
 import importlib.util
 import mailbox

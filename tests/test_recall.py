@@ -1,7 +1,5 @@
 """Recall: from a question to the chunks that are shown, over a real log with the real model."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path

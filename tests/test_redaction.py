@@ -1,7 +1,5 @@
 """Redaction: what is found in prose, code and JSON, what is left alone, and that no text takes too long."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

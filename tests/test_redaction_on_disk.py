@@ -4,8 +4,6 @@ Rule: the witness is the bytes of every file, not what memd says about them. Eve
 setting, so that it is known that the bytes would be there.
 """
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """`memd reembed`: after a change of the embedding model everything is found again, once, with nothing else changed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Servers that hide their window, want a key, serve many models, or refuse: the whole daemon against each of them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

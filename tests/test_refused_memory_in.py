@@ -1,7 +1,5 @@
 """A MemoryIn of which nothing was done: the request is answered, and the answer says so, with the reason."""
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests that a proxy passes on: no memory without a token, and the documented nginx, run as it stands there."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

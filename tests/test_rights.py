@@ -1,7 +1,5 @@
 """Rights and tokens: every route by every right and topic, what a token sees and changes, and `memd token`."""
 
-from __future__ import annotations
-
 import getpass
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What is said again is stored again where something else was said in its place meanwhile, and nothing else is."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 

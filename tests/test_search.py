@@ -1,7 +1,5 @@
 """`memd search` shows what a prompt would get and why, with a daemon and without, and changes nothing."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

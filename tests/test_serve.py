@@ -1,7 +1,5 @@
 """`memd serve` as its user meets it: its start and end, its two addresses, TLS, and what it says of what is wrong."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import signal

@@ -1,7 +1,5 @@
 """`memd setup`: what it writes into the agents of a home folder, shows and takes back."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable, Iterator

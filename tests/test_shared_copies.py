@@ -1,7 +1,5 @@
 """The copies of a topic that several daemons have: as the next start finds them, and as they are moved."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

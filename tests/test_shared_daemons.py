@@ -1,7 +1,5 @@
 """Two daemons that share their topics in PostgreSQL: whichever is asked, it is one memory."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What a shared log promises to all who append to it, in PostgreSQL."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Shares: who has the most gives way, and nobody can throw out what another has."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter

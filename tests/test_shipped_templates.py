@@ -5,8 +5,6 @@ before its question and nothing else changed. What a template or llama.cpp's rea
 the server directly too, and named here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every command that the documentation shows is run, page by page, or stands below with the reason why not."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

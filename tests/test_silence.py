@@ -1,7 +1,5 @@
 """Small talk and questions about nothing stored bring nothing into the prompt, and memd tells why."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import json

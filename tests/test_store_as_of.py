@@ -1,7 +1,5 @@
 """Any earlier moment of a topic can be searched, and is what it was."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator

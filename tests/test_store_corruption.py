@@ -1,7 +1,5 @@
 """Damage of every kind: what is served, what is said, and what is never touched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The log on an undamaged disk: appending, public ids, snapshots, the codec, and what a start reads of it."""
 
-from __future__ import annotations
-
 import json
 import random
 import resource

@@ -1,7 +1,5 @@
 """Merged indexes: found is what was found before, whatever happens while they are made, and few remain to be asked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Random appends, corrections, seals, failures, power cuts and restarts against a plain dict."""
 
-from __future__ import annotations
-
 import pytest
 from crash_files import LOSSES, CrashFiles, Loss, PowerCutError
 from drafts import DATA_DIR, Hit, adjusted, deprecated, digest_of, draft, open_store, search, unit_vector

@@ -1,7 +1,5 @@
 """Words: what finds a chunk by its words, and what becomes of their columns when their files are not what they were."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 These are the rules that a linter does not know. Docstrings of public things, line length and names are ruff's.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

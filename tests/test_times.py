@@ -1,7 +1,5 @@
 """What a question says of time, in several languages: a guess that is quick and never raises."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any

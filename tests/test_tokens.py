@@ -1,7 +1,5 @@
 """Token counts with the bundled cl100k_base ranks, and the drift between them and a model's own."""
 
-from __future__ import annotations
-
 import base64
 import random
 

@@ -1,7 +1,5 @@
 """The window on the real llama.cpp: what memd forwards fits, step after step of a tool loop too."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,7 +1,5 @@
 """The topics in use, in process: opened once, journalled whatever fails, and let go only with nothing to lose."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

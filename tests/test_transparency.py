@@ -1,7 +1,5 @@
 """What is on the wire before memd and behind it, byte by byte, and what memd leaves alone."""
 
-from __future__ import annotations
-
 import gzip
 import http.client
 import json

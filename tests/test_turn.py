@@ -1,7 +1,5 @@
 """A turn in process: the whole daemon on this event loop, with an upstream that is told what to answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Web pages of other origins, in a real browser, against a running memd: what they get to see and to do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

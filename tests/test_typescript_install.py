@@ -3,8 +3,6 @@
 Rule: nothing is beside the package but what its user would have.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

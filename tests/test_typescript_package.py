@@ -3,8 +3,6 @@
 Rule: a stand-in answers only where a server has to fail or to lie.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Text that is not stored yet: found by its words at once, under the id that it keeps, and lost at no moment."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Input that is hostile or broken: each is bounded, answered clearly, and harms nobody else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

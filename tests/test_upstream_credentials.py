@@ -1,7 +1,5 @@
 """A user and a password in `upstream.url`: the server is shown them where a client shows nothing, nobody else is."""
 
-from __future__ import annotations
-
 import base64
 import json
 import time

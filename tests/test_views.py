@@ -1,7 +1,5 @@
 """Views of what is stored and of what was asked: digest, related chunks, names, figures over time, conversations."""
 
-from __future__ import annotations
-
 import json
 import time
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Web pages as clients: what a browser asks before a page's request, and which of memd's answers the page may read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

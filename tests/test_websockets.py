@@ -1,7 +1,5 @@
 """WebSockets through memd, as bytes: the upgrade, frames of any size and pace both ways, and the end of either side."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

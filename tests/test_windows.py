@@ -1,7 +1,5 @@
 """Where the window of a model comes from: what servers tell of it, what they refuse, and what is kept of both."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

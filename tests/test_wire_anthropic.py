@@ -1,7 +1,5 @@
 """Anthropic's messages: the same conversation as through chat completions, written again as it was, and captured."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any

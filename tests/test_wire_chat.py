@@ -1,7 +1,5 @@
 """Chat completions: what memd reads and captures from any body or stream, and how little it changes when it writes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

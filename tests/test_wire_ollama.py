@@ -1,7 +1,5 @@
 """Ollama's own API: requests and replies as its clients send and read them, and whatever else may come."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

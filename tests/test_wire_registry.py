@@ -1,7 +1,5 @@
 """One list of APIs: by its path a request belongs to one, and each puts a text in front of a message of its own."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

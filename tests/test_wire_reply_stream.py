@@ -1,7 +1,5 @@
 """A reply's stream: read by WHATWG's rules; `memory_out` goes into one event, every other byte passes as it came."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -1,7 +1,5 @@
 """Responses: read and captured as the chat messages they stand for, and changed no more than they must be."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Literal
 

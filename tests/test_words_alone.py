@@ -1,7 +1,5 @@
 """An embedding model that fails: words alone find, what is said is kept, and embedded when the model works again."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Rule: between each daemon and PostgreSQL lies a relay, which can be frozen or cu
 Everything ends with the block, and nothing of it stays.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -6,8 +6,6 @@ often as somebody was told so, and one in doubt at most once more. The prompt of
 turn before it, whichever daemons made them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator

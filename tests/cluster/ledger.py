@@ -4,8 +4,6 @@ Rule: the ledger knows only what was answered. A fact counts as acknowledged if 
 200, without saying that it could not be stored; of everything else nobody knows whether it happened, so both are right.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -9,8 +9,6 @@ one daemon less, and the clocks of two are 10 s apart. Prints a line a round; ex
 twice, or refused by a daemon to which nothing was done, or a prefix changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

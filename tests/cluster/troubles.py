@@ -3,8 +3,6 @@
 Rule: a trouble begins with one of the daemons, or with PostgreSQL; whoever was in trouble serves again afterwards.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Rule: what was not acknowledged is said again, word for word, as clients do, and a correction with the same key.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

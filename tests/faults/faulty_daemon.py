@@ -7,8 +7,6 @@ A life may begin on an old log (`OldLog`): one without what an earlier version h
 words of its segments, which the daemon then makes in the background.
 """
 
-from __future__ import annotations
-
 import errno
 import http.client
 import shutil

@@ -8,8 +8,6 @@ it, and lasts until the background has made them. Prints one line a fault; exit 
 lost, or something else is wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A sample of the calls at which a disk can fail, under the real daemon; `make faults` tries all of them."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import shutil

@@ -3,8 +3,6 @@
 Rule: nothing waits for time: the archiver's clocks stand until a test moves them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Chunks as a search finds them, for the tests of what is shown and what is corrected."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

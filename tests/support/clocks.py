@@ -1,7 +1,5 @@
 """memd on a machine whose clock is behind the real one."""
 
-from __future__ import annotations
-
 from daemon_process import DaemonProcess
 
 _SHIFTED = """

@@ -4,8 +4,6 @@ Rule: whoever uses a relay cannot tell it from the server behind it, until somet
 lost, what was asked has arrived, and the connection ends.
 """
 
-from __future__ import annotations
-
 import select
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The whole daemon on a test's event loop, with an upstream that is told what to answer, and a client of it."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Drafts and stores for the tests of the store: small vectors, a clock that counts, uuids from a seed."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Rule: the sample leaves out only more of the same; a test that is worth nothing 
 second of a core, has the marker `thorough`, with which `make quick` leaves it out.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar

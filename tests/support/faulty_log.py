@@ -3,8 +3,6 @@
 Rule: what the seam forbids is an error here, also where PostgreSQL would let it pass.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager

@@ -10,8 +10,6 @@ there is a first process of its own.
 Run as a script it is that first process. It ends when its socket closes, so with the tests, however they end.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

@@ -3,8 +3,6 @@
 Rule: everything else about it is the real disk.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Hashable

@@ -6,8 +6,6 @@ folder of the present version, once:
     python tests/support/golden_files.py
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

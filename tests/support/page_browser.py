@@ -3,8 +3,6 @@
 Rule: a browser that logs an error, or that asks anybody but the daemon for something, fails the test that used it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

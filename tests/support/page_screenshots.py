@@ -7,8 +7,6 @@ Rule: what they show is played through the real daemon in front of a real llama.
 The conversation is ours.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

@@ -4,8 +4,6 @@ Rule: it is imported before anything reads a variable; what a test sets itself c
 who fetch packages, and is not asked for this machine.
 """
 
-from __future__ import annotations
-
 import os
 
 _OF_OTHERS = ("MEMD_", "OPENAI_", "ANTHROPIC_", "OLLAMA_", "PG", "XDG_CONFIG", "XDG_STATE", "XDG_DATA")

@@ -3,8 +3,6 @@
 Rule: a server's address stays its own while it is away, so that a daemon finds it again.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,6 @@
 Rule: they tell of each step what the scripts in `tests/clients/` tell, so that one test says what all have to see.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 TOKENS_MAX = 100

@@ -3,8 +3,6 @@
 Rule: sockets and threads, no HTTP library: what is compared is what was on the wire.
 """
 
-from __future__ import annotations
-
 import select
 import socket
 import ssl

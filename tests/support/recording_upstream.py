@@ -4,8 +4,6 @@ Rule: it is plain `http.server` and threads: nothing of the daemon's own librari
 With a server `behind` it, it is that one that answers.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

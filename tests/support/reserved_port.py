@@ -3,8 +3,6 @@
 Rule: a number that was free a moment ago is not asked for: another test that runs at the same time may have it by now.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ so is let through: `allowed`. Its tokens are cl100k_base's times `TOKENS_PER_RAW
 unless it has another `count`. How it tells its window, and in whose words it refuses, is what other servers do.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ Two architectures: llama, whose one layer sees everything, and with `sliding_win
 that many tokens back, so that llama.cpp keeps no more of it. The marker is found by a layer that sees everything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -3,8 +3,6 @@
 Rule: the layout is written here from its description, not with the code that reads it.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """A certificate of a test's own and its key, made by openssl."""
 
-from __future__ import annotations
-
 import shutil
 import ssl
 import subprocess

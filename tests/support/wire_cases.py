@@ -1,7 +1,5 @@
 """What the tests of every dialect on the wire draw their requests and streams from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise

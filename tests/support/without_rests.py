@@ -6,8 +6,6 @@ that is killed loses nothing that it has written, synced or not; a power cut is 
 own errors are those of `SYNC`.
 """
 
-from __future__ import annotations
-
 import os
 
 from memd.embedding import priority
