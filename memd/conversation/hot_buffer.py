@@ -97,7 +97,9 @@ class HotBuffer:
             way = matching.rewriting_to(parent, found.runs, history, known_as)
             name = self._new_id()
             self.record(events.Branched(name, parent.id, way, now, history.session or parent.session))
-            dropped_from = None if beginning is None else matching.cut_short(parent, found, history)
+            start, place, length = found.runs[-1]  # behind which there may be nothing but the beginning of an answer
+            is_cut_short = beginning is not None and start + length == len(history) - 1
+            dropped_from = matching.answer_start(parent, place + length) if is_cut_short else None
             self.record(events.Abandoned(parent.id, dropped_from))
             branch = self._conversations[name]
             arrival = Arrival(branch, 0, len(branch), opened=False, goes_back=len(branch) <= len(parent))
@@ -392,8 +394,8 @@ class HotBuffer:
         self.mark(branch, stored=min(conversation.stored, start))
         count = conversation.messages[start].tokens + tokens
         self._append(branch, History([whole], [whole.content_digest], lambda *_: [count]), now)
-        is_asked_again = conversation.awaiting > 1
-        self.record(events.Abandoned(conversation.id, start) if is_asked_again else events.Closed(conversation.id))
+        is_over = conversation.awaiting <= 1  # nobody else waits for an answer in it
+        self.record(events.Closed(conversation.id) if is_over else events.Abandoned(conversation.id, start))
         return branch
 
     def _append(self, conversation: Conversation, history: History, now: float) -> None:

@@ -447,12 +447,6 @@ def joined(beginning: Message, message: Message) -> tuple[Message, Message]:
     return msgspec.structs.replace(message, text=beginning.text + message.text, own_words=said), message
 
 
-def cut_short(parent: Conversation, found: Match, history: History) -> int | None:
-    """Return the start of the parent's answer whose beginning is all that a rewritten history has behind it."""
-    start, place, length = found.runs[-1]
-    return answer_start(parent, place + length) if start + length == len(history) - 1 else None
-
-
 # -- the way to a rewritten history ------------------------------------------------------------------------
 
 
