@@ -20,7 +20,6 @@ from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from memd.errors import BadTopicId
-from memd.messages import RESULT_ROLES
 
 Vector = NDArray[np.float32]
 """A unit vector of the embedding model, shape `(dimension,)`, float32."""
@@ -249,18 +248,16 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def embedded_text(self) -> str:
-        """The text to embed: headings, then the content without roles; and as a second part (`PARTED`), if it differs
-        and says something, what is said there: a user's words beside a tool's result, else all without fenced code.
+        """The text to embed: headings, then the content without roles; and as a second part (`PARTED`), if it says
+        something, the same without fenced code.
 
         Code takes a vector over: a sentence above twelve lines of it has half of its own cosine to its question. With
         the second part's vector in the mean such sentences are found half as often again, and the code no less by its
         names (bench/NOTES.md, 2026-11-30).
         """
-        said, of_user = self.spoken, "".join(text for one, text in self.stretches if one.role == "user")
-        if _says_something(of_user) and any(one.role in RESULT_ROLES for one, _ in self.stretches):
-            said = of_user
-        said = _BARE_FENCED.sub("", _FENCED.sub("", said))
-        parts = [self.spoken, said] if said != self.spoken and _says_something(said) else [self.spoken]
+        said = _BARE_FENCED.sub("", _FENCED.sub("", self.spoken))
+        says_something = len(said.strip().encode("utf-8", "replace")) >= SAID_BYTES_MIN
+        parts = [self.spoken, said] if said != self.spoken and says_something else [self.spoken]
         return PARTED.join("\n".join([*self.above, part]) for part in parts)
 
     @property
@@ -274,10 +271,6 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def named_text(self) -> str:
         """The text whose names are indexed; the content and each heading begin a sentence of their own."""
         return ".\n".join([*self.above, self.content])
-
-
-def _says_something(text: str) -> bool:
-    return len(text.strip().encode("utf-8", "replace")) >= SAID_BYTES_MIN
 
 
 class Draft(ChunkState, frozen=True, kw_only=True):

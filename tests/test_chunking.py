@@ -88,7 +88,8 @@ def assert_bounds(chunks: Sequence[Draft], chunking: ChunkingSettings = CHUNKING
     tokens = [COUNTER.count(shown(chunk)) for chunk in chunks]
     assert max(tokens, default=0) <= chunking.max_tokens
     for number in range(1, len(chunks)):
-        if tokens[number] < chunking.min_tokens:  # then it does not fit to the one before it
+        is_beside_steps = "tool" in {*chunks[number].roles} ^ {*chunks[number - 1].roles}
+        if tokens[number] < chunking.min_tokens and not is_beside_steps:  # then it does not fit to the one before it
             joined = shown(chunks[number - 1]) + "\n" + shown(chunks[number])
             assert COUNTER.count(joined) >= chunking.max_tokens
 
@@ -159,6 +160,22 @@ def test_a_chunk_ends_neither_within_a_short_message_nor_between_a_call_and_its_
     assert "report.py 2" in chunks[0].content and "id QX-20077" in chunks[0].content
     assert taken_apart(chunks, [call, result]) == [call.text, result.text]
     assert_bounds(chunks)
+
+
+def test_talk_shares_no_chunk_with_the_steps_beside_it_unless_it_is_tiny() -> None:
+    call = msgspec.structs.replace(source("assistant", "[call read {'path': 'pier.txt'}]"), calls=True)
+    result, done = (
+        source("tool", "The lamp of the pier is 40 W."),
+        source("assistant", "The lamp of the pier has 40 W."),
+    )
+    asked = source("user", "Which lamp does the pier have, and how bright is it?")
+    assert [chunk.roles for chunk in chunked([asked, call, result, done])] == [
+        ("user",),
+        ("assistant", "tool"),
+        ("assistant",),
+    ]
+    [chunk] = chunked([source("user", "Look."), call, result, source("assistant", "40 W.")])
+    assert chunk.roles == ("user", "assistant", "tool")
 
 
 def test_tiny_turns_share_a_chunk_and_open_with_their_roles() -> None:

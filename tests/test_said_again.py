@@ -93,7 +93,7 @@ async def test_it_is_so_whatever_is_stored_together_and_for_results_of_calls(sta
     other = await stage.topics.get("other")
     await store(stage, other, ("u:Which port has the server?",), *ROUNDS, ("a:It is 8081.",))
     ports = [entry.content.count("8081") - entry.content.count("8082") for entry in live_entries(other)]
-    assert ports == [1, -1, 2]
+    assert ports == [0, 1, -1, 1, 1], "the question, each result, the answer"
 
 
 async def test_a_history_that_is_sent_again_is_stored_once(stage: Stage, topic: Topic) -> None:

@@ -26,7 +26,7 @@ FLOOR = MIDDLE | {"access", "receipts"}
 
 MAY_IMPORT = {
     "errors": set[str](),
-    "entries": {"errors", "messages"},
+    "entries": {"errors"},
     "messages": {"errors"},
     "notes": {"errors", "messages", "selection"},
     "selection": {"entries"},

@@ -5,11 +5,11 @@ a newline. `speakers` tells whose text begins where, and which call a result ans
 call; `columns` is the header row of a Markdown table that began in an earlier chunk. Limits count the text as shown,
 with the roles before messages, without such calls and rows.
 
-A chunk ends with the first piece that brings it to `min_tokens`, but not between a call and the beginning of its
-result: a result that does not fit after its call is cut, because questions name the call and want the result. An
-earlier version set boundaries where the cosine of neighbouring pieces fell below a threshold. That found no more and
-cost a sixth of all processor time (measured: bench/NOTES.md, 2026-11-22): only 0 to 7 % of neighbours were similar
-enough to be joined.
+A chunk ends with the first piece that brings it to `min_tokens`, and between talk and the steps of a tool loop, but not
+between a call and the beginning of its result: a result that does not fit after its call is cut, because questions name
+the call and want the result. An earlier version set boundaries where the cosine of neighbouring pieces fell below a
+threshold. That found no more and cost a sixth of all processor time (bench/NOTES.md, 2026-11-22): only 0 to 7 % of
+neighbours were similar enough to be joined.
 
 A message is encoded once; the ends of its tokens give the sizes of its pieces. Cutting takes 0.2 to 0.4 s per megabyte.
 
@@ -35,10 +35,12 @@ from msgspec import UNSET, UnsetType
 
 from memd.conversation.tokens import TokenCounter
 from memd.entries import SHOWN_MAX, Draft, Speaker, role_opening
-from memd.messages import CUT
+from memd.messages import CUT, RESULT_ROLES
 from memd.settings.model import ChunkingSettings
 
 JOINT = "\n"
+TALK_TOKENS_MIN = 8
+"""Longer talk shares no chunk with the calls and results beside it, which would take its vector over; "Look." does."""
 WHOLE_MINIMA = 2
 """A message or paragraph of at most so many times `min_tokens` is not cut."""
 _ESTIMATE_SLACK = 8  # this close to a limit the joined text is counted: the sum of the pieces' tokens is an estimate
@@ -64,6 +66,11 @@ class Utterance(msgspec.Struct, frozen=True):
     """For a result, the beginning of its call on one line (`ToolCall.line`)."""
 
     @property
+    def is_step(self) -> bool:
+        """Whether it is a step of a tool loop, not talk."""
+        return self.calls or self.role in RESULT_ROLES
+
+    @property
     def opening(self) -> str:
         """The role as shown before the text; empty without one."""
         return "" if self.role is None else role_opening(self.role, self.name)
@@ -78,6 +85,8 @@ class _Piece(msgspec.Struct, frozen=True):
     """Tokens of the text, and of the joint and the opening before it in a chunk."""
     calls: bool = False
     """True at the end of a message that calls a tool."""
+    is_step: bool = False
+    """Whether it is of a call or a result."""
     columns: str = ""
     """The header row of the table within which it begins."""
 
@@ -143,7 +152,7 @@ def _pieces(
             is_end = message.calls and end == len(message.text)
             own = opening if start == 0 else None
             tokens, columns = head + text.tokens(start, end), _columns_over(start, tables)
-            yield _Piece(message.text[start:end], number, own, tokens, is_end, columns)
+            yield _Piece(message.text[start:end], number, own, tokens, is_end, message.is_step, columns)
 
 
 def _groups(
@@ -161,9 +170,14 @@ def _groups(
         least = settings.min_tokens
         return total >= least + slack or (total >= least and count(_shown(group)) >= least)
 
+    def apart(before: Sequence[_Piece], behind: Sequence[_Piece], talk_tokens: int) -> bool:
+        are_steps = [any(one.is_step for one in some) for some in (before, behind)]
+        return are_steps[0] != are_steps[1] and talk_tokens >= TALK_TOKENS_MIN
+
     def close() -> None:
         """End the group; one that stayed short is joined to the one before it where the two fit."""
-        if groups and not has_least(tokens) and count(_shown(merged := groups[-1] + group)) <= settings.max_tokens:
+        is_short = bool(groups and group) and not (has_least(tokens) or apart(groups[-1], group, tokens))
+        if is_short and count(_shown(merged := groups[-1] + group)) <= settings.max_tokens:
             groups[-1] = merged
         elif group:
             groups.append(group)
@@ -177,7 +191,8 @@ def _groups(
             piece, *rest = _divided(piece, room - _ESTIMATE_SLACK, tokenizer)
             left.extendleft(rest)
             fits = has_most([*group, piece], tokens + piece.tokens, settings.max_tokens)
-        if not fits or (not is_open and has_least(tokens)):
+        is_other = bool(group) and apart(group, [piece], tokens if piece.is_step else piece.tokens)
+        if not fits or is_other or (not is_open and has_least(tokens)):
             close()
             group, tokens = [], 0
         group.append(piece)
@@ -193,9 +208,10 @@ def _divided(piece: _Piece, room: int, tokenizer: TokenCounter) -> list[_Piece]:
     _, end = next(fitted(text, 0, len(piece.text), max(1, room - head)))
     if end == len(piece.text):
         return [piece]
-    first = _Piece(piece.text[:end], piece.message, piece.opening, head + text.tokens(0, end))
+    step = piece.is_step
+    first = _Piece(piece.text[:end], piece.message, piece.opening, head + text.tokens(0, end), is_step=step)
     tokens, columns = piece.tokens - first.tokens, _columns_over(end, _tables(piece.text)) or piece.columns
-    return [first, _Piece(piece.text[end:], piece.message, None, tokens, piece.calls, columns)]
+    return [first, _Piece(piece.text[end:], piece.message, None, tokens, piece.calls, step, columns)]
 
 
 def _shown(group: Sequence[_Piece]) -> str:

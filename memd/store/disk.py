@@ -628,7 +628,9 @@ def write_pieces(files: LocalDisk, path: Path, pieces: Iterable[bytes]) -> FileC
 
 def put_in_place(files: LocalDisk, temporary: Path, path: Path, wiper: Wiper | None = None) -> None:
     """Rename a temporary file to `path`, durably; it is gone afterwards, also after an error. `wiper` overwrites the
-    replaced file."""
+    replaced file, if there is one."""
+    if files.size(path) is None:
+        wiper = None
     with only_whole(files, temporary):
         if wiper is None:
             files.rename(temporary, path)
