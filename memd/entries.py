@@ -50,14 +50,6 @@ HELPFUL_STEPS_MAX, UNHELPFUL_STEPS_MAX = 10, 4
 """Steps beyond these bounds have no effect: the factor is at most 1.5^10 = 57.7 and at least 1.5^-4 = 0.198, with which
 not even a perfect match is shown."""
 
-PARTED = "\x1e"
-"""Joins the parts of a text to embed: its vector is the mean of theirs."""
-SAID_BYTES_MIN = 16
-"""Less beside fenced code says nothing of its own ("Like this:")."""
-_FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n]*\w[^\n]*\n(?s:.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE)
-"""A block with a language behind its fence; that of a chunk may go on in the next one."""
-_BARE_FENCED = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*\n(?s:.*?)^[ \t]*\1[ \t]*$", re.MULTILINE)
-
 WRITTEN_ROLES = re.compile("^(?P<role>user|assistant|tool|function): ", re.MULTILINE)
 """Matches the roles in the content of an entry without `speakers`, and other lines that happen to begin like one."""
 
@@ -248,17 +240,8 @@ class ChunkState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def embedded_text(self) -> str:
-        """The text to embed: headings, then the content without roles; and as a second part (`PARTED`), if it says
-        something, the same without fenced code.
-
-        Code takes a vector over: a sentence above twelve lines of it has half of its own cosine to its question. With
-        the second part's vector in the mean such sentences are found half as often again, and the code no less by its
-        names (bench/NOTES.md, 2026-11-30).
-        """
-        said = _BARE_FENCED.sub("", _FENCED.sub("", self.spoken))
-        says_something = len(said.strip().encode("utf-8", "replace")) >= SAID_BYTES_MIN
-        parts = [self.spoken, said] if said != self.spoken and says_something else [self.spoken]
-        return PARTED.join("\n".join([*self.above, part]) for part in parts)
+        """The text to embed: headings, then the content without roles."""
+        return "\n".join([*self.above, self.spoken])
 
     @property
     def indexed_text(self) -> str:

@@ -88,8 +88,8 @@ def assert_bounds(chunks: Sequence[Draft], chunking: ChunkingSettings = CHUNKING
     tokens = [COUNTER.count(shown(chunk)) for chunk in chunks]
     assert max(tokens, default=0) <= chunking.max_tokens
     for number in range(1, len(chunks)):
-        is_beside_steps = "tool" in {*chunks[number].roles} ^ {*chunks[number - 1].roles}
-        if tokens[number] < chunking.min_tokens and not is_beside_steps:  # then it does not fit to the one before it
+        is_talk = not any("tool" in one.roles or "```" in one.content for one in chunks[number - 1 : number + 1])
+        if tokens[number] < chunking.min_tokens and is_talk:  # then it does not fit to the one before it
             joined = shown(chunks[number - 1]) + "\n" + shown(chunks[number])
             assert COUNTER.count(joined) >= chunking.max_tokens
 
@@ -162,7 +162,7 @@ def test_a_chunk_ends_neither_within_a_short_message_nor_between_a_call_and_its_
     assert_bounds(chunks)
 
 
-def test_talk_shares_no_chunk_with_the_steps_beside_it_unless_it_is_tiny() -> None:
+def test_talk_shares_no_chunk_with_steps_and_code_beside_it_unless_it_is_tiny() -> None:
     call = msgspec.structs.replace(source("assistant", "[call read {'path': 'pier.txt'}]"), calls=True)
     result, done = (
         source("tool", "The lamp of the pier is 40 W."),
@@ -176,6 +176,10 @@ def test_talk_shares_no_chunk_with_the_steps_beside_it_unless_it_is_tiny() -> No
     ]
     [chunk] = chunked([source("user", "Look."), call, result, source("assistant", "40 W.")])
     assert chunk.roles == ("user", "assistant", "tool")
+
+    texts = [chunk.content for chunk in chunked([source("user", f"{asked.text}\n{CODE}{done.text}")])]
+    assert texts == [f"{asked.text}\n", CODE, done.text]
+    assert len(chunked([source("user", f"Like this:\n{CODE}")])) == 1
 
 
 def test_tiny_turns_share_a_chunk_and_open_with_their_roles() -> None:

@@ -307,7 +307,7 @@ def test_a_topic_goes_whole_and_a_restored_backup_is_noticed(daemon: DaemonProce
     daemon.start()
     daemon.chat([user("Hello, is this known?")], headers=team)
     wait_until(lambda: "is there again, as a backup had it" in daemon.log.read_text(), lambda: repr(daemon))
-    assert "Erased topic team" in daemon.run("erase", "--resume").stdout
+    assert "Erased in topic team: 6 chunks" in daemon.run("erase", "--resume").stdout
     assert found_in(daemon.data_dir) == []
     daemon.terminate()
     assert daemon.run("verify").returncode == 0
@@ -349,12 +349,13 @@ def test_what_was_erased_is_not_erased_again_with_what_was_said_since(daemon: Da
     daemon.start()
     daemon.chat([user(OTHERS[0])], headers=team)
     daemon.wait_stored(OTHERS[0])
-    told = daemon.run("erase", "--resume")
-    assert told.returncode == 1 and "later text beside it: `memd erase team` erases all" in told.stderr
-    assert files_with(daemon.data_dir, b"Theodora")
-    assert daemon.run("erase", "--chunk", id_of(daemon, "vermilion"), "--yes").returncode == 0
-    assert "Nothing was left to erase" in daemon.run("erase", "--resume").stdout
+    daemon.chat([user(OTHERS[1])], headers=team)  # not stored yet
+    assert "Erased in topic team: 1 chunk" in daemon.run("erase", "--resume").stdout
+    daemon.wait_stored(OTHERS[1])
     assert found_in(daemon.data_dir) == [] and files_with(daemon.data_dir, b"Theodora")
+    assert "Nothing was left to erase" in daemon.run("erase", "--resume").stdout
+    assert daemon.run("backup", str(tmp_path / "backup")).returncode == 0
+    assert found_in(tmp_path / "backup") == [] and files_with(tmp_path / "backup", b"Theodora")
 
 
 def test_a_topic_that_is_given_the_name_of_an_erased_one_is_another_topic(
@@ -377,7 +378,7 @@ def test_a_topic_that_is_given_the_name_of_an_erased_one_is_another_topic(
     daemon.terminate()
     shutil.copytree(tmp_path / "backup" / "team", daemon.data_dir / "team")
     assert "is there again" in daemon.run("verify").stdout, "under the name that it had when it was erased"
-    assert "Erased topic team" in daemon.run("erase", "--resume").stdout
+    assert "Erased in topic team: 1 chunk" in daemon.run("erase", "--resume").stdout
 
 
 def test_a_backup_in_a_folder_loses_an_erased_topic_of_which_nothing_was_stored_yet(

@@ -16,25 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memd.assets import words_of
-from memd.entries import PARTED, Vector
+from memd.entries import Vector
 from memd.settings.model import EmbeddingSettings
 
 EmbedMany = Callable[[Sequence[str]], NDArray[np.float32]]
 """The type of `Embedder.embed_many`."""
-
-
-def mean_of_parts(texts: Sequence[str], embed: EmbedMany) -> NDArray[np.float32]:
-    """Embed texts of one part or of several (`entries.PARTED`): the vector of several is the normalised mean of theirs.
-    `embed`: embeds parts."""
-    parts = [text.split(PARTED) for text in texts]
-    vectors = embed([one for own in parts for one in own])
-    if len(vectors) == len(texts):
-        return vectors
-    counts = np.array([len(own) for own in parts])
-    sums: NDArray[np.float32] = np.add.reduceat(vectors, np.cumsum(counts) - counts)
-    several = counts > 1
-    sums[several] /= np.maximum(np.linalg.norm(sums[several], axis=1, keepdims=True), 1e-9)
-    return sums
 
 
 class Embedder(Protocol):
@@ -54,8 +40,7 @@ class Embedder(Protocol):
     that many at a time."""
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Embed texts of any length, each independently of the others; unit vectors, float32 `(n, dimension)`. Use
-        `mean_of_parts`: some texts have several.
+        """Embed texts of any length, each independently of the others; unit vectors, float32 `(n, dimension)`.
 
         For an entry use `spoken`: roles are in every chunk and would only make chunks more alike. Raises
         EmbeddingError: the model failed on a text, or could not be reached.

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from memd.embedding.embedder import Embedder, mean_of_parts, prefixes_of
+from memd.embedding.embedder import Embedder, prefixes_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError, MemdError
 from memd.settings.model import EmbeddingSettings, basic_authorization, without_credentials
@@ -103,12 +103,13 @@ class HttpEmbedder(Embedder):
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """See `Embedder.embed_many`: for a long text the normalised mean of its pieces. Retries."""
-        return mean_of_parts(texts, self._in_batches)
+        batches = [texts[start : start + BATCH_TEXTS] for start in range(0, len(texts), BATCH_TEXTS)]
+        return np.concatenate([np.empty((0, self.dimension), np.float32), *map(self._patiently, batches)])
 
     def embed(self, text: str) -> Vector:
         """See `Embedder.embed`: a caller waits, so it is tried once, with a question's time limit."""
         deadline = time.monotonic() + self._question_seconds
-        vector: Vector = mean_of_parts([text], lambda parts: self._means(parts, lambda: deadline))[0]
+        vector: Vector = self._means([text], lambda: deadline)[0]
         return vector
 
     def close(self) -> None:
@@ -120,10 +121,6 @@ class HttpEmbedder(Embedder):
         """Return the fingerprint. It leaves out the address, because the same model elsewhere has the same vectors."""
         identity = "\0".join(["http", self._settings.name, str(dimension), *self._prefixes])
         return hashlib.sha256(identity.encode("utf-8", _LONE)).hexdigest()[:32]
-
-    def _in_batches(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        batches = [texts[start : start + BATCH_TEXTS] for start in range(0, len(texts), BATCH_TEXTS)]
-        return np.concatenate([np.empty((0, self.dimension), np.float32), *map(self._patiently, batches)])
 
     def _patiently(self, texts: Sequence[str]) -> NDArray[np.float32]:
         seconds = BATCH_SECONDS_MAX

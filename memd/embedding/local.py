@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from memd.assets import model_dir, question_table_dir
-from memd.embedding.embedder import NO_PREFIXES, Embedder, Prefixes, mean_of_parts, prefixes_of
+from memd.embedding.embedder import NO_PREFIXES, Embedder, Prefixes, prefixes_of
 from memd.entries import Vector
 from memd.errors import EmbeddingError, WrongModel
 from memd.settings.model import EmbeddingSettings
@@ -105,9 +105,6 @@ class PiecewiseEmbedder(Embedder):
 
     def embed_many(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """See `Embedder.embed_many`: the normalised mean of the vectors of a text's pieces."""
-        return mean_of_parts(texts, self._embed_each)
-
-    def _embed_each(self, texts: Sequence[str]) -> NDArray[np.float32]:
         found = np.empty((len(texts), self.dimension), np.float32)
         for row, text in enumerate(texts):
             vectors = self._embed_pieces(text, self._prefixes.text)
@@ -381,9 +378,6 @@ class QuestionTable:
 
     def vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the unit vectors of texts, (n, dimension); zeros for a text without known pieces."""
-        return mean_of_parts(texts, self._vectors)
-
-    def _vectors(self, texts: Sequence[str]) -> NDArray[np.float32]:
         beginnings = [readable(text[:LOOKED_AT_CHARACTERS]) for text in texts]
         found = np.zeros((len(texts), self.dimension), np.float32)
         # This call of the tokenizer releases the GIL.

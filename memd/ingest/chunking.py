@@ -5,11 +5,11 @@ a newline. `speakers` tells whose text begins where, and which call a result ans
 call; `columns` is the header row of a Markdown table that began in an earlier chunk. Limits count the text as shown,
 with the roles before messages, without such calls and rows.
 
-A chunk ends with the first piece that brings it to `min_tokens`, and between talk and the steps of a tool loop, but not
-between a call and the beginning of its result: a result that does not fit after its call is cut, because questions name
-the call and want the result. An earlier version set boundaries where the cosine of neighbouring pieces fell below a
-threshold. That found no more and cost a sixth of all processor time (bench/NOTES.md, 2026-11-22): only 0 to 7 % of
-neighbours were similar enough to be joined.
+A chunk ends with the first piece that brings it to `min_tokens`; between talk and the steps of a tool loop or the
+fenced code of a message, which would take its vector over; but not between a call and the beginning of its result: a
+result that does not fit after its call is cut, because questions name the call and want the result. An earlier version
+set boundaries where the cosine of neighbouring pieces fell below a threshold. That found no more and cost a sixth of
+all processor time (bench/NOTES.md, 2026-11-22): only 0 to 7 % of neighbours were similar enough to be joined.
 
 A message is encoded once; the ends of its tokens give the sizes of its pieces. Cutting takes 0.2 to 0.4 s per megabyte.
 
@@ -40,7 +40,7 @@ from memd.settings.model import ChunkingSettings
 
 JOINT = "\n"
 TALK_TOKENS_MIN = 8
-"""Longer talk shares no chunk with the calls and results beside it, which would take its vector over; "Look." does."""
+"""Longer talk shares no chunk with the steps and code beside it; "Look." does."""
 WHOLE_MINIMA = 2
 """A message or paragraph of at most so many times `min_tokens` is not cut."""
 _ESTIMATE_SLACK = 8  # this close to a limit the joined text is counted: the sum of the pieces' tokens is an estimate
@@ -85,8 +85,8 @@ class _Piece(msgspec.Struct, frozen=True):
     """Tokens of the text, and of the joint and the opening before it in a chunk."""
     calls: bool = False
     """True at the end of a message that calls a tool."""
-    is_step: bool = False
-    """Whether it is of a call or a result."""
+    is_work: bool = False
+    """Whether it is of a call or a result, or fenced code of a message."""
     columns: str = ""
     """The header row of the table within which it begins."""
 
@@ -145,14 +145,15 @@ def _pieces(
     for number, message in enumerate(messages):
         text, opening, tables = _Text(message.text, tokenizer, step), message.opening, _tables(message.text)
         most = settings.max_tokens - _ESTIMATE_SLACK
-        spans = candidate_pieces(text, opening=count(opening), whole_tokens=whole, max_tokens=most)
-        for start, end in spans or [(0, 0)]:
+        has_code = message.role is not None and not message.is_step and bool(_FENCE_LINE.search(message.text))
+        spans = candidate_pieces(text, opening=count(opening), whole_tokens=whole, max_tokens=most, has_code=has_code)
+        for start, end, is_code in spans or [(0, 0, False)]:
             step()
             head = count(JOINT + opening) if start == 0 else 0
             is_end = message.calls and end == len(message.text)
             own = opening if start == 0 else None
             tokens, columns = head + text.tokens(start, end), _columns_over(start, tables)
-            yield _Piece(message.text[start:end], number, own, tokens, is_end, message.is_step, columns)
+            yield _Piece(message.text[start:end], number, own, tokens, is_end, message.is_step or is_code, columns)
 
 
 def _groups(
@@ -171,8 +172,8 @@ def _groups(
         return total >= least + slack or (total >= least and count(_shown(group)) >= least)
 
     def apart(before: Sequence[_Piece], behind: Sequence[_Piece], talk_tokens: int) -> bool:
-        are_steps = [any(one.is_step for one in some) for some in (before, behind)]
-        return are_steps[0] != are_steps[1] and talk_tokens >= TALK_TOKENS_MIN
+        are_work = [any(one.is_work for one in some) for some in (before, behind)]
+        return are_work[0] != are_work[1] and talk_tokens >= TALK_TOKENS_MIN
 
     def close() -> None:
         """End the group; one that stayed short is joined to the one before it where the two fit."""
@@ -191,7 +192,7 @@ def _groups(
             piece, *rest = _divided(piece, room - _ESTIMATE_SLACK, tokenizer)
             left.extendleft(rest)
             fits = has_most([*group, piece], tokens + piece.tokens, settings.max_tokens)
-        is_other = bool(group) and apart(group, [piece], tokens if piece.is_step else piece.tokens)
+        is_other = bool(group) and apart(group, [piece], tokens if piece.is_work else piece.tokens)
         if not fits or is_other or (not is_open and has_least(tokens)):
             close()
             group, tokens = [], 0
@@ -208,10 +209,9 @@ def _divided(piece: _Piece, room: int, tokenizer: TokenCounter) -> list[_Piece]:
     _, end = next(fitted(text, 0, len(piece.text), max(1, room - head)))
     if end == len(piece.text):
         return [piece]
-    step = piece.is_step
-    first = _Piece(piece.text[:end], piece.message, piece.opening, head + text.tokens(0, end), is_step=step)
+    first = _Piece(piece.text[:end], piece.message, piece.opening, head + text.tokens(0, end), is_work=piece.is_work)
     tokens, columns = piece.tokens - first.tokens, _columns_over(end, _tables(piece.text)) or piece.columns
-    return [first, _Piece(piece.text[end:], piece.message, None, tokens, piece.calls, step, columns)]
+    return [first, _Piece(piece.text[end:], piece.message, None, tokens, piece.calls, piece.is_work, columns)]
 
 
 def _shown(group: Sequence[_Piece]) -> str:
@@ -274,6 +274,7 @@ _LINE = re.compile(r"[^\n]*+\n|[^\n]++")
 _WORD = re.compile(r"\s*+\S++|\s++")  # with the blank before it, as the tokenizer has it
 _SENTENCE_END = re.compile(r"""[.!?…؟۔।॥]["'”’)\]]*+\s++(?=[^a-z])|[。！？]["”’』」）]*+\s*+""")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
+_FENCE_LINE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _STRUCTURED = re.compile(r"[ \t]+\S|(?:[-*+•]|\d{1,3}[.)])\s|\|")
 """A line that begins like this keeps its paragraph whole: indented (code, stack frames), a list item, a table row."""
 
@@ -281,8 +282,10 @@ _STRUCTURED = re.compile(r"[ \t]+\S|(?:[-*+•]|\d{1,3}[.)])\s|\|")
 Span = tuple[int, int]
 
 
-def candidate_pieces(text: _Text, *, opening: int, whole_tokens: int, max_tokens: int) -> list[Span]:
-    """Cut a text into consecutive pieces of at most `max_tokens` tokens.
+def candidate_pieces(
+    text: _Text, *, opening: int, whole_tokens: int, max_tokens: int, has_code: bool
+) -> list[tuple[int, int, bool]]:
+    """Cut a text into consecutive pieces of at most `max_tokens` tokens: each a span, and True if it is fenced code.
 
     A blank line belongs to the piece before it. A piece that is too long is cut at lines, then sentences, then words,
     then characters, each part as long as fits.
@@ -290,19 +293,22 @@ def candidate_pieces(text: _Text, *, opening: int, whole_tokens: int, max_tokens
     Args:
         opening: tokens shown before the text (`user: `).
         whole_tokens: a text or paragraph with no more is not cut further.
+        has_code: cut at fences in any case, and say which pieces are between them.
     """
     whole_tokens, end = min(whole_tokens, max_tokens), len(text.text)
-    if text.text and opening + text.tokens(0, end) <= whole_tokens:
-        return [(0, end)]
-    pieces: list[Span] = []
+    if text.text and opening + text.tokens(0, end) <= whole_tokens and not has_code:
+        return [(0, end, False)]
+    pieces: list[tuple[int, int, bool]] = []
     for start, end, is_whole in _blocks(text.text):
+        is_code = has_code and _FENCE.match(text.text, start) is not None
         if opening + text.tokens(start, end) <= whole_tokens:
-            pieces.append((start, end))
+            pieces.append((start, end, is_code))
             opening = 0
             continue
         ends = [end] if is_whole else _ends(_SENTENCE_END, text.text, start, end)
         for begin, until in pairwise(chain([start], ends)):
-            pieces += fitted(text, begin, until, max(1, max_tokens - opening))
+            parts = fitted(text, begin, until, max(1, max_tokens - opening))
+            pieces += ((*part, is_code) for part in parts)
             opening = 0
     return pieces
 

@@ -40,8 +40,16 @@ from memd.messages import Message
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, make_folder, replace_file
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
 from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
-from memd.store.log.format import decode_entry, encode_entry, encode_record, payload_at, payload_of, scan_records
-from memd.store.log.recovery import Finding, read_log_file
+from memd.store.log.format import (
+    decode_entry,
+    encode_entry,
+    encode_record,
+    payload_at,
+    payload_of,
+    scan_records,
+    topic_tag,
+)
+from memd.store.log.recovery import Finding
 from memd.wording import counted, day_and_time
 
 Kind = Literal["chunks", "age", "topic"]
@@ -68,8 +76,8 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     entries: int = 0
     highest_id: int = 0
     """For a topic: upper bound of the erased canonical_ids."""
-    first_id: int = 0
-    """For a topic: the canonical_id of its first entry, by which its log is known under any name; 0 if unknown."""
+    names: tuple[str, ...] = ()
+    """For a topic: its former names, which files of its log may still have (see `layout.check_topic`)."""
     uuids: bytes = b""
     """Uuids of the chunks, 16 bytes each; empty for a topic."""
     digests: bytes = b""
@@ -92,6 +100,11 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def chunk_uuids(self) -> frozenset[bytes]:
         """The uuids of the chunks."""
         return frozenset(self.uuids[at : at + 16] for at in range(0, len(self.uuids), 16))
+
+    @property
+    def tags(self) -> frozenset[bytes]:
+        """The marks of the topic's files, under all its names (`format.topic_tag`)."""
+        return frozenset(map(topic_tag, (self.topic_id, *self.names)))
 
     @property
     def text_digests(self) -> frozenset[bytes]:
@@ -216,9 +229,12 @@ def _digests_file(folder: Path, erasure: Erasure) -> Path:
     return folder / f"{erasure.id}{DIGESTS_SUFFIX}"
 
 
-def returned(erasures: Collection[Erasure], layout: TopicLayout, records: list[Records]) -> list[Finding]:
-    """Return a finding for each finished erasure whose text is in the topic again, because a backup was restored.
-    `records`: the columns of all the topic's entries."""
+Log = tuple[bytes | None, Records]
+"""The columns of a log file's entries, and the topic that it names (`Header.topic`); None if its header is damaged."""
+
+
+def returned(erasures: Collection[Erasure], layout: TopicLayout, logs: Sequence[Log]) -> list[Finding]:
+    """Return a finding for each finished erasure whose text is in the topic again, because a backup was restored."""
     return [
         Finding(
             "returned",
@@ -226,33 +242,18 @@ def returned(erasures: Collection[Erasure], layout: TopicLayout, records: list[R
             f"{one} is there again, as a backup had it; `memd erase --resume` erases it once more",
         )
         for one in erasures
-        if one.topic_id == layout.topic_id and one.done_at is not None and rows_again(one, records)
+        if one.topic_id == layout.topic_id and one.done_at is not None and rows_again(one, logs)
     ]
 
 
-def rows_again(erasure: Erasure, records: list[Records]) -> list[Records]:
-    """Return the rows that have the text of a finished erasure, out of the columns of all the topic's entries."""
+def rows_again(erasure: Erasure, logs: Iterable[Log]) -> list[Records]:
+    """Return the rows that have the text of a finished erasure, out of all files of the topic."""
     if erasure.kind != "topic":
-        own = [_rows_of(rows, erasure.chunk_uuids) for rows in records]
-        own = [rows[rows["status"] == Status.ACTIVE] for rows in own]
-    elif erasure.first_id in (0, min((int(rows["canonical_id"].min()) for rows in records if len(rows)), default=0)):
-        own = [rows[(rows["canonical_id"] <= erasure.highest_id) & (rows["is_erased"] == 0)] for rows in records]
-    else:
-        own = []  # another topic, which has the name now
-    return [rows for rows in own if len(rows)]
-
-
-def first_id_in(files: LocalDisk, layout: TopicLayout) -> int:
-    """Return the canonical_id of a topic's first entry, or of the first that can be read; 0 without one."""
-    ids = (entry.canonical_id for path in layout.log_files(files) for entry in readable_entries(files, path))
-    return next(ids, 0)
-
-
-def readable_entries(files: LocalDisk, path: Path) -> list[Entry]:
-    """Return the entries of a log file that can be read, of an unreadable file none."""
-    with suppress(StoreError):
-        return read_log_file(files.read(path), name=str(path), dimension=None).entries
-    return []
+        own = [_rows_of(rows, erasure.chunk_uuids) for _, rows in logs]
+        return [one for rows in own if len(one := rows[rows["status"] == Status.ACTIVE])]
+    own = [rows for tag, rows in logs if tag is None or tag in erasure.tags]  # the others are of one renamed since
+    is_its = ((rows["canonical_id"] <= erasure.highest_id) & (rows["is_erased"] == 0) for rows in own)
+    return [rows[bits] for rows, bits in zip(own, is_its, strict=True) if bits.any()]
 
 
 def finding_of(erasure: Erasure, folder: Path) -> Finding:

@@ -211,16 +211,20 @@ def check_topic(files: LocalDisk, directory: Path, header: Header | None, path: 
     A directory that was renamed on purpose has a file with its former names, so that its files are recognised. Raises
     ForeignFile: it is another topic's.
     """
-    former = directory / FORMER_NAMES
-    names = files.read(former).decode("utf-8-sig", "replace").split() if files.size(former) is not None else []
-    if header is None or header.topic in map(topic_tag, [directory.name, *names]):
+    if header is None or header.topic in map(topic_tag, [directory.name, *former_names(files, directory)]):
         return
     owner = next((name for name in topic_ids_in(files, directory.parent) if topic_tag(name) == header.topic), None)
     of = f"the topic {owner!r}" if owner else "another topic"
     raise ForeignFile(
         f"{path}: belongs to {of}, not to {directory.name!r}: move it back. If you have renamed the topic's folder on "
-        f"purpose, write its former name into a file {former}; then all of its files are read"
+        f"purpose, write its former name into a file {directory / FORMER_NAMES}; then all of its files are read"
     )
+
+
+def former_names(files: LocalDisk, directory: Path) -> list[str]:
+    """Return the former names of a topic, by its folder."""
+    former = directory / FORMER_NAMES
+    return files.read(former).decode("utf-8-sig", "replace").split() if files.size(former) is not None else []
 
 
 class TopicNames:

@@ -37,8 +37,8 @@ from memd.store.erasure import (
     ErasureLedger,
     Erasures,
     ForbiddenText,
+    Log,
     encode_forbidden,
-    first_id_in,
     read_forbidden,
     returned,
     rows_again,
@@ -50,9 +50,10 @@ from memd.store.layout import (
     TopicNames,
     check_no_cluster,
     erasures_dir,
+    former_names,
     topic_ids_in,
 )
-from memd.store.log.columns import Records
+from memd.store.log.columns import uuid_bytes
 from memd.store.log.format import ModelId
 from memd.store.log.journal import records_of
 from memd.store.log.recovery import Finding
@@ -61,7 +62,6 @@ from memd.store.shared.postgres import SharedLog, join, topics_in
 from memd.store.shared.shared_topic import SharedTopicLog, remove_topic
 from memd.store.snapshot import Snapshot
 from memd.store.topic import CanonicalClock, StoreShared, TopicLog, highest_id_on_disk
-from memd.wording import day_and_time
 
 __all__ = ["CanonicalClock", "Finding", "ModelId", "Snapshot", "Store", "StoreShared", "TopicLog"]
 
@@ -147,7 +147,7 @@ class Store:
         except BaseException:
             claim.release()
             raise
-        topic.findings += returned(list(self.ledger), layout, _rows_of(topic))
+        topic.findings += returned(list(self.ledger), layout, _logs_of(topic))
         with self._topics_lock:
             self._topics[topic_id] = topic
         return topic
@@ -209,20 +209,20 @@ class Store:
         return hashlib.blake2b(f"{self.model}{state}".encode(), digest_size=16).hexdigest()
 
     def repetition(self, erasure: Erasure) -> Erasure | None:
-        """Return the erasure, not begun, of what a topic has again of the text of a finished one; None if it has
-        nothing. Opens the topic. Raises StoreError: of a whole topic, if it has later text too."""
-        topic, name = self.topic(erasure.topic_id), erasure.topic_id
-        records = _rows_of(topic)
-        if not rows_again(erasure, records) and not topic.holding(erasure.chunk_uuids):
+        """Return the erasure, not begun, of what a topic has again of the text of a finished one, and of nothing else;
+        None if it has nothing. Opens the topic."""
+        topic = self.topic(erasure.topic_id)
+        rows = rows_again(erasure, _logs_of(topic))
+        if not rows and not topic.holding(erasure.chunk_uuids):
             return None
-        is_later = ((rows["canonical_id"] > erasure.highest_id) & (rows["is_erased"] == 0) for rows in records)
-        if erasure.kind == "topic" and any(one.any() for one in is_later):
-            raise StoreError(
-                f"{erasure} is there again, and later text beside it: `memd erase {name}` erases all, `memd erase "
-                f"--before '{day_and_time(erasure.at)}' {name}` what was said until then"
-            )
-        now = self.clock.now_us()
-        return msgspec.structs.replace(erasure, id=self.clock.next(), at=now, done_at=None, is_moved=False)
+        again = msgspec.structs.replace(erasure, id=self.clock.next(), at=self.clock.now_us(), done_at=None)
+        if erasure.kind != "topic":
+            return again
+        uuids = {uuid_bytes(row["uuid_high"], row["uuid_low"]) for some in rows for row in some}
+        bare = msgspec.structs.replace(again, kind="chunks", highest_id=0, names=())
+        return msgspec.structs.replace(
+            bare, uuids=b"".join(sorted(uuids)), chunks=len(uuids), entries=sum(map(len, rows))
+        )
 
     def retire(self, topic_id: str) -> None:
         """Close a topic for good, after pending writes and reads; see `TopicLog.retire`. May be slow."""
@@ -240,9 +240,8 @@ class Store:
                 topic = self._topics.pop(erasure.topic_id, None)
             try:
                 if not self.is_aside(erasure):  # first: a later topic of this name must not be erased
-                    highest_id = erasure.highest_id or self.clock.next()
-                    first_id = erasure.first_id or first_id_in(files, layout)
-                    erasure = msgspec.structs.replace(erasure, highest_id=highest_id, first_id=first_id)
+                    names = tuple(former_names(files, layout.directory))
+                    erasure = msgspec.structs.replace(erasure, highest_id=self.clock.next(), names=names)
                     self.ledger.write(erasure)
                 if self.kept is not None and not erasure.is_moved:
                     remove_topic(self.kept, erasure.topic_id, encode_forbidden(forbidden) if forbidden else b"")
@@ -329,8 +328,8 @@ def models_in(files: LocalDisk, layout: TopicLayout) -> set[ModelId]:
     return {ModelId(one.dimension, one.fingerprint) for one in headers if one is not None}
 
 
-def _rows_of(topic: TopicLog) -> list[Records]:
-    return [view.rows for view in topic.snapshot().views.values()]
+def _logs_of(topic: TopicLog) -> list[Log]:
+    return [(view.segment.header.topic, view.rows) for view in topic.snapshot().views.values()]
 
 
 def _create(files: LocalDisk, data_dir: Path) -> None:

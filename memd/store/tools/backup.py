@@ -36,7 +36,7 @@ from memd.store.disk import (
     replace_file,
 )
 from memd.store.encryption.disk import EncryptedDisk, key_id_of
-from memd.store.erasure import Erasure, ErasureLedger, begun, is_erasure_of, read_erasures, readable_entries
+from memd.store.erasure import Erasure, ErasureLedger, begun, is_erasure_of, read_erasures
 from memd.store.layout import (
     BACKUPS_NAME,
     KEY_NAME,
@@ -205,21 +205,18 @@ class _BackupRun:
         return {one.topic_id for one in begun(found) if one.kind == "topic" and one.done_at is None}
 
     def _erase_topic(self, layout: TopicLayout, erasure: Erasure) -> bool:
-        """Erase the files with text of an erased topic, also those set aside. Return False if one of them, as far as it
-        can be read, has other text too, or all are another topic's: nothing was erased.
+        """Erase the files with text of an erased topic, also those set aside. Return False if one of them has, or may
+        have, other text too: nothing was erased.
 
         A file has later text if the topic was begun anew while it was backed up, or if an old backup was restored over
         the new topic. That text may be nowhere else.
         """
         files, wiper = self._files, Wiper(self._files)
         logs = [*layout.log_files(files), *torn_files(files, [layout.directory, layout.segments])]
-        ids = {path: {one.canonical_id for one in readable_entries(files, path)} for path in logs}
-        is_its = {path: {one <= erasure.highest_id for one in ids[path]} for path in logs}
+        is_its = {path: self._is_its(path, erasure) for path in logs}
         answers = set[bool]().union(*is_its.values())
         if answers == {False}:
             return True  # nothing of it is here any more
-        if answers and erasure.first_id not in (0, min(set[int]().union(*ids.values()))):
-            return False
         if False not in answers:  # without any entry it had stored nothing, or is the rest of an erased one
             wiper.wipe_folder(layout.directory)
         elif set() in is_its.values() or {True, False} in is_its.values():
@@ -227,10 +224,18 @@ class _BackupRun:
         else:
             own = [path for path in logs if True in is_its[path]]
             numbers = [number for number in layout.segment_ids(files) if layout.bin(number) in own]
-            for path in (*layout.indexes_over(files, numbers), *own, layout.hot):  # the source has a journal, or none
+            for path in (layout.hot, *layout.indexes_over(files, numbers), *own):  # the source has a journal, or none
                 wiper.wipe(path)
         self.report.erased += 1
         return True
+
+    def _is_its(self, path: Path, erasure: Erasure) -> set[bool]:
+        """Return whether the entries of a log file are an erased topic's; empty if none can be read."""
+        with suppress(StoreError):
+            found = read_log_file(self._files.read(path), name=str(path), dimension=None)
+            is_named = found.header is None or found.header.topic in erasure.tags
+            return {is_named and one.canonical_id <= erasure.highest_id for one in found.entries}
+        return set()
 
     def topic(self, source: TopicLayout, target: TopicLayout) -> None:
         """Bring one topic up to date; an unreadable file becomes a finding and does not stop the rest."""

@@ -23,7 +23,7 @@ from memd.entries import Erased
 from memd.errors import CorruptFile, ForeignFile, ShortLogFile, StoreError
 from memd.store.audit import read_book
 from memd.store.disk import LocalDisk, check_file
-from memd.store.erasure import begun, finding_of, read_erasures, read_forbidden, returned
+from memd.store.erasure import Log, begun, finding_of, read_erasures, read_forbidden, returned
 from memd.store.index.sealed_index import has_meta, read_merged_meta, read_segment_meta
 from memd.store.layout import (
     AuditLayout,
@@ -113,7 +113,7 @@ class _Verification:
         """The highest of those in the files so far."""
         self._metas: dict[int, SegmentMeta] = {}
         """Those of its full segments that can be read."""
-        self._records: list[Records] = []
+        self._logs: list[Log] = []
         """Their columns, if something was erased in the topic."""
         self._marks: Counter[tuple[int, str]] = Counter()
         """Number of erased entries in all topics, by time and author of the erasure."""
@@ -137,7 +137,7 @@ class _Verification:
             return
         # Before the log is read: a running daemon may append to both meanwhile, and to the log first.
         journal = self._read(layout.hot) if self._files.size(layout.hot) is not None else None
-        self._ids, self._last_id, self._metas, self._records = set(), 0, {}, []
+        self._ids, self._last_id, self._metas, self._logs = set(), 0, {}, []
         active = self._read(layout.active) if self._files.size(layout.active) is not None else None
         active_file = self._decoded(layout, layout.active, active) if active is not None else None
         header = active_file.header if active_file is not None else None
@@ -154,7 +154,7 @@ class _Verification:
                 self._count_file(layout.forbidden)
         except StoreError as error:
             self._add_finding("damaged", layout.forbidden, str(error))
-        self.findings += returned(self._erasures, layout, self._records)
+        self.findings += returned(self._erasures, layout, self._logs)
         if journal is not None and self._journal(layout.hot, journal):
             extent = records_of(journal).extent
             self.findings += recovery.ahead_of_log(
@@ -281,7 +281,8 @@ class _Verification:
         erased = (entry.erased for entry in log_file.entries if isinstance(entry.erased, Erased))
         self._marks.update((one.at, one.by) for one in erased)
         if any(one.topic_id == layout.topic_id for one in self._erasures):
-            self._records.append(rows_from(log_file.entries, log_file.spans))
+            tag = None if log_file.header is None else log_file.header.topic
+            self._logs.append((tag, rows_from(log_file.entries, log_file.spans)))
         return log_file
 
     def _read(self, path: Path) -> bytes | None:
