@@ -88,7 +88,8 @@ def assert_bounds(chunks: Sequence[Draft], chunking: ChunkingSettings = CHUNKING
     tokens = [COUNTER.count(shown(chunk)) for chunk in chunks]
     assert max(tokens, default=0) <= chunking.max_tokens
     for number in range(1, len(chunks)):
-        is_talk = not any("tool" in one.roles or "```" in one.content for one in chunks[number - 1 : number + 1])
+        both = chunks[number - 1 : number + 1]
+        is_talk = all(one.roles == ("assistant",) and "```" not in one.content for one in both)
         if tokens[number] < chunking.min_tokens and is_talk:  # then it does not fit to the one before it
             joined = shown(chunks[number - 1]) + "\n" + shown(chunks[number])
             assert COUNTER.count(joined) >= chunking.max_tokens
@@ -180,6 +181,9 @@ def test_talk_shares_no_chunk_with_steps_and_code_beside_it_unless_it_is_tiny() 
     texts = [chunk.content for chunk in chunked([source("user", f"{asked.text}\n{CODE}{done.text}")])]
     assert texts == [f"{asked.text}\n", CODE, done.text]
     assert len(chunked([source("user", f"Like this:\n{CODE}")])) == 1
+    pasted = "npm ERR! code ERESOLVE\nnpm ERR! peer react@^17.0.0 from dnd@13.1.0 (node:internal/1105:14)\n\n"
+    assert [chunk.content for chunk in chunked([source("user", f"{pasted}{asked.text}")])] == [pasted, asked.text]
+    assert len(chunked([source("assistant", f"{pasted}{asked.text}")])) == 1, "only users paste"
 
 
 def test_tiny_turns_share_a_chunk_and_open_with_their_roles() -> None:

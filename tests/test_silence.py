@@ -221,7 +221,16 @@ async def test_a_decision_beside_a_tool_s_result_is_found_by_its_words_before_th
 WISH = "Please always run the linter before you push."
 PASTED = inspect.getsource(shutil.copymode)
 CALLED = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"path": "copying.py"}'}}
+ERROR = """error[E0382]: borrow of moved value: `chmod_func`
+  --> src/main.rs:14:20
+   |
+14 |     start(chmod_func);
+   |           ---------- value moved here
+   |
+   = note: move occurs because `chmod_func` has type `Config`"""
 BESIDE_CODE = {
+    "an error that is pasted above it": [{"role": "user", "content": f"{ERROR}\n\n{WISH}"}],
+    "an error that is pasted below it": [{"role": "user", "content": f"{WISH}\n\n{ERROR}\n\n{ERROR}"}],
     "fenced": [{"role": "user", "content": f"{WISH}\n\n```python\n{PASTED}```"}],
     "fenced without a language": [{"role": "user", "content": f"```\n{PASTED}```\n{WISH}"}],
     "a tool's result": [

@@ -5,11 +5,11 @@ a newline. `speakers` tells whose text begins where, and which call a result ans
 call; `columns` is the header row of a Markdown table that began in an earlier chunk. Limits count the text as shown,
 with the roles before messages, without such calls and rows.
 
-A chunk ends with the first piece that brings it to `min_tokens`; between talk and the steps of a tool loop or the
-fenced code of a message, which would take its vector over; but not between a call and the beginning of its result: a
-result that does not fit after its call is cut, because questions name the call and want the result. An earlier version
-set boundaries where the cosine of neighbouring pieces fell below a threshold. That found no more and cost a sixth of
-all processor time (bench/NOTES.md, 2026-11-22): only 0 to 7 % of neighbours were similar enough to be joined.
+A chunk ends with the first piece that brings it to `min_tokens`; between talk and what would take its vector over (the
+steps of a tool loop, fenced code, what a user pasted); but not between a call and the beginning of its result: a result
+that does not fit after its call is cut, because questions name the call and want the result. An earlier version set
+boundaries where the cosine of neighbouring pieces fell below a threshold. That found no more and cost a sixth of all
+processor time (bench/NOTES.md, 2026-11-22): only 0 to 7 % of neighbours were similar enough to be joined.
 
 A message is encoded once; the ends of its tokens give the sizes of its pieces. Cutting takes 0.2 to 0.4 s per megabyte.
 
@@ -41,6 +41,9 @@ from memd.settings.model import ChunkingSettings
 JOINT = "\n"
 TALK_TOKENS_MIN = 8
 """Longer talk shares no chunk with the steps and code beside it; "Look." does."""
+PASTED_CHARACTERS_MIN, LOOKED_AT_CHARACTERS, LETTERS_SHARE = 40, 2_000, 0.88
+"""With fewer letters and spaces a user's paragraph is taken for pasted code: of 23 kinds of errors, logs and code two
+paragraphs have more, and one of 1,000 turns of talk has fewer. A mistake only moves a boundary."""
 WHOLE_MINIMA = 2
 """A message or paragraph of at most so many times `min_tokens` is not cut."""
 _ESTIMATE_SLACK = 8  # this close to a limit the joined text is counted: the sum of the pieces' tokens is an estimate
@@ -86,7 +89,7 @@ class _Piece(msgspec.Struct, frozen=True):
     calls: bool = False
     """True at the end of a message that calls a tool."""
     is_work: bool = False
-    """Whether it is of a call or a result, or fenced code of a message."""
+    """Whether it is of a call or a result, or code in a message."""
     columns: str = ""
     """The header row of the table within which it begins."""
 
@@ -145,8 +148,8 @@ def _pieces(
     for number, message in enumerate(messages):
         text, opening, tables = _Text(message.text, tokenizer, step), message.opening, _tables(message.text)
         most = settings.max_tokens - _ESTIMATE_SLACK
-        has_code = message.role is not None and not message.is_step and bool(_FENCE_LINE.search(message.text))
-        spans = candidate_pieces(text, opening=count(opening), whole_tokens=whole, max_tokens=most, has_code=has_code)
+        role = None if message.is_step else message.role
+        spans = candidate_pieces(text, opening=count(opening), whole_tokens=whole, max_tokens=most, role=role)
         for start, end, is_code in spans or [(0, 0, False)]:
             step()
             head = count(JOINT + opening) if start == 0 else 0
@@ -274,7 +277,6 @@ _LINE = re.compile(r"[^\n]*+\n|[^\n]++")
 _WORD = re.compile(r"\s*+\S++|\s++")  # with the blank before it, as the tokenizer has it
 _SENTENCE_END = re.compile(r"""[.!?…؟۔।॥]["'”’)\]]*+\s++(?=[^a-z])|[。！？]["”’』」）]*+\s*+""")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
-_FENCE_LINE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 _STRUCTURED = re.compile(r"[ \t]+\S|(?:[-*+•]|\d{1,3}[.)])\s|\|")
 """A line that begins like this keeps its paragraph whole: indented (code, stack frames), a list item, a table row."""
 
@@ -283,24 +285,26 @@ Span = tuple[int, int]
 
 
 def candidate_pieces(
-    text: _Text, *, opening: int, whole_tokens: int, max_tokens: int, has_code: bool
+    text: _Text, *, opening: int, whole_tokens: int, max_tokens: int, role: str | None
 ) -> list[tuple[int, int, bool]]:
-    """Cut a text into consecutive pieces of at most `max_tokens` tokens: each a span, and True if it is fenced code.
+    """Cut a text into consecutive pieces of at most `max_tokens` tokens: each a span, and True if it is code in talk.
 
     A blank line belongs to the piece before it. A piece that is too long is cut at lines, then sentences, then words,
     then characters, each part as long as fits.
 
     Args:
         opening: tokens shown before the text (`user: `).
-        whole_tokens: a text or paragraph with no more is not cut further.
-        has_code: cut at fences in any case, and say which pieces are between them.
+        whole_tokens: a paragraph, or a text of talk or code alone, with no more is not cut further.
+        role: whose talk it is; None: nobody's, and nothing in it counts as code.
     """
     whole_tokens, end = min(whole_tokens, max_tokens), len(text.text)
-    if text.text and opening + text.tokens(0, end) <= whole_tokens and not has_code:
+    blocks = [(*block, _is_code(text.text, *block[:2], role)) for block in _blocks(text.text)]
+    if is_one := len({is_code for *_, is_code in blocks}) == 1:
+        blocks = [(start, end, is_whole, False) for start, end, is_whole, _ in blocks]
+    if is_one and opening + text.tokens(0, end) <= whole_tokens:
         return [(0, end, False)]
     pieces: list[tuple[int, int, bool]] = []
-    for start, end, is_whole in _blocks(text.text):
-        is_code = has_code and _FENCE.match(text.text, start) is not None
+    for start, end, is_whole, is_code in blocks:
         if opening + text.tokens(start, end) <= whole_tokens:
             pieces.append((start, end, is_code))
             opening = 0
@@ -311,6 +315,15 @@ def candidate_pieces(
             pieces += ((*part, is_code) for part in parts)
             opening = 0
     return pieces
+
+
+def _is_code(text: str, start: int, end: int, role: str | None) -> bool:
+    """Return whether a paragraph of a message is fenced code, or what a user pasted: code, an error, a log."""
+    if role is None or _FENCE.match(text, start):
+        return role is not None
+    said = text[start : min(end, start + LOOKED_AT_CHARACTERS)].strip()
+    letters = sum(one.isalpha() or one == " " for one in said)
+    return role == "user" and len(said) >= PASTED_CHARACTERS_MIN and letters < LETTERS_SHARE * len(said)
 
 
 def _ends(unit: re.Pattern[str], text: str, start: int, end: int) -> Iterator[int]:
