@@ -430,7 +430,12 @@ def test_text_that_one_file_of_a_backup_brings_back_is_erased_again(daemon: Daem
     place = Path("default", "segments", segment)
     shutil.copy(tmp_path / "backup" / place, daemon.data_dir / place)
     assert "`memd erase --resume` erases it once more" in daemon.run("verify").stdout
+    planned = daemon.run("erase", "--resume", "--dry-run").stdout
+    assert "topic default: 1 chunk" in planned and "the backup in" in planned, planned
+    assert json.loads(daemon.run("erase", "--resume", "--dry-run", "--json").stdout)["plans"][0]["chunks"] == 1
+    assert found_in(daemon.data_dir), "a dry run erases nothing"
     assert "Erased in topic default: 1 chunk" in daemon.run("erase", "--resume").stdout
+    assert daemon.run("erase", "--resume", "--dry-run").stdout.strip() == "There is nothing to erase."
     assert found_in(daemon.data_dir) == [] and daemon.run("verify").returncode == 0
 
 

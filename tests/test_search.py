@@ -69,7 +69,7 @@ def test_a_search_explains_itself_to_people_and_programs_and_does_nothing_to_a_t
     assert plain.returncode == 0 and "exclusion constraints" in plain.stdout and "hazelnuts" not in plain.stdout
     assert re.search(r"1 chunk, \d+ of 1,024 tokens, would be shown to the model\.", plain.stdout)
     limited = told.run("search", "--limit", "1", QUESTION).stdout
-    assert re.search(r"1 chunk of a block of \d+ of 1,024 tokens\.", limited) and "would be" not in limited
+    assert re.search(r"1 chunk of what would be shown to the model, \d+ of 1,024 tokens in all\.", limited)
     explained = told.run("search", "--explain", QUESTION).stdout
     assert "hazelnuts" in explained and "too weak" in explained and "meaning 0." in explained
     shown = re.findall(
@@ -99,6 +99,20 @@ def test_the_best_score_is_shown_first_though_a_shorter_chunk_takes_its_room_fir
     for more in ([], ["--explain"]):
         shown = re.findall(r"^(\d\.\d{3})  ", CliRunner().invoke(main, [*ask_it, *more]).stdout, re.MULTILINE)
         assert shown == [f"{one:.3f}" for one in sorted(scores, reverse=True)]
+
+
+def test_a_limit_counts_what_is_shown_first(tmp_path: Path) -> None:
+    def memd(*arguments: str) -> str:
+        return CliRunner().invoke(main, [*arguments, "--data-dir", str(tmp_path)]).stdout
+
+    short = re.findall(r"mem:(\w+)", memd("remember", "The cat likes milk."))
+    memd("correct", "--unhelpful", "--steps", "2", *short)
+    long = "A cat sat by the harbour wall, " + ", ".join(f"boat {number} went by at noon" for number in range(20))
+    memd("remember", long)
+    both = json.loads(memd("search", "cat", "--json"))["chunks"]
+    assert [one["verdict"] for one in both] == ["too weak", "injected"], "else this shows nothing"
+    one = memd("search", "cat", "--limit", "1")
+    assert "harbour wall" in one and re.search(r"1 chunk of what would be shown to the model, \d+ of 2,000 tokens", one)
 
 
 def test_where_nothing_is_known_nothing_is_shown(told: DaemonProcess) -> None:

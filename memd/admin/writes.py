@@ -298,8 +298,8 @@ async def erase(parts: DaemonParts, body: ErasureBody, who: Principal) -> Erasur
     if body.resume or body.retention:
         who.check_everywhere("admin")
     if body.resume:
-        done = () if body.dry_run else tuple(await parts.retention.eraser.erase_again())
-        return ErasureAnswer(done=done)
+        plans, again = await parts.retention.eraser.erase_again(dry_run=body.dry_run)
+        return ErasureAnswer(plans=tuple(plans), done=tuple(again), remains=_backups(parts) if plans else ())
     if body.retention:
         plans = await parts.retention.plans()
         done = () if body.dry_run else tuple(await parts.retention.run(parts.auditor.name_of(who), confirmed=True))

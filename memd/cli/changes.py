@@ -151,7 +151,7 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic_id: 
         raise BadQuestion("--json asks nothing: say --yes too, or --dry-run")
     body = {"topic_id": topic_id, **chosen}
     with daemon_for(config) as daemon:
-        if not resume and not as_json:
+        if (dry_run or not resume) and not as_json:
             plan = daemon.ask(writes.erase, body=body | {"dry_run": True}, seconds=SECONDS_MAX)
             whole_topic = topic_id if not before and not is_of_chunks else None  # even if empty or unreadable
             click.echo("\n".join(_planned(plan, whole_topic)))
@@ -180,9 +180,8 @@ def erase(config: Config, *, dry_run: bool, yes: bool, as_json: bool, topic_id: 
 
 def _planned(answer: ErasureAnswer, whole_topic: str | None) -> list[str]:
     """`whole_topic`: the topic erased with its folder and all its content; None if only chunks are erased."""
-    lines = []
-    if not whole_topic and not any(plan.chunks or plan.unnamed for plan in answer.plans):
-        lines.append("There is nothing to erase.")
+    is_any = bool(whole_topic) or any(plan.chunks or plan.unnamed for plan in answer.plans)
+    lines = [] if is_any else ["There is nothing to erase."]
     if whole_topic and not answer.plans:
         lines.append(f"topic {whole_topic}, with its folder")
     for plan in answer.plans:
@@ -203,6 +202,6 @@ def _planned(answer: ErasureAnswer, whole_topic: str | None) -> list[str]:
             lines.append(f"  {counted(plan.kept_documents, 'chunk')} of documents stay: they go when their files go")
         if plan.kept_live:
             lines.append(f"  {counted(plan.kept_live, 'chunk')} of live conversations stay for now")
-    if (whole_topic or answer.plans) and answer.remains:
+    if is_any and answer.remains:
         lines += ["What this does not reach:", *(f"  {for_terminal(one)}" for one in answer.remains)]
     return lines

@@ -75,8 +75,8 @@ def search(asked: RouteAnswer[SearchAnswer | ChunksPage], *, explain: bool) -> t
         shown.append("Nothing would be shown to the model; --explain shows the candidates and why.")
     else:
         tokens, chunks = f"{answer.tokens:,} of {answer.budget_tokens:,} tokens", counted(len(injected), "chunk")
-        whole = f"{chunks}, {tokens}, would be shown to the model."
-        shown.append(f"{chunks} of a block of {tokens}." if "limit" in given else whole)
+        of_it = f"{chunks} of what would be shown to the model, {tokens} in all."
+        shown.append(of_it if "limit" in given else f"{chunks}, {tokens}, would be shown to the model.")
     shown += [] if answer.note is None else [for_terminal(answer.note)]
     shown += [] if answer.chunks else _unknown(asked)
     if "topic" not in given and len(answer.topics) > 1 and len({chunk.topic_id for chunk in injected}) != 1:

@@ -193,6 +193,10 @@ def versions_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[bytes]:
     return {one for one in replaced if not snapshot.was_erased(one)}
 
 
+def _known(erasure: Erasure) -> PlannedErasure:
+    return PlannedErasure(**{name: getattr(erasure, name) for name in ("topic_id", "kind", "chunks", "entries")})
+
+
 def _planned(snapshot: Snapshot, kind: Kind, places: list[Place]) -> PlannedErasure:
     records = [snapshot.views[number].rows[row] for number, row in places]
     said = [int(record["said_at"]) for record in records]
@@ -365,21 +369,25 @@ class Eraser:
                 await self.topics.get(erasure.topic_id)  # drops an outdated copy
         self._tell(erasure, "erased here too, as another daemon did")
 
-    async def erase_again(self) -> list[ErasureDone]:
-        """Finish interrupted erasures (`resume`), and repeat those that a restored backup has reverted."""
+    async def erase_again(self, *, dry_run: bool) -> tuple[list[PlannedErasure], list[ErasureDone]]:
+        """Finish interrupted erasures (`resume`), and repeat those that a restored backup has reverted. Also return
+        their plans; with `dry_run` only these."""
         async with self._turn:
-            done, problems = await self._each(self.store.ledger.pending)
+            pending = self.store.ledger.pending
+            plans = [_known(one) for one in pending]
+            done, problems = await self._each([] if dry_run else pending)
             for erasure in [one for one in self.store.ledger if one.done_at is not None]:
                 try:
                     async with self.topics.held([erasure.topic_id]) as found:
                         again = await asyncio.to_thread(self.store.repetition, erasure) if found else None
-                    if again is not None:
+                    plans += [] if again is None else [_known(again)]
+                    if again is not None and not dry_run:
                         ready = await self._with_digests([again], again.chunk_uuids)
                         [begun] = await asyncio.to_thread(self.store.ledger.begin, ready)
                         done.append(await self._carry_out(begun))
                 except StoreError as error:
                     problems.append(error)
-            return _finished(done, problems)
+            return plans, _finished(done, problems)
 
     async def erase(
         self, plans: Iterable[PlannedErasure], by: str, uuids: Collection[bytes] = (), *, forbid: bool = False
