@@ -37,9 +37,8 @@ cosine of the table's vector, CLEAR_WORDS of the best BM25, and CLEAR_SHARE of t
 chunk has. For ranking the table's vector is as good; what it cannot tell is that nothing stored is about a part."""
 SILENT_BELOW, QUOTED = 0.39, 0.15
 """Nothing stored is about a part if its nearest cosine by the model is below SILENT_BELOW. A chunk with all words of
-the part adds QUOTED to that cosine, because one vector cannot hold a long list of things and its words can; one that
-the model has not embedded yet adds enough, because its vector may be only that of the code beside a sentence. This
-loses 0.5 % of 383 true questions (0.8 by the cosine alone); 95 % of 200 questions about nothing stored are silent."""
+the part adds QUOTED to that cosine, because one vector cannot hold a long list of things and its words can. This loses
+0.5 % of 383 true questions (0.8 by the cosine alone); 95 % of 200 questions about nothing stored are silent."""
 MANY_CHUNKS, FEWER = 300, 0.05
 """With many chunks, one is near by chance. So the threshold is lower by FEWER for each factor of ten below MANY_CHUNKS.
 One threshold for all sizes loses 13 % of true questions with one chunk stored, and 7 % with five."""
@@ -254,7 +253,7 @@ class Field:
             if self.is_named[part] or topic.names(part, source, label):
                 nearest[part] = SILENT_BELOW
             else:
-                nearest[part] += (SILENT_BELOW if source.is_pending else QUOTED) * topic.share(part, source, label)
+                nearest[part] += QUOTED * topic.share(part, source, label)
         return np.asarray(nearest, np.float32)
 
     def _worded(self, part: int) -> float:
