@@ -139,6 +139,9 @@ def test_the_audit_says_who_did_what_and_quotes_nothing(team: Team, tmp_path: Pa
     head = team.run("audit", "--head").stdout.strip()
     first = team.run("audit", "--verify").stdout
     assert re.search(r"none changed\. Its head is \d+:[0-9a-f]{10,15}… \(`memd audit --head`", first), first
+    expected = team.run("audit", "--verify", "--expect", head).stdout
+    assert f"It has the line that was expected ({head[:16]}…), unchanged up to there." in expected
+    assert "expected" not in first
     daemon.terminate()
     after = team.acts("--expect", head)
     assert [(one["act"], one["from"]) for one in after if one["act"] == "backup"] == [("backup", "memd backup")]

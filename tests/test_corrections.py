@@ -389,6 +389,17 @@ async def test_an_undo_of_an_update_stays_where_a_chunk_was_corrected_since(log:
     assert live(log) == {"the lamp is red"}
 
 
+async def test_a_mark_on_what_took_its_place_does_not_hold_up_the_undo_of_an_update_and_comes_back_with_it(
+    log: Log,
+) -> None:
+    gone, blue = await update(log, log.tell("the lamp is green"), "the lamp is blue")
+    await log.correct(Correction((log.show(log.present(blue)),), "Helpful", "right"))
+    back = (await log.undo(gone.canonical_id)).entries[-1]
+    assert live(log) == {"the lamp is green"}
+    await log.undo(back.canonical_id)
+    assert live(log) == {"the lamp is blue"} and log.present(blue).utility_steps == 1
+
+
 async def test_in_a_chain_every_entry_is_undone_in_turn_and_one_state_is_live_at_a_time(log: Log) -> None:
     colours = ["green", "blue", "red", "white"]
     present, gone = log.tell("the lamp is green"), []

@@ -318,7 +318,7 @@ def test_importing_a_conversation_again_or_one_that_goes_on_adds_only_what_is_ne
             assert (" imported as 0 chunks" in told) is not imported
     once = exported(tmp_path / "new")
     told = memd(tmp_path / "new", "import", written(tmp_path / "longer.jsonl", [longer])).stdout
-    assert " imported as 1 chunk, " in told
+    assert " imported as 1 chunk; " in told
     assert [shown_text(one) for one in exported(tmp_path / "new")[len(once) :]] == ["user: Who painted the tower?"]
 
 
@@ -430,7 +430,7 @@ def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
 
     assert re.fullmatch(
         r"topic default: 2 files looked at as documents, .*; 2 chunks written, 0 taken out\n"
-        r"1 file read; 1 conversation \(OpenAI messages 1\) imported as \d chunks?, .*\n",
+        r"1 file read; 1 conversation \(OpenAI messages 1\) imported as \d chunks?; .*\n",
         add(folder),
     )
     nameless = [tmp_path / name for name in ("talk", "talk.txt", "talk.json.1")]  # as a browser or a phone saves it
@@ -439,7 +439,9 @@ def test_add_takes_each_file_for_what_it_is_and_says_so(tmp_path: Path) -> None:
     given: list[list[str | Path]] = [[folder], [talk], [folder, talk], ["-"], [folder, "--format", "openai"]]
     given += [[one] for one in nameless]
     for again in given:
-        assert re.search(r"^1 file read; .* imported as 0 chunks, 7 messages there already", add(*again), re.MULTILINE)
+        assert re.search(
+            r"^1 file read; .* imported as 0 chunks; .*; 7 messages added nothing: there", add(*again), re.MULTILINE
+        )
     kinds = {entry["kind"] for entry in export(tmp_path / "new", LocalDisk(), topic_id=None, live_only=True)}
     assert kinds == {"turn", "document"}
     assert "3 files looked at" in add(
@@ -470,6 +472,25 @@ def test_a_format_that_is_none_or_not_the_files_is_refused(tmp_path: Path, path:
     assert not (tmp_path / "new").exists()
 
 
+def test_conversations_of_a_program_where_there_are_none_are_one_true_line_and_no_success(tmp_path: Path) -> None:
+    folder, binary, text = tmp_path / "exports", tmp_path / "photo.json", tmp_path / "notes.md"
+    folder.mkdir()
+    none = "no conversation of ChatGPT was found, and none stored\n"
+    told = memd(tmp_path / "new", "add", folder, "--format", "chatgpt", code=1)
+    assert told.stdout == f"0 files read; {none}" and told.stderr == ""
+    (folder / "talk.json").write_bytes((EXPORTS / "claude.json").read_bytes())
+    told = memd(tmp_path / "new", "import", folder, "--format", "chatgpt", code=1)
+    passed = f"1 file without conversations of ChatGPT passed over ({folder / 'talk.json'})"
+    assert told.stdout == f"0 files read; {passed}; {none}" and told.stderr == ""
+    binary.write_bytes(b"\xff\xd8\n\x00\x01\n" * 8)
+    text.write_text("# The harbour\n\nIt has a wall.\n")
+    for file in (binary, text):
+        told = memd(tmp_path / "new", "add", file, "--format", "chatgpt", code=1)
+        said = f"{file}, the file: there is no conversation in it; line 1: it is no JSON object"
+        assert told.stderr.startswith(said) and told.stderr.count("\n") == 1, told
+        assert told.stdout == f"1 file read; 1 problem, named above; {none}"
+
+
 def test_a_suffix_that_memd_has_no_reader_of_its_own_for_is_a_format_where_files_have_it(tmp_path: Path) -> None:
     folder = tmp_path / "ship"
     folder.mkdir()
@@ -488,7 +509,7 @@ def test_of_a_folder_what_is_of_others_is_passed_over_and_what_was_cut_off_is_na
     cut.write_bytes((EXPORTS / "chatgpt.json").read_bytes()[:400])
     result = memd(tmp_path / "new", "import", folder, code=1)
     assert result.stderr.count("\n") == 1
-    said = f"{cut}, element 1 (byte 1): the file ends in the middle of it: it was cut off. Get it again; taken is"
+    said = f"{cut}, element 1 (byte 1): the file ends in the middle of it: it was cut off. Get it again. "
     assert said in result.stderr
     passed = f"1 file without conversations passed over ({folder / 'package.json'}); 1 problem, named above"
     assert passed in result.stdout
@@ -501,7 +522,7 @@ def test_cut_off_json_with_the_names_of_an_export_is_a_document_where_that_is_sa
     cut.write_text('{"mapping": {"hall": "blue lamp"}, "notes": ["the vermilion key is under the step", "and mo')
     said = memd(tmp_path / "new", "add", cut, code=1).stderr
     assert f"{cut}, element 1 (byte 0): the file ends in the middle of it: it was cut off. Get it again" in said
-    assert "taken is nothing; as a document: --format json" in said
+    assert "Nothing is taken; --format json adds it as a document" in said
     assert "1 chunk written" in memd(tmp_path / "new", "add", cut, "--format", "json").stdout
     assert "vermilion key" in memd(tmp_path / "new", "export").stdout
 
@@ -749,7 +770,7 @@ def test_every_command_of_the_page_works_and_done_again_adds_nothing(served: Dae
         return memd(served.data_dir, *arguments, given=given).stdout
 
     told = [ran(command) for command in documented()]
-    assert "2 conversations (ChatGPT 2) imported as 4 chunks, " in told[0] and "with 1 other branch" in told[0]
+    assert "2 conversations (ChatGPT 2) imported as 4 chunks; " in told[0] and "with 1 other branch" in told[0]
     assert "(Claude Code 1)" in told[2] and "(Aider 2)" in told[4] and " imported as 0 chunks" in told[-2]
     entries = served.export()
     assert {entry["topic_id"] for entry in entries} == {"default", "lathe", "orrery", "belfry"}
@@ -773,5 +794,6 @@ def test_what_went_through_memd_is_not_imported_again(served: DaemonProcess, tmp
     assert served.run("import", str(file)).returncode == 0
     assert served.export() == live
     written(file, [[asked, reply, *further]])
-    assert "imported as 1 chunk, 2 messages there already" in served.run("import", str(file)).stdout
+    told = served.run("import", str(file)).stdout
+    assert "imported as 1 chunk; they are in " in told and "; 2 messages added nothing: there already, " in told
     assert shown_text(served.export()[-1]).startswith("user: And who spliced it")

@@ -102,6 +102,12 @@ def test_small_talk_brings_nothing(told: DaemonProcess, text: str) -> None:
     assert searched(told, text)["note"].startswith("Nothing is shown: nothing is near the question.")
 
 
+def test_a_question_about_a_time_at_which_nothing_was_said_hears_that(told: DaemonProcess) -> None:
+    said = "Nothing is shown: nothing was said at the time that the question asks for."
+    assert searched(told, "What did I say last week?")["note"] == said
+    assert status(told, "What did I say last week?") == ("none", "")
+
+
 @pytest.mark.parametrize(
     "question",
     [

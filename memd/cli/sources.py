@@ -135,7 +135,7 @@ def add(
             _tell_documents(totals)
             raise KeyboardInterrupt(GOES_ON) from None
         problems = _tell_documents(totals)
-        if exports:
+        if exports or wanted:
             problems += import_files(daemon, exports, topic, wanted)
     return FOUND_SOMETHING if problems else 0
 
@@ -348,12 +348,17 @@ def _dating_now() -> Dating:
 
 
 def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: str | None, wanted: str | None) -> int:
-    """Import files and print the outcome; return the number of problems. `topic`: for everything; None: entries keep
-    their topics, and conversations use the default one. `wanted`: the only format to read."""
+    """Import files and print the outcome; return the number of problems, at least one if nothing is of the format
+    `wanted`, the only one that is read. `topic`: for everything; None: entries keep their topics, and conversations use
+    the default one."""
     sending = Sending(lambda path, body: daemon.answer(path, body, PART_SECONDS_MAX), topic)
     dating, problems, is_piped = _dating_now(), sending.problems, any(file.path == STANDARD_INPUT for file in files)
     whole, done = sum(file.size for file in files), 0
     read_files, foreign = 0, list[str]()  # files with conversations, and those without in folders
+
+    def outcome() -> str:
+        return _imported(sending.counts, read_files, foreign, dating.refused, len(problems), wanted, is_piped=is_piped)
+
     try:
         with progress("importing") as advanced:
 
@@ -384,29 +389,39 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
                 elif not found_any and before == len(problems):
                     problems.append((file.name, Found("the file", problem="there is no conversation in it")))
     except KeyboardInterrupt:
-        said = _imported(sending.counts, read_files, foreign, dating.refused, len(problems), is_piped=is_piped)
-        raise KeyboardInterrupt(f"{said}; {GOES_ON}") from None
+        raise KeyboardInterrupt(f"{outcome()}; {GOES_ON}") from None
     for name, found in problems[:PROBLEMS_SHOWN]:
         click.echo(name_for_terminal(f"{name}, {found.place}: {found.problem}"), err=True)
     if len(problems) > PROBLEMS_SHOWN:
         click.echo(f"and {len(problems) - PROBLEMS_SHOWN:,} more", err=True)
-    click.echo(_imported(sending.counts, read_files, foreign, dating.refused, len(problems), is_piped=is_piped))
-    return len(problems)
+    click.echo(outcome())
+    return len(problems) or int(wanted is not None and not sending.counts.has_any)
 
 
 def _imported(
-    counts: ImportCounts, files: int, foreign: Sequence[str], undated: int, problems: int, *, is_piped: bool
+    counts: ImportCounts,
+    files: int,
+    foreign: Sequence[str],
+    undated: int,
+    problems: int,
+    wanted: str | None,
+    *,
+    is_piped: bool,
 ) -> str:
+    of = "" if wanted is None else f" of {TITLES[wanted]}"
     said = [f"{counted(files, 'file')} read"]
     if counts.entries or counts.entries_known:
         said.append(f"{counted(counts.entries, 'entry')} imported, {counts.entries_known:,} there already")
     if total := counts.conversations.total():
         titled = tallied({TITLES[name]: number for name, number in counts.conversations.items()})
-        chunks, known = counted(counts.chunks, "chunk"), counted(counts.messages_known, "message")
         conversations = f"{counted(total, 'conversation')} ({titled})"
         where = f"{len(counts.topics):,} topics" if len(counts.topics) > 1 else f"topic {next(iter(counts.topics))}"
-        numbers = f" as {chunks}, {known} there already, erased for good or empty" if counts.is_told else ""
+        numbers = f" as {counted(counts.chunks, 'chunk')}" if counts.is_told else ""
         said.append(f"{conversations} imported{numbers}; they are in {where}")
+    if counts.messages_known:
+        said.append(
+            f"{counted(counts.messages_known, 'message')} added nothing: there already, erased for good or empty"
+        )
     if counts.branches:
         said.append(f"with {counted(counts.branches, 'other branch')} of them")
     if counts.empty:
@@ -419,12 +434,12 @@ def _imported(
     if foreign:
         names = ", ".join(map(name_for_terminal, foreign[:EXPORT_FILES_SHOWN]))
         more = f" and {len(foreign) - EXPORT_FILES_SHOWN:,} more" if foreign[EXPORT_FILES_SHOWN:] else ""
-        said.append(f"{counted(len(foreign), 'file')} without conversations passed over ({names}{more})")
+        said.append(f"{counted(len(foreign), 'file')} without conversations{of} passed over ({names}{more})")
     if problems:
         said.append(f"{counted(problems, 'problem')}, named above")
-    if not (total or counts.entries or counts.entries_known or counts.empty):
+    if not counts.has_any:
         instead = " (`memd remember -` remembers piped text)" if is_piped else ""
-        said.append(f"no conversation was found, and none stored{instead}")
+        said.append(f"no conversation{of} was found, and none stored{instead}")
     return "; ".join(said)
 
 

@@ -278,12 +278,12 @@ def audit(config: Config, *, verify: bool, head_only: bool, as_json: bool, **giv
         for one in (state, *(() if verify else answer.acts)):
             click.echo(msgspec.json.encode(one))
     else:
-        print_lines([*_state(answer, config), *([] if verify else _table(answer))])
+        print_lines([*_state(answer, config, given["expect"]), *([] if verify else _table(answer))])
     is_told = bool(answer.acts) or (chain is not None and (verify or head_only))
     return 0 if is_told and (chain is None or chain.is_whole) else FOUND_SOMETHING
 
 
-def _state(answer: AuditAnswer, config: Config) -> Lines:
+def _state(answer: AuditAnswer, config: Config, expected: str | None) -> Lines:
     if (chain := answer.chain) is None:
         begins = "the first token for others begins one (`memd token add`), and so does audit.record: always"
         why = "audit.record is never" if config.audit.record == "never" else begins
@@ -291,6 +291,9 @@ def _state(answer: AuditAnswer, config: Config) -> Lines:
     lines = counted(chain.lines, "line")
     head = f"{chain.head[:HEAD_SHOWN]}… (`memd audit --head` prints all of it)"
     told = [f"The audit is whole: {lines}, none missing, none changed. Its head is {head}"]
+    told += (
+        [f"It has the line that was expected ({expected[:HEAD_SHOWN]}…), unchanged up to there."] if expected else []
+    )
     if not chain.is_whole:
         told = [f"THE AUDIT IS NOT WHOLE ({lines}):", *(f"  {finding}" for finding in chain.findings)]
     if config.cluster.is_on:

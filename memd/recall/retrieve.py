@@ -65,6 +65,7 @@ Rows = NDArray[np.intp]
 AnyTopic = TypeVar("AnyTopic", bound=Searchable)
 
 SILENT_NOTE = f"Nothing is shown: {Verdict.SILENT}."
+NOTHING_THEN = "nothing was said at the time that the question asks for"
 NONE_NEW_NOTE = f"Nothing new is shown: {Verdict.SILENT}; earlier blocks stay."
 
 
@@ -317,6 +318,7 @@ class Retriever:
             if times:
                 then, is_alone = field.said_within(times), is_about_time(question)
                 scores.favour(then, 1 + self._settings.time_weight, is_alone=is_alone)
+                silent = silent.replace(Verdict.SILENT, NOTHING_THEN) if is_alone and not then.any() else silent
             scores.weigh_model(field)
             scores.weigh_echoes(field)
             if filters.step:

@@ -239,7 +239,7 @@ def returned(erasures: Collection[Erasure], layout: TopicLayout, logs: Sequence[
         Finding(
             "returned",
             str(layout.directory),
-            f"{one} is there again, as a backup had it; `memd erase --resume` erases it once more",
+            f"erased text is there again, as a backup had it: {one}; `memd erase --resume` erases it once more",
         )
         for one in erasures
         if one.topic_id == layout.topic_id and one.done_at is not None and rows_again(one, logs)

@@ -185,8 +185,10 @@ def _values(blocks: Iterable[bytes], bytes_max: int) -> Iterator[Item]:
         del held[:kept]
         at, done, start = at - kept, done + kept, 0
     if depth or in_string:
-        taken = "only what stands before it" if count else "nothing; as a document: --format json"
-        reason = f"the file ends in the middle of it: it was cut off. Get it again; taken is {taken}"
+        taken = (
+            "Only what stands before it is taken" if count else "Nothing is taken; --format json adds it as a document"
+        )
+        reason = f"the file ends in the middle of it: it was cut off. Get it again. {taken}"
         yield Item(f"element {count + 1:,} (byte {begun:,})", problem=reason)
 
 
@@ -248,9 +250,7 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, ca
             if is_known:
                 yield found
             elif len(strange) >= BAD_LINES_MAX:
-                reason = f"{strange[0].place}: {strange[0].problem}"
-                reason = f"there is no conversation in its beginning, and it is not read on; {reason}"
-                yield Found("the file", problem=reason)
+                yield _strange(strange, "there is no conversation in its beginning, and it is not read on")
                 return
             continue
         yield from strange
@@ -276,7 +276,10 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, ca
             yield Found(item.place)
         except (*UNREADABLE, BadImport, BadRequestBody, BadTopicId) as error:
             yield Found(item.place, problem=str(error))
-    yield from strange
+    if len(strange) > 1:
+        yield _strange(strange, "there is no conversation in it")
+    else:
+        yield from strange
     yield from _conversation_of(messages, dating, spoken_as, called)
     for session in sessions.values():
         try:
@@ -285,6 +288,12 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, ca
             continue
         except (*UNREADABLE, BadImport, BadRequestBody) as error:
             yield Found("session", problem=str(error))
+
+
+def _strange(strange: Sequence[Found], said: str) -> Found:
+    """Return the problem of a file without conversations, and as its reason the first break, else its first value."""
+    first = next((one for one in strange if one.is_broken), strange[0])
+    return Found("the file", problem=f"{said}; {first.place}: {first.problem}", is_broken=first.is_broken)
 
 
 def _members(item: Item) -> tuple[Item, dict[str, Raw]]:

@@ -252,6 +252,11 @@ class ImportCounts(msgspec.Struct):
     redacted: Counter[str] = msgspec.field(default_factory=Counter)
     """Secrets replaced in the appended entries, by the name of the pattern."""
 
+    @property
+    def has_any(self) -> bool:
+        """Whether anything was found, perhaps only what was there already or empty."""
+        return bool(self.conversations or self.entries or self.entries_known or self.empty)
+
 
 class Sending:
     """One import. `counts` and `problems` may be read at any time."""
