@@ -260,7 +260,7 @@ async def test_a_long_document_is_given_up_when_the_daemon_ends(stage: Stage, to
 
 @pytest.mark.thorough
 async def test_a_document_of_too_many_chunks_is_refused(stage: Stage, topic: Topic) -> None:
-    with pytest.raises(BadDocument, match="20,001 chunks"):
+    with pytest.raises(BadDocument, match="20,001 chunks, and a document may have 20,000: add it in parts"):
         await taken(stage, topic, ["x"] * (CHUNKS_MAX + 1))
 
 

@@ -99,6 +99,15 @@ def test_of_word_lines_and_inner_cells_stay_apart_and_formulas_are_read(reader: 
     assert places(sections) == [((), None, "0:08\nCorrect.\n\nArea (1)/(2)∑_(k)ab\n\nFern; 3 4")]
 
 
+def test_of_word_two_columns_whose_first_row_is_no_header_are_read_as_they_are(
+    reader: FileReader, tmp_path: Path
+) -> None:
+    cell = "<w:tc><w:p><w:r><w:t>{}</w:t></w:r></w:p></w:tc>".format
+    rows = [f"<w:tr>{cell(name)}{cell(value)}</w:tr>" for name, value in (("Name", "Kari"), ("Bank", "NO93"))]
+    body = f"<w:tbl>{''.join(rows)}</w:tbl>"
+    assert places(reader.sections(word_of(tmp_path / "a.docx", body, ""))) == [((), None, "Name; Kari\n\nBank; NO93")]
+
+
 def test_slides_have_their_number_as_page_and_the_notes_with_them(reader: FileReader, tmp_path: Path) -> None:
     path = made.slides(tmp_path / "a.pptx", [("Goals", "Fewer keys."), ("Next", "Oak room.")], notes="Ask Ann.")
     assert places(reader.sections(path)) == [(("Goals",), 1, "Fewer keys."), (("Next",), 2, "Oak room.\n\nAsk Ann.")]
@@ -149,6 +158,8 @@ CELLS = "<td>Apple<br>Books<style>td {}</style><td><p>iOS</p><p>mac<b>OS</b></p>
 BUTTONS = (
     "<h2><button>Is it free?</button></h2><p>Yes.<h2>Dogs <button>Copy</button></h2><p>No.<form>Name <p>here</form>"
 )
+NAMED = "<tr><th>Passenger:<td>Ola<th>Flight<td>SK 4472<tr><th>Gate<td>C12<tr><th>Bus<td>"
+UNNAMED = "<tr><td>Mon<td>nine"
 FORMS = "<body> <form><h1>Canteen</h1>\n<p>It closes at two.</form>\n<form><p>Soup.</form>"
 PAGES: dict[str, tuple[str | bytes, list[tuple[tuple[str, ...], str]]]] = {
     "headings without navigation and scripts": (
@@ -163,6 +174,14 @@ PAGES: dict[str, tuple[str | bytes, list[tuple[tuple[str, ...], str]]]] = {
         [(("Ferns",), "Rain.\n\nApple Books; iOS macOS")],
     ),
     "its own encoding": ('<meta charset="iso-8859-2"><p>Wałbrzych'.encode("iso-8859-2"), [((), "Wałbrzych")]),
+    "names of rows": (f"<table>{NAMED}</table>", [((), "Passenger: Ola; Flight: SK 4472\n\nGate: C12\n\nBus")]),
+    "names of rows and columns": (
+        "<table><tr><td><th>Who<th>Where<tr><th>Summer<td>Ola<td>Oslo</table>",
+        [((), "Summer; Who: Ola; Where: Oslo")],
+    ),
+    "a head": (f"<table><thead><tr><td>Day<td>Hour</thead>{UNNAMED}</table>", [((), "Day: Mon; Hour: nine")]),
+    "two columns without names": (f"<table>{UNNAMED}<tr><td>Tue<td>ten</table>", [((), "Mon; nine\n\nTue; ten")]),
+    "three columns": (f"<table><tr><td>Day<td>Hour<td>Who{UNNAMED}<td>Ola", [((), "Day: Mon; Hour: nine; Who: Ola")]),
     "no encoding": ("<p>Wałbrzych", [((), "Wałbrzych")]),
     "buttons that are headings": (BUTTONS, [(("Is it free?",), "Yes."), (("Dogs",), "No.")]),
     "a page within forms": (FORMS, [(("Canteen",), "It closes at two.\n\nSoup.")]),
@@ -211,6 +230,7 @@ def test_mails_of_a_file_and_of_a_box_are_read_below_their_subjects(reader: File
 
 
 GATE = "<p>The gate opens at nine, not at ten as in winter, and shuts when it gets dark.</p>"
+ADDRESS = "The gate opens: https://news.example/" + "a" * 1_400
 
 
 @pytest.mark.parametrize(
@@ -218,7 +238,12 @@ GATE = "<p>The gate opens at nine, not at ten as in winter, and shuts when it ge
     [
         ("Your program shows no HTML.", GATE, "Your program shows no HTML.\n\nThe gate opens at nine, not"),
         ("Meeting on Friday, room 5.", GATE * 9, "Meeting on Friday, room 5.\n\nThe gate opens at nine, not"),
-        ("The gate opens: https://news.example/" + "a" * 400, GATE, "The gate opens at nine, not"),
+        (ADDRESS, GATE, ADDRESS + "\n\nThe gate opens at nine, not"),
+        ("The gate opens when it gets dark.", GATE * 9, "The gate opens at nine, not"),
+        ("482913", GATE, "482913\n\nThe gate opens at nine, not"),
+        ("The gate opens: PIN 77-88-99.", GATE * 9, "The gate opens: PIN 77-88-99.\n\nThe gate opens at nine, not"),
+        ("It gets dark at nine.", GATE, "It gets dark at nine.\n\nThe gate opens at nine, not"),
+        ("\N{THUMBS UP SIGN}", GATE, "\N{THUMBS UP SIGN}\n\nThe gate opens at nine, not"),
         ("\n", GATE, "The gate opens at nine, not"),
         (
             "Gate: nine.\n> when does it open?",
@@ -279,6 +304,22 @@ def test_one_mail_that_cannot_be_read_leaves_the_others(reader: FileReader, tmp_
     broken = b"From c\nSubject: Bad\n%srelated; boundary=b\n\n--b\n%smixed\n\n--b--\n" % (kind, kind)
     (tmp_path / "a.mbox").write_bytes(b"\n".join([*forms, broken, b"From b\nSubject: Gate\n\nAt nine.\n"]))
     assert places(reader.sections(tmp_path / "a.mbox"))[-1] == (("Gate",), None, "At nine.")
+
+
+def test_a_mail_that_is_nested_too_deeply_costs_no_other_of_its_box(reader: FileReader, tmp_path: Path) -> None:
+    kinds = (f'Content-Type: multipart/mixed; boundary="b{at}"\n\n--b{at}\n' for at in range(1_000))
+    deep = f"From a\nSubject: Deep\nFrom: eva@example.no\n{''.join(kinds)}\nText.\n\n"
+    (tmp_path / "a.mbox").write_text(f"{deep}From b\nSubject: Gate\n\nAt nine.\n")
+    read = places(reader.sections(tmp_path / "a.mbox"))
+    assert read == [(("Deep",), None, "From: eva@example.no"), (("Gate",), None, "At nine.")]
+
+
+@pytest.mark.parametrize("kind", ["plain", "html"])
+def test_a_mail_is_read_in_time_that_grows_with_its_longest_word(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a.eml").write_text(f"From: a@example.no\nContent-Type: text/{kind}\n\n{'0123456789abcdef' * 12_000}")
+    with FileReader(seconds_max=8) as hasty:
+        [section] = hasty.sections(tmp_path / "a.eml")
+    assert section.text.endswith("cdef")
 
 
 @pytest.mark.parametrize("mark", ["<i hidden>x</i>", "<script>x</script>", "<form>x</form>"])

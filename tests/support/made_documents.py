@@ -9,6 +9,7 @@ from typing import Any
 import docx
 import pptx
 import xlsxwriter
+from docx.oxml import OxmlElement
 from reportlab.lib.pdfencrypt import StandardEncryption
 from reportlab.pdfgen.canvas import Canvas
 
@@ -33,7 +34,7 @@ def pdf(path: Path, pages: Sequence[str], title: str = "", password: str = "") -
 
 
 def word(path: Path, blocks: Sequence[str | Sequence[Sequence[str]]]) -> Path:
-    """Paragraphs, headings (`# …`), items (`- …`) and tables."""
+    """Paragraphs, headings (`# …`), items (`- …`) and tables, whose first row is marked as their header."""
     document = docx.Document()
     for block in blocks:
         if not isinstance(block, str):
@@ -41,6 +42,7 @@ def word(path: Path, blocks: Sequence[str | Sequence[Sequence[str]]]) -> Path:
             for row, cells in zip(table.rows, block, strict=True):
                 for cell, text in zip(row.cells, cells, strict=True):
                     cell.text = text
+            table.rows[0]._tr.get_or_add_trPr().append(OxmlElement("w:tblHeader"))
         elif block.startswith("#"):
             level = len(block) - len(block.lstrip("#"))
             document.add_heading(block.lstrip("# "), level)

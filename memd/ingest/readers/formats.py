@@ -25,7 +25,7 @@ from lxml import etree, html
 from lxml.html import defs
 
 from memd.errors import BadDocument
-from memd.ingest.readers.text import GivenSection, Headings, joined, table_text
+from memd.ingest.readers.text import GivenSection, Headings, joined, marked_table_text, table_text
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument
@@ -115,7 +115,7 @@ def word(path: Path) -> Iterator[GivenSection]:
     for block in _blocks(document.element.body):
         level = None if block.tag == TABLE else levels.get(_style(block))
         if level is None:
-            said.append(table_text(_rows(block)) if block.tag == TABLE else _paragraph(block))
+            said.append(_of_rows(block) if block.tag == TABLE else _paragraph(block))
             continue
         yield above.section(joined(said))
         said = []
@@ -176,11 +176,12 @@ def _pieces(parent: Any) -> Iterator[str]:
             yield behind
 
 
-def _rows(table: Any) -> Iterator[list[str]]:
-    """Return the cells of a table that is not just layout; a table within a cell is text of the cell."""
-    for row in table.iter(ROW):
-        if next(row.iterancestors(TABLE)) is table:
-            yield [_text(cell) for cell in row.iter(CELL) if next(cell.iterancestors(ROW)) is row]
+def _of_rows(table: Any) -> str:
+    """Return the text of a table that is not just layout; a table within a cell is text of the cell."""
+    own = [row for row in table.iter(ROW) if next(row.iterancestors(TABLE)) is table]
+    cells = [[_text(cell) for cell in row.iter(CELL) if next(cell.iterancestors(ROW)) is row] for row in own]
+    names = [row.find(f"{W}trPr/{W}tblHeader") is not None for row in own]
+    return marked_table_text(cells, [[is_name] * len(row) for row, is_name in zip(cells, names, strict=True)])
 
 
 # PPTX, by python-pptx
@@ -284,8 +285,11 @@ def page(path: Path) -> Iterator[GivenSection]:
 def page_sections(content: bytes, above: Headings | None = None) -> Iterator[GivenSection]:
     """Yield the sections of a page's bytes. `above`: the headings above it, else the page's own title.
     Raises BadDocument: it is empty or no HTML."""
+    encoding = None  # the page's own declaration applies unless it is valid UTF-8
+    with suppress(UnicodeDecodeError):
+        encoding = content.decode() and "utf-8"
     try:
-        parser = html.HTMLParser(encoding=_encoding(content), no_network=True, remove_comments=True, remove_pis=True)
+        parser = html.HTMLParser(encoding=encoding, no_network=True, remove_comments=True, remove_pis=True)
         root = html.document_fromstring(content, parser)
     except etree.LxmlError as error:
         raise BadDocument(f"it is no HTML that can be read ({error})") from None
@@ -299,15 +303,6 @@ def page_sections(content: bytes, above: Headings | None = None) -> Iterator[Giv
     mains = [one for one in root.iter("main", "article") if one.text_content().strip()]
     bodies = [one for one in mains if one.tag == "main"] or mains
     yield from _PageWalk(above).sections(bodies[0] if len(bodies) == 1 else root)
-
-
-def _encoding(content: bytes) -> str | None:
-    """Return UTF-8 if the page is valid UTF-8; else None, for the page's own declaration."""
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return "utf-8"
 
 
 class _PageWalk:
@@ -333,7 +328,7 @@ class _PageWalk:
                 steps.skip_subtree()
             elif tag == "table" and _is_data(element):
                 self._end(tag)
-                self._blocks.append(table_text(_rows_of_page(element)))
+                self._blocks.append(_text_of_table(element))
                 steps.skip_subtree()
             elif tag == "pre":
                 self._end(tag)
@@ -379,11 +374,12 @@ def _is_data(table: Any) -> bool:
     return table.find(".//table") is None and any(sum(cell.tag in CELLS for cell in row) > 1 for row in rows)
 
 
-def _rows_of_page(table: Any) -> Iterator[list[str]]:
+def _text_of_table(table: Any) -> str:
     for part in table.iter("br", *BLOCKS):  # keeps the words of a cell's blocks apart
         part.text, part.tail = f" {part.text or ''}", f" {part.tail or ''}"
-    for row in table.iter("tr"):
-        yield [cell.text_content() for cell in row if cell.tag in CELLS]
+    rows = [[cell for cell in row if cell.tag in CELLS] for row in table.iter("tr")]
+    names = ([cell.tag == "th" or next(cell.iterancestors("thead"), None) is not None for cell in row] for row in rows)
+    return marked_table_text([[cell.text_content() for cell in row] for row in rows], [*names])
 
 
 # Books: EPUB, pages in the order of the spine; other pages are not read.
@@ -425,20 +421,21 @@ def _read(opened: zipfile.ZipFile, folder: str, href: str) -> bytes:
 # Mail
 
 ENVELOPE = "From", "To", "Cc", "Date"
-SHORT_LETTERS_MAX = 1_000
-"""A longer plain part is no stub ("your program shows no HTML")."""
-SAME_SHARE = 0.5
-RUN = 5
-"""Letters in a row, by which two parts are compared."""
+SHORT_CHARACTERS_MAX = 1_000
+"""A plain part with more, without spaces and addresses, is no stub ("your program shows no HTML")."""
 PAGE_BESIDE_BYTES_MAX = 200_000
 """Longer HTML beside a plain part is not read: of a mail, Gmail shows 102 KB."""
-_ADDRESS = re.compile(r"\w+://\S+")
+_WRAPPED = re.compile(r"(?<=[\u0e00-\u0eff\u3000-\u9fff])\s+(?=[\u0e00-\u0eff\u3000-\u9fff])")
+"""Ends of lines in scripts without spaces between words."""
+_WORD = re.compile(r"[^\W_]+|[\u2190-\u2bff\U0001f000-\U0001ffff]")
+"""A word, a number, a part of an address, or a picture."""
 
 
 def mail(path: Path) -> Iterator[GivenSection]:
     """Yield the sections of each mail of an EML or mbox file, below its subject and with its date: sender, recipients
-    and text, of HTML by its headings. Raises BadDocument: it is none."""
-    import email
+    and text, of HTML by its headings. Of a mail in an mbox that cannot be read otherwise (nested too deeply …) the
+    headers are. Raises BadDocument: it is none."""
+    import email.parser
     import email.policy
     import mailbox
 
@@ -452,45 +449,49 @@ def mail(path: Path) -> Iterator[GivenSection]:
                 is_text = not name.lower().startswith("content-")
                 return " ".join(value.split()) if is_text else self.header_factory(name, "")
 
-    def read(file: Any) -> Any:
-        return email.message_from_binary_file(file, policy=Lenient())
-
+    parser: Any = email.parser.BytesParser(policy=Lenient())
     with path.open("rb") as file:
         is_box = file.read(len(b"From ")) == b"From "
         file.seek(0)
-        mails: Iterable[Any] = mailbox.mbox(path, read, create=False) if is_box else [read(file)]
-        for one in mails:
-            above = Headings()
-            above.enter(0, one["Subject"] or "")
-            first, *others = _body(one, above)
-            envelope = "\n".join(f"{name}: {one[name]}" for name in ENVELOPE if one[name])
-            if not (envelope or is_box):
-                raise BadDocument(f"it is no mail that can be read: it has no {', no '.join(ENVELOPE)}")
-            attached = "\n".join(f"[file: {name}]" for part in one.iter_attachments() if (name := part.get_filename()))
-            sections = [msgspec.structs.replace(first, text=joined((envelope, first.text, attached))), *others]
-            yield from (msgspec.structs.replace(section, said_at=_sent_at(one)) for section in sections)
+        box: Any = mailbox.mbox(path, create=False) if is_box else None
+        for one in map(box.get_file, box.iterkeys()) if is_box else [file]:
+            try:
+                yield from _of_mail(parser.parse(one), is_box)
+            except Exception:  # any error of the library with a broken mail
+                if not is_box:
+                    raise
+                one.seek(0)
+                yield from _of_mail(parser.parse(one, headersonly=True), is_box)
+
+
+def _of_mail(mail: Any, is_boxed: bool) -> list[GivenSection]:
+    above = Headings()
+    above.enter(0, mail["Subject"] or "")
+    first, *others = _body(mail, above)
+    envelope = "\n".join(f"{name}: {mail[name]}" for name in ENVELOPE if mail[name])
+    if not (envelope or is_boxed):
+        raise BadDocument(f"it is no mail that can be read: it has no {', no '.join(ENVELOPE)}")
+    attached = "\n".join(f"[file: {name}]" for part in mail.iter_attachments() if (name := part.get_filename()))
+    sections = [msgspec.structs.replace(first, text=joined((envelope, first.text, attached))), *others]
+    return [msgspec.structs.replace(section, said_at=_sent_at(mail)) for section in sections]
 
 
 def _body(mail: Any, above: Headings) -> list[GivenSection]:
-    """Return the sections of a mail's plain part, else of its HTML. Of the HTML that is an alternative to a short plain
-    part: instead, if it says the same and more than twice as much; besides, if it says something else."""
+    """Return the sections of a mail's plain part, else of its HTML. Of a short plain part and its alternative in HTML:
+    of the one that has all words of the other, in their order; if neither has, of both."""
     bodies = (_first(mail, kind) for kind in ("text/plain", "text/html"))
     part = next((one for one in bodies if one is not None), None)
-    sections = [] if part is None else _read_part(part, above)
-    if part is not None and len(plain := _letters(sections)) < SHORT_LETTERS_MAX:
+    own = [] if part is None else _read_part(part, above)
+    if sum(len(word) for one in own for word in one.text.split() if "://" not in word) < SHORT_CHARACTERS_MAX:
         around = (one for one in mail.walk() if one.get_content_type() == "multipart/alternative")
         beside = next((one for one in around if any(inner is part for inner in one.iter_parts())), None)
         page = None if beside is None else _first(beside, "text/html")
         if page not in (None, part) and len(page.get_payload(decode=True)) <= PAGE_BESIDE_BYTES_MAX:
-            letters = _letters(as_page := _read_part(page, above))
-            runs = [plain[at : at + RUN] for at in range(len(plain))]
-            is_there = sum(run in letters for run in runs) >= SAME_SHARE * len(runs)
-            if is_there and len(plain) < SAME_SHARE * len(letters):
-                sections = as_page
-            elif letters and not is_there:
-                both = joined((sections[0].text, as_page[0].text))
-                sections = [msgspec.structs.replace(as_page[0], text=both), *as_page[1:]]
-    return sections or [GivenSection(above.path, "")]
+            as_page = _read_part(page, above)
+            if not _has_all(own, as_page):
+                text = as_page[0].text if _has_all(as_page, own) else joined((own[0].text, as_page[0].text))
+                return [msgspec.structs.replace(as_page[0], text=text), *as_page[1:]]
+    return own or [GivenSection(above.path, "")]
 
 
 def _first(part: Any, kind: str) -> Any:
@@ -513,9 +514,11 @@ def _read_part(part: Any, above: Headings) -> list[GivenSection]:
     return []
 
 
-def _letters(sections: Iterable[GivenSection]) -> str:
-    """Return the letters, without addresses: links have theirs in the plain part alone."""
-    return "".join(filter(str.isalpha, "".join(_ADDRESS.sub("", one.text) for one in sections).casefold()))
+def _has_all(sections: Iterable[GivenSection], others: Iterable[GivenSection]) -> bool:
+    """Return True if the sections have all words of the others, in their order."""
+    texts = ("\n".join("\n".join((*one.heading, one.text)) for one in part).casefold() for part in (sections, others))
+    words, other_words = (iter(_WORD.findall(_WRAPPED.sub("", text))) for text in texts)
+    return all(word in words for word in other_words)
 
 
 def _sent_at(mail: Any) -> int | None:

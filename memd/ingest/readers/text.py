@@ -266,23 +266,38 @@ CELL_CHARACTERS_MAX = 20_000
 
 def table_text(rows: Iterable[Sequence[str]]) -> str:
     """Return the text of a table's rows; white space in cells is normalised."""
-    return "\n\n".join(_paragraphs(rows))
-
-
-def _paragraphs(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    cut = ([" ".join(cell[:CELL_CHARACTERS_MAX].split()) for cell in row] for row in rows)
-    shown = (cells for cells in cut if any(cells))
+    shown = (cells for row in rows if any(cells := _normal(row)))
     first = list(itertools.islice(shown, HEADER_ROWS_MAX + 1))
     named = [_names_columns(cells, first[at + 1 :]) for at, cells in enumerate(first)]
-    header = next((at for at, cells in enumerate(first) if named[at] or any(map(_is_figure, cells))), None)
-    if header is None or not named[header]:
-        yield from (_named((), cells) for cells in itertools.chain(first, shown))
-        return
-    columns = [cell[:COLUMN_CHARACTERS_MAX] for cell in first[header]]
-    yield from (_named((), cells) for cells in first[:header])
-    below = (_named(columns, cells) for cells in itertools.chain(first[header + 1 :], shown))
-    yield next(below, _named((), first[header]))
-    yield from below
+    header = next((at for at, cells in enumerate(first) if named[at] or any(map(_is_figure, cells))), -1)
+    every = enumerate(itertools.chain(first, shown))
+    return _text_of((cells, [at == header and named[at]] * len(cells)) for at, cells in every)
+
+
+def marked_table_text(rows: Sequence[Sequence[str]], names: Sequence[Sequence[bool]]) -> str:
+    """Return the text of a table that may mark cells as names: of the columns in a row of nothing else, otherwise of
+    the next cell. If none is marked, it is as in `table_text`, but of two columns the first row is not their names."""
+    if any(len(row) > 2 for row in rows) and not any(map(any, names)):
+        return table_text(rows)
+    every = zip(map(_normal, rows), names, strict=True)
+    return _text_of((row, [not one or mark for one, mark in zip(row, marks, strict=True)]) for row, marks in every)
+
+
+def _normal(row: Sequence[str]) -> list[str]:
+    return [" ".join(cell[:CELL_CHARACTERS_MAX].split()) for cell in row]
+
+
+def _text_of(rows: Iterable[tuple[Sequence[str], Sequence[bool]]]) -> str:
+    """Return the text of rows of cells; `names`: those that are names, or empty. A row of names with no other below it
+    is text itself."""
+    said, columns = list[str](), list[str]()
+    shown = (row for row in rows if any(row[0]))
+    for (cells, names), (_, below) in itertools.pairwise(itertools.chain(shown, [((), ())])):
+        if all(names) and len({*cells, ""}) > 2 and not all(below):
+            columns = [cell[:COLUMN_CHARACTERS_MAX] for cell in cells]
+        else:
+            said.append(_named([] if all(names) else columns, cells, names))
+    return "\n\n".join(said)
 
 
 _PERIOD = re.compile(r"(?:\d\d?[./-]){0,2}(?:19|20)\d\d|(?:19|20)\d\d(?:[./-]\d\d?){1,2}")
@@ -303,9 +318,13 @@ def _is_figure(cell: str) -> bool:
     return any(one.isdigit() for one in cell) and not any(one.isalpha() for one in cell)
 
 
-def _named(columns: Sequence[str], cells: Sequence[str]) -> str:
-    said = []
-    for position, cell in enumerate(cells):
+def _named(columns: Sequence[str], cells: Sequence[str], names: Sequence[bool]) -> str:
+    said, is_named = list[str](), False
+    for position, (cell, is_name) in enumerate(zip(cells, names, strict=True)):
         column = columns[position] if position < len(columns) else ""
-        said += [f"{column}: {cell}" if column else cell] if cell else []
+        if cell and is_named and not is_name:
+            said[-1] = f"{said[-1].removesuffix(':')}: {cell}"
+        elif cell:
+            said.append(f"{column}: {cell}" if column else cell)
+        is_named = is_name and bool(cell) and not columns
     return "; ".join(said)

@@ -312,7 +312,7 @@ class DocumentTaker:
         own, source = redactor.identifier(author), redactor.text(document.source)
         cut = await _in(self._cutting, lambda: self._cutter.cut_document(document, self._turn.give_way, author))
         if len(cut) > CHUNKS_MAX:
-            raise BadDocument(f"it makes {len(cut):,} chunks, and a document may have {CHUNKS_MAX:,}")
+            raise BadDocument(f"it makes {len(cut):,} chunks, and a document may have {CHUNKS_MAX:,}: add it in parts")
         now = CutDocument(
             source,
             bytes.fromhex(document.hash),
