@@ -274,13 +274,16 @@ def test_a_mail_whose_plain_part_is_a_stub_is_read_by_its_html_too(
     assert ("in winter" in shown) == ("not" in text), "the HTML is read where it has more, and nowhere else"
 
 
-def test_a_list_s_footer_does_not_take_a_mail_s_place(reader: FileReader, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", [("plain", "html"), ("html", "plain")])
+def test_a_list_s_footer_does_not_take_a_mail_s_place(
+    reader: FileReader, tmp_path: Path, kinds: tuple[str, str]
+) -> None:
     mail = EmailMessage()
     mail["From"] = "gate@example.no"
-    mail.set_content("At nine.")
+    mail.set_content("At nine.", kinds[0])
     mail.make_mixed()
     footer = EmailMessage()
-    footer.set_content("<p>You are subscribed to the list, which has many members, rules and a long page.", "html")
+    footer.set_content("<p>You are subscribed to the list, which has many members, rules and a long page.", kinds[1])
     mail.attach(footer)
     (tmp_path / "gate.eml").write_bytes(bytes(mail))
     [(_, _, shown)] = places(reader.sections(tmp_path / "gate.eml"))

@@ -9,6 +9,7 @@ Formulas and macros are neither read nor run. The unpacked size of an archive is
 from __future__ import annotations
 
 import datetime
+import itertools
 import posixpath
 import re
 import time
@@ -16,7 +17,7 @@ import urllib.parse
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -364,8 +365,7 @@ def _is_unread(element: Any) -> bool:
     is_head = element.tag == "header" and next(element.iterancestors("article", "main", "section"), None) is None
     heading = next(element.iterancestors(*HEADINGS), None) if element.tag == "button" else None
     is_heading = heading is not None and heading.text_content().strip() == element.text_content().strip()
-    is_unread = element.tag in UNREAD and not is_heading
-    return is_unread or hidden or is_head or element.get("role") in UNREAD_ROLES
+    return (element.tag in UNREAD and not is_heading) or hidden or is_head or element.get("role") in UNREAD_ROLES
 
 
 def _is_data(table: Any) -> bool:
@@ -421,8 +421,9 @@ def _read(opened: zipfile.ZipFile, folder: str, href: str) -> bytes:
 # Mail
 
 ENVELOPE = "From", "To", "Cc", "Date"
-SHORT_CHARACTERS_MAX = 1_000
-"""A plain part with more, without spaces and addresses, is no stub ("your program shows no HTML")."""
+BODIES = "text/plain", "text/html"
+SHORT_LETTERS_MAX = 1_000
+"""A longer plain part (without addresses) is no stub ("your program shows no HTML")."""
 PAGE_BESIDE_BYTES_MAX = 200_000
 """Longer HTML beside a plain part is not read: of a mail, Gmail shows 102 KB."""
 _WRAPPED = re.compile(r"(?<=[\u0e00-\u0eff\u3000-\u9fff])\s+(?=[\u0e00-\u0eff\u3000-\u9fff])")
@@ -477,28 +478,27 @@ def _of_mail(mail: Any, is_boxed: bool) -> list[GivenSection]:
 
 
 def _body(mail: Any, above: Headings) -> list[GivenSection]:
-    """Return the sections of a mail's plain part, else of its HTML. Of a short plain part and its alternative in HTML:
-    of the one that has all words of the other, in their order; if neither has, of both."""
-    bodies = (_first(mail, kind) for kind in ("text/plain", "text/html"))
-    part = next((one for one in bodies if one is not None), None)
-    own = [] if part is None else _read_part(part, above)
-    if sum(len(word) for one in own for word in one.text.split() if "://" not in word) < SHORT_CHARACTERS_MAX:
-        around = (one for one in mail.walk() if one.get_content_type() == "multipart/alternative")
-        beside = next((one for one in around if any(inner is part for inner in one.iter_parts())), None)
-        page = None if beside is None else _first(beside, "text/html")
-        if page not in (None, part) and len(page.get_payload(decode=True)) <= PAGE_BESIDE_BYTES_MAX:
-            as_page = _read_part(page, above)
-            if not _has_all(own, as_page):
-                text = as_page[0].text if _has_all(as_page, own) else joined((own[0].text, as_page[0].text))
-                return [msgspec.structs.replace(as_page[0], text=text), *as_page[1:]]
+    """Return the sections of a mail's first text. Of a short plain part and its alternative in HTML: of the one that
+    has all words of the other, in their order; if neither has, of both."""
+    part = _first(mail, *BODIES)
+    around = (one for one in mail.walk() if one.get_content_type() == "multipart/alternative")
+    beside = next((one for one in around if any(inner is part for inner in one.iter_parts())), part)
+    bodies = [one for kind in BODIES if beside is not None and (one := _first(beside, kind)) is not None]
+    own = _read_part(bodies[0], above) if bodies else []
+    letters = sum(len(word) for one in own for word in one.text.split() if "://" not in word)
+    if bodies[1:] and letters < SHORT_LETTERS_MAX and len(bodies[1].get_payload(decode=True)) <= PAGE_BESIDE_BYTES_MAX:
+        page = _read_part(bodies[1], above)
+        if not _has_all(own, page):
+            text = page[0].text if _has_all(page, own) else joined((own[0].text, page[0].text))
+            return [msgspec.structs.replace(page[0], text=text), *page[1:]]
     return own or [GivenSection(above.path, "")]
 
 
-def _first(part: Any, kind: str) -> Any:
-    """Return the first part of a type that is no attachment and in no enclosed mail; None if there is none."""
+def _first(part: Any, *kinds: str) -> Any:
+    """Return the first part of these types that is no attachment and in no enclosed mail; None if there is none."""
     if part.get_content_maintype() == "multipart":  # its `get_body` stumbles over one without parts
-        return next((found for one in part.iter_parts() if (found := _first(one, kind)) is not None), None)
-    return part if part.get_content_type() == kind and not part.is_attachment() else None
+        return next((found for one in part.iter_parts() if (found := _first(one, *kinds)) is not None), None)
+    return part if part.get_content_type() in kinds and not part.is_attachment() else None
 
 
 def _read_part(part: Any, above: Headings) -> list[GivenSection]:
@@ -571,9 +571,7 @@ def pdf(path: Path) -> Iterator[GivenSection]:
 
 def _outline(document: PdfDocument) -> Outline:
     found: Outline = defaultdict(list)
-    for count, one in enumerate(document.get_toc()):
-        if count >= OUTLINE_MAX:
-            break
+    for one in itertools.islice(document.get_toc(), OUTLINE_MAX):
         target = one.get_dest()
         page = None if target is None else target.get_index()
         if page is not None:
@@ -589,12 +587,8 @@ def _text_of_page(document: PdfDocument, number: int) -> str:
         page = document[number]
     except PdfiumError:
         return ""
-    try:
-        text = page.get_textpage()
+    with closing(page), closing(page.get_textpage()) as text:
         said = text.get_text_bounded()
-        text.close()
-    finally:
-        page.close()
     said = said.replace("\r\n", "\n").replace("\r", " ").translate(_CONTROL)  # 2 is a hyphen at the end of a line
     return _LEADERS.sub(" … ", said)
 

@@ -288,8 +288,7 @@ def _normal(row: Sequence[str]) -> list[str]:
 
 
 def _text_of(rows: Iterable[tuple[Sequence[str], Sequence[bool]]]) -> str:
-    """Return the text of rows of cells; `names`: those that are names, or empty. A row of names with no other below it
-    is text itself."""
+    """Return the text of rows of cells, each with which of them are names, or empty. A last row of names is text."""
     said, columns = list[str](), list[str]()
     shown = (row for row in rows if any(row[0]))
     for (cells, names), (_, below) in itertools.pairwise(itertools.chain(shown, [((), ())])):
