@@ -310,10 +310,10 @@ async def test_a_result_is_behind_no_call_where_its_id_names_none(client: Client
 
 
 async def test_what_a_result_shares_with_that_of_another_call_is_stored_once(client: Client) -> None:
-    history = loop("Read it.", {"pier.txt": long_text("watch")})
+    history = loop("Read the file of the pier to me.", {"pier.txt": long_text("watch")})
     await client.chat(history)
     before = await client.displayed()
-    again = loop("And its copy.", {"copy.txt": "Found.\n" + long_text("watch")})
+    again = loop("And its copy.", {"copy.txt": long_text("watch") + "\nThat was the copy."})
     await client.chat([*history, {"role": "assistant", "content": "Done."}, *again])
     after = await client.displayed()
     assert len(before) > 3 and len(after) - len(before) < len(before)
