@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from memd.cli import operations, sources
 from memd.cli.flags import say
 from memd.cli.main import main
 from memd.cli.running import daemon_for
+from memd.ingest.imports.parts import Sending
 from memd.ingest.sources.look import look
 from memd.settings.model import Config
 from memd.store.store import TopicLog
@@ -335,6 +337,41 @@ def test_without_a_terminal_a_long_command_says_now_and_then_how_far_it_is(
     added = CliRunner().invoke(main, ["add", str(tmp_path / "notes.md"), "--data-dir", str(served.data_dir)])
     assert added.exit_code == 0 and "1 chunk written" in added.stdout
     assert "memd: adding: 0 % done after 0 s\n" in added.stderr and "done" not in added.stdout
+
+
+@pytest.mark.process
+def test_of_a_long_file_it_is_told_how_many_chunks_the_model_still_has_to_read(
+    served: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "TOLD_SECONDS", 0.01)
+    boats = (f"# Boat {number}\n\n" + f"Boat {number} lies at berth {number * 7}. " * 20 for number in range(60))
+    (tmp_path / "boats.md").write_text("\n\n".join(boats))
+    added = CliRunner().invoke(main, ["add", str(tmp_path / "boats.md"), "--data-dir", str(served.data_dir)])
+    left = [
+        int(one)
+        for one in re.findall(r"adding: 0 % done .* s; the embedding model has yet to read (\d+) ch", added.stderr)
+    ]
+    assert added.exit_code == 0 and max(left) > 40 and min(left) < 20, left
+
+
+@pytest.mark.process
+def test_a_long_command_that_is_asked_to_end_says_how_to_go_on(
+    served: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "look", lambda *given, **more: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(Sending, "take", lambda *given: signal.raise_signal(signal.SIGTERM))
+    talk = tmp_path / "talk.jsonl"
+    talk.write_text('{"messages": [{"role": "user", "content": "The office is in Bergen."}]}\n')
+    former = signal.signal(signal.SIGTERM, lambda *_: None)  # what there was before ends this process
+    commands = ("add", str(tmp_path), "--as", "talks"), ("import", str(talk))
+    try:
+        told = [CliRunner().invoke(main, [*one, "--data-dir", str(served.data_dir)]) for one in commands]
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert [one.exit_code for one in told] == [1, 1]
+    goes_on = "the same command goes on with the rest\n"
+    assert f"memd: interrupted; {goes_on}" in told[0].stderr
+    assert f"memd: interrupted; 0 files read; {goes_on}" in told[1].stderr, "what it had no time to find is not missing"
 
 
 @pytest.mark.process

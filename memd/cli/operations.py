@@ -8,6 +8,7 @@ with `no_wrap` keep their width, the others wrap, and if even that does not fit,
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 import threading
 import time
@@ -60,8 +61,9 @@ def print_lines(lines: Sequence[RenderableType]) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal after a second, elsewhere a line now and then; yields a function of done and total."""
+def progress(what: str, detail: Callable[[], str] = str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal after a second, elsewhere a line now and then; yields a function of done and total.
+    `detail`: what else to tell, asked now and then in another thread. SIGTERM interrupts as Ctrl-C does."""
     from rich.progress import Progress  # slow to import
 
     console, is_over = Console(stderr=True), threading.Event()
@@ -71,10 +73,14 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
     def tell() -> None:
         while not is_over.wait(TOLD_SECONDS):
-            say(f"{what}: {bar.tasks[0].percentage:.0f} % done after {time.monotonic() - began:.0f} s")
+            more = detail()
+            bar.update(task, description=what + more)
+            if bar.disable:
+                say(f"{what}: {bar.tasks[0].percentage:.0f} % done after {time.monotonic() - began:.0f} s{more}")
 
-    if bar.disable:
-        threading.Thread(target=tell, name="memd-progress", daemon=True).start()
+    threading.Thread(target=tell, name="memd-progress", daemon=True).start()
+    is_main = threading.current_thread() is threading.main_thread()
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
 
     def advanced(done: int, total: int) -> None:
         if time.monotonic() - began > SHOWN_AFTER_SECONDS:
@@ -86,6 +92,8 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     finally:
         is_over.set()
         bar.stop()
+        if is_main:
+            signal.signal(signal.SIGTERM, former)
 
 
 def time_of(microseconds: int) -> str:

@@ -17,14 +17,14 @@ from typing import Any
 import click
 import msgspec
 
-from memd.admin import documents
+from memd.admin import documents, status
 from memd.admin.documents import DocumentList, IndexBody, SourceStates
 from memd.admin.writes import take_notes
 from memd.cli.flags import FOUND_SOMETHING, OneOf, config_of_existing, config_to_begin, say, with_settings
 from memd.cli.operations import Lines, options_of, progress, show, time_of
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
-from memd.errors import BadNote, BadQuestion, NotFound
+from memd.errors import BadNote, BadQuestion, MemdError, NotFound
 from memd.ingest.imports.exports import Dating
 from memd.ingest.imports.files import (
     NAMES,
@@ -163,10 +163,18 @@ def _look(daemon: RunningDaemon, topic_id: str, source: Source, totals: Look) ->
     """Read a source and add its counts to `totals`, even if interrupted."""
     told = Look()
     try:
-        with progress("adding") as advanced:
+        with progress("adding", lambda: _waiting(daemon)) as advanced:
             look(source, _Keeper(daemon, topic_id), {}, told, step=lambda: advanced(told.done, told.files))
     finally:
         totals.add(told)
+
+
+def _waiting(daemon: RunningDaemon) -> str:
+    """Return how much waits for the embedding model, as it goes on behind a sentence; empty if nothing is known."""
+    with suppress(MemdError):
+        if waiting := daemon.ask(status.stats).embedding_backlog:
+            return f"; the embedding model has yet to read {counted(waiting, 'chunk')}"
+    return ""
 
 
 def _tell_documents(totals: Mapping[str, Look]) -> int:
@@ -298,7 +306,7 @@ def index(config: Config, *, force: bool, as_json: bool) -> int:
 
     Example: memd index
     """
-    with daemon_for(config) as daemon, progress("indexing") as advanced:
+    with daemon_for(config) as daemon, progress("indexing", lambda: _waiting(daemon)) as advanced:
         states = daemon.ask(documents.index, body={"force": force}).sources
         while any(one.state in ("waiting", "looking") for one in states):
             advanced(sum(one.done for one in states), sum(one.files for one in states))
@@ -352,20 +360,20 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
     `wanted`, the only one that is read. `topic`: for everything; None: entries keep their topics, and conversations use
     the default one."""
     sending = Sending(lambda path, body: daemon.answer(path, body, PART_SECONDS_MAX), topic)
-    dating, problems, is_piped = _dating_now(), sending.problems, any(file.path == STANDARD_INPUT for file in files)
-    whole, done = sum(file.size for file in files), 0
+    dating, problems, of = _dating_now(), sending.problems, "" if wanted is None else f" of {TITLES[wanted]}"
+    whole, done, begun = sum(file.size for file in files), 0, 0
     read_files, foreign = 0, list[str]()  # files with conversations, and those without in folders
 
     def outcome() -> str:
-        return _imported(sending.counts, read_files, foreign, dating.refused, len(problems), wanted, is_piped=is_piped)
+        return _imported(sending.counts, read_files, foreign, dating.refused, len(problems), of)
 
     try:
-        with progress("importing") as advanced:
+        with progress("importing", lambda: _waiting(daemon)) as advanced:
 
             def advance(count: int) -> None:
-                nonlocal done
-                done += count
-                advanced(done, max(whole, done))
+                nonlocal done, begun
+                done, begun = done + begun, count  # a block that was read has not been sent yet
+                advanced(done, max(whole, done + begun))
 
             for file in files:
                 before, found_any = len(problems), False
@@ -394,21 +402,13 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
         click.echo(name_for_terminal(f"{name}, {found.place}: {found.problem}"), err=True)
     if len(problems) > PROBLEMS_SHOWN:
         click.echo(f"and {len(problems) - PROBLEMS_SHOWN:,} more", err=True)
-    click.echo(outcome())
-    return len(problems) or int(wanted is not None and not sending.counts.has_any)
+    has_any, is_piped = sending.counts.has_any, any(file.path == STANDARD_INPUT for file in files)
+    instead = " (`memd remember -` remembers piped text)" if is_piped else ""
+    click.echo(outcome() + ("" if has_any else f"; no conversation{of} was found, and none stored{instead}"))
+    return len(problems) or int(wanted is not None and not has_any)
 
 
-def _imported(
-    counts: ImportCounts,
-    files: int,
-    foreign: Sequence[str],
-    undated: int,
-    problems: int,
-    wanted: str | None,
-    *,
-    is_piped: bool,
-) -> str:
-    of = "" if wanted is None else f" of {TITLES[wanted]}"
+def _imported(counts: ImportCounts, files: int, foreign: Sequence[str], undated: int, problems: int, of: str) -> str:
     said = [f"{counted(files, 'file')} read"]
     if counts.entries or counts.entries_known:
         said.append(f"{counted(counts.entries, 'entry')} imported, {counts.entries_known:,} there already")
@@ -437,9 +437,6 @@ def _imported(
         said.append(f"{counted(len(foreign), 'file')} without conversations{of} passed over ({names}{more})")
     if problems:
         said.append(f"{counted(problems, 'problem')}, named above")
-    if not counts.has_any:
-        instead = " (`memd remember -` remembers piped text)" if is_piped else ""
-        said.append(f"no conversation{of} was found, and none stored{instead}")
     return "; ".join(said)
 
 

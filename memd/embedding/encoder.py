@@ -127,16 +127,17 @@ class Encoder:
         size = max(1, self.embedder.batch_texts)
         batches = [texts[start : start + size] for start in range(0, len(texts), size)] or [[]]
         found: list[NDArray[np.float32]] = []
-        self._count_waiting(len(texts))
+        self.count_waiting(len(texts))
         try:
             for batch in batches:
                 found.append(self._batches.submit(self._embed_batch, batch).result())
-                self._count_waiting(-len(batch))
+                self.count_waiting(-len(batch))
         finally:
-            self._count_waiting(-sum(map(len, batches[len(found) :])))
+            self.count_waiting(-sum(map(len, batches[len(found) :])))
         return np.concatenate(found)
 
-    def _count_waiting(self, more: int) -> None:
+    def count_waiting(self, more: int) -> None:
+        """Count texts into `backlog`, or out of it, besides those that `embed_texts` counts."""
         with self._questions_lock:
             self._waiting += more
 

@@ -335,8 +335,12 @@ class DocumentTaker:
         texts = without_vectors([*drafts, *kept_out])  # the time does not tell either that a text is forbidden
         for start in range(0, len(texts), EMBEDDED_AT_ONCE):
             self._turn.go_on()
-            some = texts[start : start + EMBEDDED_AT_ONCE]
-            vectors |= await _in(self._encoder.ingestion, partial(self._embedded, some))
+            some, others = texts[start : start + EMBEDDED_AT_ONCE], len(texts[start + EMBEDDED_AT_ONCE :])
+            self._encoder.count_waiting(others)
+            try:
+                vectors |= await _in(self._encoder.ingestion, partial(self._embedded, some))
+            finally:
+                self._encoder.count_waiting(-others)
 
         def made() -> list[Draft]:
             drafts = with_vectors(allowed_drafts(), vectors)
