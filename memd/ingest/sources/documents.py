@@ -267,7 +267,7 @@ Check = Callable[[TopicLog, Sequence[Draft], str], None]
 EMBEDDED_AT_ONCE = 8
 """Texts embedded in one step: a fifth of a second with the bundled model. Turns to be stored wait for one step."""
 CHUNKS_MAX = 20_000
-"""Limit of one document: some 5,000 pages. It is appended as one group, held in memory (80 MB)."""
+"""Limit of one document: some 5,000 pages. It is appended as one group, held in memory (195 MB)."""
 
 
 class TakenDocument(msgspec.Struct, frozen=True):
