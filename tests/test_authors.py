@@ -370,10 +370,10 @@ async def test_an_author_is_erased_whole_or_not_at_all_and_where_nobody_looked_i
 ) -> None:
     embed_texts, fails = Encoder.embed_texts, [True]
 
-    def embed(self: Encoder, texts: Sequence[str]) -> Any:
+    def embed(self: Encoder, texts: Sequence[str], *others: int) -> Any:
         if fails:
             raise EmbeddingError("the model cannot be read")
-        return embed_texts(self, texts)
+        return embed_texts(self, texts, *others)
 
     monkeypatch.setattr(Encoder, "embed_texts", embed)
     async with house_in(tmp_path, buffer=BufferSettings(store_after_seconds=3600)) as house:
@@ -669,9 +669,9 @@ async def test_a_writer_who_may_not_read_hears_the_same_whether_it_was_said_befo
     embedded: list[list[str]] = []
     embed_texts = Encoder.embed_texts
 
-    def noted(self: Encoder, texts: Sequence[str]) -> Any:
+    def noted(self: Encoder, texts: Sequence[str], *others: int) -> Any:
         embedded.append(list(texts))
-        return embed_texts(self, texts)
+        return embed_texts(self, texts, *others)
 
     monkeypatch.setattr(Encoder, "embed_texts", noted)
     words, answers = WORDS.get(way, WORDS["document"]), []

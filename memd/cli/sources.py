@@ -418,12 +418,10 @@ def _imported(counts: ImportCounts, files: int, foreign: Sequence[str], undated:
         where = f"{len(counts.topics):,} topics" if len(counts.topics) > 1 else f"topic {next(iter(counts.topics))}"
         numbers = f" as {counted(counts.chunks, 'chunk')}" if counts.is_told else ""
         said.append(f"{conversations} imported{numbers}; they are in {where}")
-    if counts.messages_known:
-        said.append(
-            f"{counted(counts.messages_known, 'message')} added nothing: there already, erased for good or empty"
-        )
     if counts.branches:
         said.append(f"with {counted(counts.branches, 'other branch')} of them")
+    if known := counts.messages_known:
+        said.append(f"{counted(known, 'message')} added nothing: there already, erased for good or empty")
     if counts.empty:
         said.append(f"{counted(counts.empty, 'conversation')} without a word")
     if undated:

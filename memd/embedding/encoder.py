@@ -121,23 +121,22 @@ class Encoder:
                 self._questions[text] = vectors
         return vectors
 
-    def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
+    def embed_texts(self, texts: Sequence[str], others: int = 0) -> NDArray[np.float32]:
         """See `Embedder.embed_many`; gives way to requests and other texts between batches. Called in an ingestion
-        thread."""
+        thread. `others`: number of texts that the caller embeds after these."""
         size = max(1, self.embedder.batch_texts)
         batches = [texts[start : start + size] for start in range(0, len(texts), size)] or [[]]
         found: list[NDArray[np.float32]] = []
-        self.count_waiting(len(texts))
+        self._count_waiting(len(texts) + others)
         try:
             for batch in batches:
                 found.append(self._batches.submit(self._embed_batch, batch).result())
-                self.count_waiting(-len(batch))
+                self._count_waiting(-len(batch))
         finally:
-            self.count_waiting(-sum(map(len, batches[len(found) :])))
+            self._count_waiting(-sum(map(len, batches[len(found) :])) - others)
         return np.concatenate(found)
 
-    def count_waiting(self, more: int) -> None:
-        """Count texts into `backlog`, or out of it, besides those that `embed_texts` counts."""
+    def _count_waiting(self, more: int) -> None:
         with self._questions_lock:
             self._waiting += more
 

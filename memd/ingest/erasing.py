@@ -193,10 +193,6 @@ def versions_of(snapshot: Snapshot, uuids: Collection[bytes]) -> set[bytes]:
     return {one for one in replaced if not snapshot.was_erased(one)}
 
 
-def _known(erasure: Erasure) -> PlannedErasure:
-    return PlannedErasure(**{name: getattr(erasure, name) for name in ("topic_id", "kind", "chunks", "entries")})
-
-
 def _planned(snapshot: Snapshot, kind: Kind, places: list[Place]) -> PlannedErasure:
     records = [snapshot.views[number].rows[row] for number, row in places]
     said = [int(record["said_at"]) for record in records]
@@ -374,20 +370,20 @@ class Eraser:
         their plans; with `dry_run` only these."""
         async with self._turn:
             pending = self.store.ledger.pending
-            plans = [_known(one) for one in pending]
+            plans = [*pending]
             done, problems = await self._each([] if dry_run else pending)
             for erasure in [one for one in self.store.ledger if one.done_at is not None]:
                 try:
                     async with self.topics.held([erasure.topic_id]) as found:
                         again = await asyncio.to_thread(self.store.repetition, erasure) if found else None
-                    plans += [] if again is None else [_known(again)]
+                    plans += [] if again is None else [again]
                     if again is not None and not dry_run:
                         ready = await self._with_digests([again], again.chunk_uuids)
                         [begun] = await asyncio.to_thread(self.store.ledger.begin, ready)
                         done.append(await self._carry_out(begun))
                 except StoreError as error:
                     problems.append(error)
-            return plans, _finished(done, problems)
+            return msgspec.convert(plans, list[PlannedErasure], from_attributes=True), _finished(done, problems)
 
     async def erase(
         self, plans: Iterable[PlannedErasure], by: str, uuids: Collection[bytes] = (), *, forbid: bool = False

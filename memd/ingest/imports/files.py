@@ -250,8 +250,7 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, ca
             if is_known:
                 yield found
             elif len(strange) >= BAD_LINES_MAX:
-                yield _strange(strange, "there is no conversation in its beginning, and it is not read on")
-                return
+                break
             continue
         yield from strange
         strange, is_known = [], True
@@ -277,9 +276,11 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, ca
         except (*UNREADABLE, BadImport, BadRequestBody, BadTopicId) as error:
             yield Found(item.place, problem=str(error))
     if len(strange) > 1:
-        yield _strange(strange, "there is no conversation in it")
-    else:
-        yield from strange
+        where = "it" if len(strange) < BAD_LINES_MAX else "its beginning, and it is not read on"
+        first = next((one for one in strange if one.is_broken), strange[0])
+        reason = f"there is no conversation in {where}; {first.place}: {first.problem}"
+        strange = [Found("the file", problem=reason, is_broken=first.is_broken)]
+    yield from strange
     yield from _conversation_of(messages, dating, spoken_as, called)
     for session in sessions.values():
         try:
@@ -288,12 +289,6 @@ def found_in(values: Iterable[Item], dating: Dating, only: str | None = None, ca
             continue
         except (*UNREADABLE, BadImport, BadRequestBody) as error:
             yield Found("session", problem=str(error))
-
-
-def _strange(strange: Sequence[Found], said: str) -> Found:
-    """Return the problem of a file without conversations, and as its reason the first break, else its first value."""
-    first = next((one for one in strange if one.is_broken), strange[0])
-    return Found("the file", problem=f"{said}; {first.place}: {first.problem}", is_broken=first.is_broken)
 
 
 def _members(item: Item) -> tuple[Item, dict[str, Raw]]:

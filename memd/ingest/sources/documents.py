@@ -336,11 +336,7 @@ class DocumentTaker:
         for start in range(0, len(texts), EMBEDDED_AT_ONCE):
             self._turn.go_on()
             some, others = texts[start : start + EMBEDDED_AT_ONCE], len(texts[start + EMBEDDED_AT_ONCE :])
-            self._encoder.count_waiting(others)
-            try:
-                vectors |= await _in(self._encoder.ingestion, partial(self._embedded, some))
-            finally:
-                self._encoder.count_waiting(-others)
+            vectors |= await _in(self._encoder.ingestion, partial(self._embedded, some, others))
 
         def made() -> list[Draft]:
             drafts = with_vectors(allowed_drafts(), vectors)
@@ -379,8 +375,8 @@ class DocumentTaker:
         """End the thread."""
         self._cutting.shutdown(wait=True, cancel_futures=True)
 
-    def _embedded(self, texts: Sequence[str]) -> dict[str, bytes]:
-        vectors = self._encoder.embed_texts(texts) if texts else ()
+    def _embedded(self, texts: Sequence[str], others: int = 0) -> dict[str, bytes]:
+        vectors = self._encoder.embed_texts(texts, others) if texts else ()
         return {text: vector.astype("<f4").tobytes() for text, vector in zip(texts, vectors, strict=True)}
 
 
