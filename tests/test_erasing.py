@@ -436,6 +436,8 @@ def test_text_that_one_file_of_a_backup_brings_back_is_erased_again(daemon: Daem
     assert found_in(daemon.data_dir), "a dry run erases nothing"
     assert "Erased in topic default: 1 chunk" in daemon.run("erase", "--resume").stdout
     assert daemon.run("erase", "--resume", "--dry-run").stdout.strip() == "There is nothing to erase."
+    older = daemon.run("erase", "default", "--before", "2020-01-01", "--dry-run").stdout
+    assert older.startswith("There is nothing to erase.") and "does not reach" not in older, older
     assert found_in(daemon.data_dir) == [] and daemon.run("verify").returncode == 0
 
 
