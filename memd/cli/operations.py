@@ -61,9 +61,9 @@ def print_lines(lines: Sequence[RenderableType]) -> None:
 
 
 @contextmanager
-def progress(what: str, detail: Callable[[], str] = str) -> Iterator[Callable[[int, int], None]]:
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on a terminal after a second, elsewhere a line now and then; yields a function of done and total.
-    `detail`: what else to tell, asked now and then in another thread. SIGTERM interrupts as Ctrl-C does."""
+    SIGTERM interrupts as Ctrl-C does."""
     from rich.progress import Progress  # slow to import
 
     console, is_over = Console(stderr=True), threading.Event()
@@ -73,12 +73,10 @@ def progress(what: str, detail: Callable[[], str] = str) -> Iterator[Callable[[i
 
     def tell() -> None:
         while not is_over.wait(TOLD_SECONDS):
-            more = detail()
-            bar.update(task, description=what + more)
-            if bar.disable:
-                say(f"{what}: {bar.tasks[0].percentage:.0f} % done after {time.monotonic() - began:.0f} s{more}")
+            say(f"{what}: {bar.tasks[0].percentage:.0f} % done after {time.monotonic() - began:.0f} s")
 
-    threading.Thread(target=tell, name="memd-progress", daemon=True).start()
+    if bar.disable:
+        threading.Thread(target=tell, name="memd-progress", daemon=True).start()
     is_main = threading.current_thread() is threading.main_thread()
     former = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
 

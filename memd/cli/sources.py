@@ -17,14 +17,14 @@ from typing import Any
 import click
 import msgspec
 
-from memd.admin import documents, status
+from memd.admin import documents
 from memd.admin.documents import DocumentList, IndexBody, SourceStates
 from memd.admin.writes import take_notes
 from memd.cli.flags import FOUND_SOMETHING, OneOf, config_of_existing, config_to_begin, say, with_settings
 from memd.cli.operations import Lines, options_of, progress, show, time_of
 from memd.cli.running import RunningDaemon, daemon_for
 from memd.entries import DEFAULT_TOPIC_ID, checked_topic_id
-from memd.errors import BadNote, BadQuestion, MemdError, NotFound
+from memd.errors import BadNote, BadQuestion, NotFound
 from memd.ingest.imports.exports import Dating
 from memd.ingest.imports.files import (
     NAMES,
@@ -163,18 +163,10 @@ def _look(daemon: RunningDaemon, topic_id: str, source: Source, totals: Look) ->
     """Read a source and add its counts to `totals`, even if interrupted."""
     told = Look()
     try:
-        with progress("adding", lambda: _waiting(daemon)) as advanced:
+        with progress("adding") as advanced:
             look(source, _Keeper(daemon, topic_id), {}, told, step=lambda: advanced(told.done, told.files))
     finally:
         totals.add(told)
-
-
-def _waiting(daemon: RunningDaemon) -> str:
-    """Return how much waits for the embedding model, as it goes on behind a sentence; empty if nothing is known."""
-    with suppress(MemdError):
-        if waiting := daemon.ask(status.stats).embedding_backlog:
-            return f"; the embedding model has yet to read {counted(waiting, 'chunk')}"
-    return ""
 
 
 def _tell_documents(totals: Mapping[str, Look]) -> int:
@@ -306,7 +298,7 @@ def index(config: Config, *, force: bool, as_json: bool) -> int:
 
     Example: memd index
     """
-    with daemon_for(config) as daemon, progress("indexing", lambda: _waiting(daemon)) as advanced:
+    with daemon_for(config) as daemon, progress("indexing") as advanced:
         states = daemon.ask(documents.index, body={"force": force}).sources
         while any(one.state in ("waiting", "looking") for one in states):
             advanced(sum(one.done for one in states), sum(one.files for one in states))
@@ -368,7 +360,7 @@ def import_files(daemon: RunningDaemon, files: Sequence[ImportedFile], topic: st
         return _imported(sending.counts, read_files, foreign, dating.refused, len(problems), of)
 
     try:
-        with progress("importing", lambda: _waiting(daemon)) as advanced:
+        with progress("importing") as advanced:
 
             def advance(count: int) -> None:
                 nonlocal done, begun

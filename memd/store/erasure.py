@@ -39,7 +39,7 @@ from memd.errors import CorruptFile, InDoubt, StoreError
 from memd.messages import Message
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, make_folder, replace_file
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
-from memd.store.log.columns import Records, digest_word, text_hash, uuid_bytes, uuid_halves
+from memd.store.log.columns import KINDS, Records, digest_word, text_hash, uuid_bytes, uuid_halves
 from memd.store.log.format import (
     decode_entry,
     encode_entry,
@@ -55,6 +55,7 @@ from memd.wording import counted, day_and_time
 Kind = Literal["chunks", "age", "topic"]
 """chunks: the named ones; age: those said before a time; topic: all of it, with its folder."""
 _SUFFIX = ".json"
+_TURN = KINDS.index("turn")
 
 _encoder = msgspec.msgpack.Encoder()
 _BIN32 = struct.Struct(">BI")
@@ -246,13 +247,22 @@ def returned(erasures: Collection[Erasure], layout: TopicLayout, logs: Sequence[
     ]
 
 
-def rows_again(erasure: Erasure, logs: Iterable[Log]) -> list[Records]:
+def rows_again(erasure: Erasure, logs: Sequence[Log]) -> list[Records]:
     """Return the rows that have the text of a finished erasure, out of all files of the topic."""
     if erasure.kind != "topic":
         own = [_rows_of(rows, erasure.chunk_uuids) for _, rows in logs]
         return [one for rows in own if len(one := rows[rows["status"] == Status.ACTIVE])]
-    own = [rows for tag, rows in logs if tag is None or tag in erasure.tags]  # the others are of one renamed since
-    is_its = ((rows["canonical_id"] <= erasure.highest_id) & (rows["is_erased"] == 0) for rows in own)
+    others = {tag for tag, _ in logs} - {None, *erasure.tags}  # of a topic that was renamed to this since
+    own = [rows for tag, rows in logs if tag in erasure.tags or (tag is None and not others)]
+    is_its = [
+        (rows["is_erased"] == 0)
+        & (
+            (rows["canonical_id"] <= erasure.highest_id)
+            # It waited in the journal, which came back, too, and was stored from there.
+            | ((rows["said_at"] <= erasure.at) & (rows["kind"] == _TURN) & (rows["source_hash"] == 0))
+        )
+        for rows in own
+    ]
     return [rows[bits] for rows, bits in zip(own, is_its, strict=True) if bits.any()]
 
 

@@ -435,8 +435,8 @@ def after_indexing(
     these are unchanged."""
     views = dict(before.views)
     for number, segment in segments.items():
-        dead = before.views[number].dead
-        assert len(segment.rows) == len(dead), "a record keeps its place, also an erased one"
+        former = before.views[number]  # a record keeps its place, also an erased one, as long as it can be read
+        dead = np.isin(segment.rows["offset"], former.rows["offset"][former.dead])
         views[number] = SegmentView(segment, dead | (segment.rows["status"] == Status.DEPRECATED))
     covered = {*segments, *(number for index in indexes for number in index.segment_ids)}
     kept = [view for view in before.indexes if covered.isdisjoint(view.index.segment_ids)]
