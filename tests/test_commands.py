@@ -340,21 +340,6 @@ def test_without_a_terminal_a_long_command_says_now_and_then_how_far_it_is(
 
 
 @pytest.mark.process
-def test_of_a_long_file_it_is_told_how_many_chunks_the_model_still_has_to_read(
-    served: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operations, "TOLD_SECONDS", 0.01)
-    boats = (f"# Boat {number}\n\n" + f"Boat {number} lies at berth {number * 7}. " * 20 for number in range(60))
-    (tmp_path / "boats.md").write_text("\n\n".join(boats))
-    added = CliRunner().invoke(main, ["add", str(tmp_path / "boats.md"), "--data-dir", str(served.data_dir)])
-    left = [
-        int(one)
-        for one in re.findall(r"adding: 0 % done .* s; the embedding model has yet to read (\d+) ch", added.stderr)
-    ]
-    assert added.exit_code == 0 and max(left) > 40 and min(left) < 20, left
-
-
-@pytest.mark.process
 def test_a_long_command_that_is_asked_to_end_says_how_to_go_on(
     served: DaemonProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
