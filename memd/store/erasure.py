@@ -39,7 +39,7 @@ from memd.errors import CorruptFile, InDoubt, StoreError
 from memd.messages import Message
 from memd.store.disk import TEMPORARY_SUFFIX, LocalDisk, make_folder, replace_file
 from memd.store.layout import DIGESTS_SUFFIX, TopicLayout, erasures_dir
-from memd.store.log.columns import KINDS, Records, digest_word, text_hash, uuid_bytes, uuid_halves
+from memd.store.log.columns import KINDS, Bits, Records, digest_word, text_hash, uuid_bytes, uuid_halves
 from memd.store.log.format import (
     decode_entry,
     encode_entry,
@@ -254,15 +254,14 @@ def rows_again(erasure: Erasure, logs: Sequence[Log]) -> list[Records]:
         return [one for rows in own if len(one := rows[rows["status"] == Status.ACTIVE])]
     others = {tag for tag, _ in logs} - {None, *erasure.tags}  # of a topic that was renamed to this since
     own = [rows for tag, rows in logs if tag in erasure.tags or (tag is None and not others)]
-    is_its = [
-        (rows["is_erased"] == 0)
-        & (
-            (rows["canonical_id"] <= erasure.highest_id)
-            # It waited in the journal, which came back, too, and was stored from there.
-            | ((rows["said_at"] <= erasure.at) & (rows["kind"] == _TURN) & (rows["source_hash"] == 0))
-        )
-        for rows in own
-    ]
+    is_its: list[Bits] = [(rows["canonical_id"] <= erasure.highest_id) & (rows["is_erased"] == 0) for rows in own]
+    if any(bits.any() for bits in is_its):  # what waited in the journal came back with it, and may have been stored
+        before = [
+            (rows["said_at"] <= erasure.at) & (rows["kind"] == _TURN) & (rows["source_hash"] == 0) for rows in own
+        ]
+        is_its = [
+            bits | (early & (rows["is_erased"] == 0)) for rows, bits, early in zip(own, is_its, before, strict=True)
+        ]
     return [rows[bits] for rows, bits in zip(own, is_its, strict=True) if bits.any()]
 
 
