@@ -11,8 +11,12 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from importlib import import_module
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+ENGINE: Any = re if sys.version_info >= (3, 11, 5) else import_module("regex")
+"""Compiles patterns with possessive groups: before 3.11.5 `re` loses its way in them, and what should be redacted would
+be stored (CPython issue 106052). tiktoken brings `regex`."""
 ENTRY_BYTES = 240
 """Overhead of an entry besides key and value: tuples and table slot (measured with tracemalloc)."""
 
@@ -112,6 +116,6 @@ class _LatePattern:
         self._written = pattern, flags
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(re.compile(*self._written), name)
+        found = getattr(ENGINE.compile(*self._written), name)
         setattr(self, name, found)
         return found

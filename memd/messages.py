@@ -35,6 +35,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from memd.caching import ENGINE
+
 _EXACT_IN_DOUBLE_MAX = 2**53
 _LINK = re.compile(r"\[([^\[\]\n]{1,2000})\]\((?:https?://|mailto:)?\1/?\)|<(https?://[^\s<>]{1,2000})>")
 _THINKING = {
@@ -351,11 +353,11 @@ class Speech:
     ) -> None:
         """Args are regular expressions. `patterns`: text to remove (`ingest.strip`). The others match whole messages
         that a program wrote: `message` as the user, `reply` as the model, `result` as the user to report results."""
-        self._patterns = [re.compile(pattern) for pattern in patterns]
+        self._patterns = [ENGINE.compile(pattern) for pattern in patterns]
         self._whole = {
-            role: [re.compile(one) for one in ones] for role, ones in (("user", message), ("assistant", reply))
+            role: [ENGINE.compile(one) for one in ones] for role, ones in (("user", message), ("assistant", reply))
         }
-        self._results = [re.compile(one) for one in result]
+        self._results = [ENGINE.compile(one) for one in result]
 
     def heard(self, message: Message) -> Message:
         """Return the message with `own_words` and `is_result` set; the same object if neither applies."""

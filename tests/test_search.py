@@ -110,7 +110,7 @@ def test_a_limit_counts_what_is_shown_first(tmp_path: Path) -> None:
     long = "A cat sat by the harbour wall, " + ", ".join(f"boat {number} went by at noon" for number in range(20))
     memd("remember", long)
     both = json.loads(memd("search", "cat", "--json"))["chunks"]
-    assert [one["verdict"] for one in both] == ["too weak", "injected"], "else this shows nothing"
+    assert [one["verdict"] for one in both] == ["injected", "too weak"]
     one = memd("search", "cat", "--limit", "1")
     assert "harbour wall" in one and re.search(r"1 chunk of what would be shown to the model, \d+ of 2,000 tokens", one)
 

@@ -27,7 +27,7 @@ FLOOR = MIDDLE | {"access", "receipts"}
 MAY_IMPORT = {
     "errors": set[str](),
     "entries": {"errors"},
-    "messages": {"errors"},
+    "messages": {"caching", "errors"},
     "notes": {"errors", "messages", "selection"},
     "selection": {"entries"},
     "wording": set[str](),

@@ -36,6 +36,7 @@ import msgspec
 from msgspec import UNSET
 
 from memd.assets import words_of
+from memd.caching import ENGINE
 from memd.entries import Draft
 from memd.errors import ConfigError, StoreError
 from memd.messages import LEADING_ROLES, rebuilt
@@ -105,7 +106,7 @@ def _character(escape: re.Match[str]) -> str:
 # The rules
 
 _NAME, _NAME_OF = re.compile(r"\{([A-Z_]+)\}"), re.compile(r"([A-Z_]+) = ")
-_compiled = cache(re.compile)
+_compiled = cache(ENGINE.compile)
 AROUND_BEFORE, AROUND_AFTER = 400, 1_000
 """Characters around each word of a `~` rule that are searched for its pattern."""
 
@@ -123,7 +124,8 @@ class _Rule(msgspec.Struct, frozen=True):
     def behind(self, word: str) -> re.Pattern[str]:
         """Return a word followed by the pattern."""
         begin = NAMED["BEGINS"] + re.escape(word) if self.mode == "^" else f"(?i:{re.escape(word)})"
-        return _compiled(begin + self.pattern)
+        compiled: re.Pattern[str] = _compiled(begin + self.pattern)
+        return compiled
 
 
 def _lowered(text: str) -> str:
@@ -277,7 +279,7 @@ def _card_from(text: str, groups: list[Span], first: int) -> int | None:
 def _account(found: re.Match[str], _: Sequence[str]) -> Iterable[Span]:
     """Accept account numbers with valid length and check digits (ISO 7064, MOD 97-10)."""
     length, begin = _IBAN_LENGTHS.get(found[0][:2]), found.start()
-    written = re.match(r"(?:[ \u00a0-]?[A-Z0-9])*+", found.string[begin : begin + _ACCOUNT_CHARACTERS_MAX])
+    written = ENGINE.match(r"(?:[ \u00a0-]?[A-Z0-9])*+", found.string[begin : begin + _ACCOUNT_CHARACTERS_MAX])
     places = [place for place, sign in enumerate(written[0] if written else "") if sign not in " \u00a0-"]
     if length is None or len(places) < length:
         return []
@@ -302,7 +304,8 @@ NAMED, _RULES = _read(TABLES["rules"])
 @cache
 def named(part: str) -> re.Pattern[str]:
     """Return a named part as a pattern, compiled at its first use, because few texts need it."""
-    return re.compile(NAMED[part])
+    compiled: re.Pattern[str] = ENGINE.compile(NAMED[part])
+    return compiled
 
 
 # Private keys
@@ -720,9 +723,9 @@ def listed_words(words: Iterable[str]) -> Find:
     codes = (code for code in range(0x300, _LAST_MARK + 1) if unicodedata.category(chr(code))[0] == "M")
     ranges = [[code for _, code in run] for _, run in groupby(enumerate(codes), lambda at: at[1] - at[0])]
     marks = "".join(f"{chr(run[0])}-{chr(run[-1])}" for run in ranges) + _UNSEEN
-    a_word = re.compile(rf"[^\W_{_RUN_ON}](?:[^\W_{_RUN_ON}]|[{marks}])*+")
-    a_run = re.compile(rf"(?:(?<!{_LATIN}){_LATIN}++{_GAP})?+[{_RUN_ON}](?:{_GAP}[{_RUN_ON}{marks}A-Za-z0-9])*+")
-    a_cluster = re.compile(rf"[^\s・·](?:[{marks}\u3099\u309a\uff9e\uff9f]*+)")
+    a_word = ENGINE.compile(rf"[^\W_{_RUN_ON}](?:[^\W_{_RUN_ON}]|[{marks}])*+")
+    a_run = ENGINE.compile(rf"(?:(?<!{_LATIN}){_LATIN}++{_GAP})?+[{_RUN_ON}](?:{_GAP}[{_RUN_ON}{marks}A-Za-z0-9])*+")
+    a_cluster = ENGINE.compile(rf"[^\s・·](?:[{marks}\u3099\u309a\uff9e\uff9f]*+)")
 
     def folded(word: str) -> str:
         if word.isascii():

@@ -128,9 +128,7 @@ def search_answer(retrieved: Retrieved, as_of: int | None = None, limit: int | N
         as_of: the canonical_id as of which the topics were searched; None: the present.
         limit: maximum number of candidates, those that are shown before others; None: all.
     """
-    found = retrieved.candidates
-    ranks = [(one.verdict is not Verdict.INJECTED, 0 if retrieved.is_reranked else -one.parts.score) for one in found]
-    chosen = sorted(sorted(range(len(found)), key=ranks.__getitem__)[:limit])
+    chosen = sorted(retrieved.candidates, key=lambda one: one.verdict is not Verdict.INJECTED)[:limit]
     return SearchAnswer(
         question=retrieved.question,
         topics=retrieved.topic_ids,
@@ -150,7 +148,7 @@ def search_answer(retrieved: Retrieved, as_of: int | None = None, limit: int | N
                 content=one.entry.displayed,
                 **origin_fields(one.entry),
             )
-            for one in map(found.__getitem__, chosen)
+            for one in chosen
         ),
     )
 
