@@ -401,15 +401,17 @@ class ClientsAndRestarts(RuleBasedStateMachine):
         if not self.buffer.is_open(arrival.conversation):
             return
         answer += f"#{len(client.history)}" if answer.startswith("c:") else ""
-        last = arrival.conversation.messages[arrival.end - 1]
+        last, told = arrival.conversation.messages[arrival.end - 1], said(answer)
+        begun = "" if arrival.beginning is None else arrival.beginning.text
+        if begun and told.text.startswith(begun):  # as some servers repeat it
+            begun, told = "", msgspec.structs.replace(told, text=told.text[len(begun) :])
         conversation = self.buffer.reply(arrival, said(answer), 10, self.clock)
         assert self.buffer.is_open(conversation)
         answered = conversation.messages[min(arrival.end, len(conversation) - 1)]
         if len(conversation) > arrival.end:
-            assert answered.content_digest == said(answer).content_digest
+            assert answered.content_digest in (told.content_digest, said(answer).content_digest)
         else:  # the request ended with the beginning of the answer
-            assert answered.message is not None and last.message is not None
-            assert answered.message.text == last.message.text + said(answer).text
+            assert answered.message is not None and answered.message.text == begun + said(answer).text
             self.gone.add(last.identity)  # the whole answer has it
         self.said.add(answered.identity)
         client.history.append(answer)
