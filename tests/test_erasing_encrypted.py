@@ -814,3 +814,15 @@ def test_what_waited_in_a_restored_journal_is_erased_again_without_later_text(tm
     [again] = map(store.repetition, store.ledger)
     assert again is not None and again.kind == "chunks"
     assert again.chunk_uuids == {uuid_of(50), uuid_of(51)}
+
+
+def test_a_chunk_is_erased_beside_a_record_that_became_unreadable_after_its_index_was_made(tmp_path: Path) -> None:
+    store = open_store(None, tmp_path, segment_entries_max=5)
+    topic = filled(store, 12)
+    topic.seal_full()
+    [path] = tmp_path.glob("talk/segments/seg_0001.bin")
+    data = path.read_bytes()
+    at = data.index(word(2).encode())
+    path.write_bytes(data[:at] + b"\0" + data[at + 1 :])
+    assert topic.erase([uuid_of(1)], MARK, Wiper(DISK)) == 1
+    assert traces(on_disk(tmp_path), 1) == [] and f"user: {word(3)}" in live_contents(topic)
