@@ -124,11 +124,11 @@ def split(
     """Split consecutive messages of one conversation, or consecutive texts without a speaker, into chunks.
 
     They are drafts without identity, vector and time; their `speakers` and `digests` are parallel, and empty for text
-    without a speaker. A chunk takes piece after piece until it has `min_tokens`, does not end between a call and the
-    beginning of its result, and ends in any case before `max_tokens`. A chunk that is short because its neighbour
-    cannot be taken in is joined to the one before it, if the two fit. `step` is called between two pieces; it may wait,
-    or raise what ends the cutting. Raises ValueError: some of `messages` have a speaker and some have none, which
-    `speakers` could not tell apart.
+    without a speaker. A chunk takes piece after piece until it has `min_tokens` or talk and code meet, does not end
+    between a call and the beginning of its result, and ends in any case before `max_tokens`. A chunk that is short
+    because its neighbour cannot be taken in is joined to the one before it, if the two fit and are of one kind. `step`
+    is called between two pieces; it may wait, or raise what ends the cutting. Raises ValueError: some of `messages`
+    have a speaker and some have none, which `speakers` could not tell apart.
     """
     if len({message.role is None for message in messages}) > 1:
         raise ValueError("messages and texts without a speaker are mixed: put them into runs of their own")
@@ -299,12 +299,12 @@ def candidate_pieces(
     """
     whole_tokens, end = min(whole_tokens, max_tokens), len(text.text)
     blocks = [(*block, _is_code(text.text, *block[:2], role)) for block in _blocks(text.text)]
-    if is_one := len({is_code for *_, is_code in blocks}) == 1:
-        blocks = [(start, end, is_whole, False) for start, end, is_whole, _ in blocks]
-    if is_one and opening + text.tokens(0, end) <= whole_tokens:
+    is_mixed = len({is_code for *_, is_code in blocks}) > 1
+    if blocks and not is_mixed and opening + text.tokens(0, end) <= whole_tokens:
         return [(0, end, False)]
     pieces: list[tuple[int, int, bool]] = []
     for start, end, is_whole, is_code in blocks:
+        is_code &= is_mixed
         if opening + text.tokens(start, end) <= whole_tokens:
             pieces.append((start, end, is_code))
             opening = 0
